@@ -1,0 +1,47 @@
+"""Every error that a user can cause, in one tree.
+
+KitError                      exit code 2; the message says what was seen, what was expected and what to do
+├── ConfigError               a key, value or combination in YAML, CLI or Python
+├── DataError                 a dataset that cannot be read, mapped or split
+├── ModelError                a model or tokenizer that cannot be loaded or scored
+├── RewardError               a reward that does not keep its contract
+├── ObjectiveError            a hook that does not keep its contract, or needs what the run lacks
+├── RunError                  a run id, a run directory, a disk
+└── EnvironmentUnsupported    a package or machine outside what the kit was tested with
+"""
+
+from __future__ import annotations
+
+
+class KitError(Exception):
+    """Base of all user errors. The command line prints the message without a traceback and exits with 2."""
+
+    exit_code = 2
+
+
+class ConfigError(KitError):
+    """A configuration that cannot be run as it stands."""
+
+
+class DataError(KitError):
+    """A dataset that cannot be read, mapped or split."""
+
+
+class ModelError(KitError):
+    """A model or tokenizer that cannot be loaded, scored or saved."""
+
+
+class RewardError(KitError):
+    """A reward that does not keep its contract."""
+
+
+class ObjectiveError(KitError):
+    """A hook that does not keep its contract, or needs something that the run does not have."""
+
+
+class RunError(KitError):
+    """A run id that is taken or unknown, a directory or disk that cannot be written."""
+
+
+class EnvironmentUnsupported(KitError):
+    """A package version or machine outside what the kit was tested with."""

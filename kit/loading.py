@@ -1,0 +1,109 @@
+"""From what people write to a tree of plain values, and from pydantic's faults to sentences. For kit.config."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from kit.errors import ConfigError
+from kit.registry import did_you_mean
+
+_UNION_TAG = re.compile(r"function-|constrained-|(str|int|float|bool)$|(list|dict|tuple)\[")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as text; people mean the number."""
+
+
+_SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, [*"-+0123456789"])
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; an empty file holds an empty one. Raises `ConfigError`."""
+    try:
+        tree = _parse(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} is not valid YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path.name} holds a {type(tree).__name__}; expected sections such as 'model:' and 'data:'.")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Sets one `section.key=value` in `tree`; list items go by number, from 0. Raises `ConfigError`."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"'{override}' is not an override; write section.key=value, e.g. optimisation.steps=50.")
+    try:
+        value = _parse(text)
+    except yaml.YAMLError:
+        value = text
+    *parents, leaf = key.strip().split(".")
+    node: Any = tree
+    for parent in parents:
+        slot: Any = _slot(node, parent, override)
+        child = node[slot] if isinstance(node, list) else node.get(slot)
+        if isinstance(child, str):  # a hook given by name only: `clip: ppo_clip` and then `clip.eps_high=0.28`
+            child = {"name": child}
+        if not isinstance(child, (dict, list)):
+            child = {}
+        node[slot] = child
+        node = child
+    node[_slot(node, leaf, override)] = value
+
+
+def _slot(node: Any, part: str, override: str) -> str | int:
+    if not isinstance(node, list):
+        return part
+    if part.isdigit() and int(part) < len(node):
+        return int(part)
+    raise ConfigError(f"'{override}': '{part}' is no item of that list; it has {len(node)}, counted from 0.")
+
+
+def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
+    """All faults of a tree that `schema` refused, one line a key: what was seen and expected, the nearest name."""
+    lines: dict[str, list[str]] = {}
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"] if not _UNION_TAG.match(str(part)))
+        if fault["type"] == "extra_forbidden":
+            section, _, key = where.rpartition(".")
+            options = _fields(schema, section)
+            message = f"there is no such key.{did_you_mean(key, options)} "
+            message += f"{section or 'The top level'} has: {', '.join(options)}."
+        elif fault["type"] == "model_type":
+            message = f"expected keys below it, such as {_fields(schema, where)[0]} (seen: {fault['input']!r})"
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            message += "" if isinstance(fault["input"], (dict, BaseModel)) else f" (seen: {fault['input']!r})"
+        messages = lines.setdefault(where, [])
+        if message not in messages:
+            messages.append(message)
+    listed = [(f"{where}: " if where else "") + "; or: ".join(messages) for where, messages in lines.items()]
+    return f"{origin} cannot be run:\n  " + "\n  ".join(listed)
+
+
+def _fields(schema: type[BaseModel], section: str) -> list[str]:
+    """Names of the keys of a section given by its dotted path."""
+    for part in filter(None, section.split(".")):
+        if part.isdigit():  # an item of a list: its section was found with the list
+            continue
+        annotation: Any = schema.model_fields[part].annotation if part in schema.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]  # of X | None and list[X], too
+        nested = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not nested:
+            return []
+        schema = nested[0]
+    return list(schema.model_fields)

@@ -1,0 +1,220 @@
+"""kit.config and kit.schema: what is accepted, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kit.config import RunConfig, find_config, load_config, preset_names
+from kit.errors import ConfigError
+from kit.runs.store import RUN_ID
+from kit.schema import commented_yaml, document, json_schema, valid_values
+
+
+def refusal(tree: object, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree, overrides)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid_commented_and_survives_saving(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert find_config(name).read_text().startswith("# ")
+    for number, text in enumerate((config.to_yaml(), commented_yaml(config))):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        assert load_config(file) == config
+
+
+def test_the_presets_that_the_documentation_names_exist() -> None:
+    assert {"quickstart", "gsm8k", "my-data", "custom-reward"} <= set(preset_names())
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"modle": {}}, ["modle", "Did you mean 'model'?"]),
+        ({"optimisation": {"learning_rat": 1}}, ["optimisation.learning_rat", "'learning_rate'"]),
+        ({"model": {"lora": {"rnk": 4}}}, ["model.lora.rnk", "'rank'", "alpha"]),
+        ({"reward": {"functions": [{"path": "a:b", "weigth": 1}]}}, ["weigth", "'weight'"]),
+    ],
+)
+def test_an_unknown_key_is_met_with_the_nearest_one(tree: dict, words: list[str]) -> None:
+    message = refusal(tree)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"optimisation": {"batch_size": 100}}, ["batch_size", "groups of 8", "96 or 104"]),
+        ({"optimisation": {"batch_size": 4}}, ["use 8"]),
+        ({"optimisation": {"micro_batch_size": 7}}, ["does not divide batch_size 64", "use 8"]),
+        ({"generation": {"temperature": 0}}, ["generation.temperature", "greater than 0", "seen: 0"]),
+        ({"optimisation": {"schedule": "cosin"}}, ["optimisation.schedule", "'cosine'", "seen: 'cosin'"]),
+        ({"reward": {"preset": None}}, ["nothing is rewarded"]),
+        ({"objective": {"clip": 3}}, ["objective.clip:", "string", "dictionary", "seen: 3"]),
+        ({"model": None}, ["model: expected keys below it"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_seen_and_expected(tree: dict, words: list[str]) -> None:
+    message = refusal(tree)
+    assert all(word in message for word in words), message
+
+
+def test_several_faults_are_told_at_once() -> None:
+    message = refusal({"optimisation": {"steps": 0}, "evaluation": {"k": 0}})
+    assert "optimisation.steps" in message
+    assert "evaluation.k" in message
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "0", "a" * 64])
+def test_plain_run_ids_are_accepted_alike_by_schema_and_store(name: str) -> None:
+    assert load_config({"run": {"id": name}}).run.id == name
+    assert RUN_ID.fullmatch(name)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a/b", "../a", "a.b", "a b", "a\n", "a" * 65])
+def test_other_run_ids_are_refused_alike_by_schema_and_store(name: str) -> None:
+    assert "run.id" in refusal({"run": {"id": name}})
+    assert not RUN_ID.fullmatch(name)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "0.001", "1.0e-3", "+1E-3", "1.e-3"])
+def test_numbers_may_be_written_as_people_write_them(text: str, tmp_path: Path) -> None:
+    assert load_config({}, [f"optimisation.learning_rate={text}"]).optimisation.learning_rate == 0.001
+    hook = load_config({}, [f"objective.clip={{name: two_sided, delta: {text}}}"]).objective.clip
+    assert hook == {"name": "two_sided", "delta": 0.001}
+    file = tmp_path / "run.yaml"
+    file.write_text(f"objective: {{clip: {{eps_high: {text}}}}}")
+    assert load_config(file).objective.clip == {"eps_high": 0.001}
+
+
+def test_overrides_reach_into_hooks_lists_and_missing_sections() -> None:
+    config = load_config(
+        {"objective": {"clip": "ppo_clip"}},
+        [
+            "objective.clip.eps_high=0.28",
+            "data.task_params={min_terms: 4}",
+            "run.report_to=[trackio]",
+            "model.lora=null",
+        ],
+    )
+    assert config.objective.clip == {"name": "ppo_clip", "eps_high": 0.28}
+    assert config.data.task_params == {"min_terms": 4}
+    assert config.run.report_to == ["trackio"]
+    assert config.model.lora is None
+    assert load_config({}, ["objective.clip.eps_high=0.28"]).objective.clip == {"eps_high": 0.28}
+
+
+def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
+    tree = {"objective": {"regularizers": ["kl", {"name": "entropy_bonus"}]}}
+    config = load_config(tree, ["objective.regularizers.0.coef=1e-2", "objective.regularizers.1.coef=0.1"])
+    assert config.objective.regularizers == [{"name": "kl", "coef": 0.01}, {"name": "entropy_bonus", "coef": 0.1}]
+    assert "it has 2, counted from 0" in refusal(tree, "objective.regularizers.2.coef=1")
+    assert "no item of that list" in refusal(tree, "objective.regularizers.kl.coef=1")
+
+
+def test_the_last_override_of_a_key_counts() -> None:
+    assert load_config({}, ["optimisation.steps=5", "optimisation.steps=7"]).optimisation.steps == 7
+
+
+def test_overrides_leave_the_callers_mapping_alone() -> None:
+    tree = {"optimisation": {"steps": 5}, "objective": {"clip": {"eps_high": 0.2}}}
+    before = copy.deepcopy(tree)
+    load_config(tree, ["optimisation.steps=9", "objective.clip.eps_high=0.3"])
+    assert tree == before
+
+
+def test_a_configuration_can_be_loaded_again_with_overrides() -> None:
+    config = RunConfig()
+    assert load_config(config, ["run.seed=3"]).run.seed == 3
+    assert config.run.seed == 0
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", ""])
+def test_what_is_not_an_override_is_refused(override: str) -> None:
+    assert "section.key=value" in refusal({}, override)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: [", "not valid YAML"),
+        ("model:\n\tname: x", "not valid YAML"),
+        ("- a\n- b", "holds a list"),
+        ("just text", "holds a str"),
+        ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(content)
+    message = refusal(file)
+    assert words in message
+    assert "bad.yaml" in message
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "not valid YAML" in refusal(file)
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing\n")
+    assert load_config(file) == RunConfig()
+
+
+def test_a_missing_file_is_met_with_the_nearest_preset() -> None:
+    message = refusal("quickstrat")
+    assert "Did you mean 'quickstart'?" in message
+    assert "grpo-kit init" in message
+
+
+def test_commented_yaml_documents_every_key_and_its_range() -> None:
+    text = commented_yaml(RunConfig())
+    assert "  # Rank r of the update B·A. [≥ 1 and ≤ 1024]" not in text.splitlines()  # it stands deeper, below lora
+    assert "    # Rank r of the update B·A. [≥ 1 and ≤ 1024]" in text.splitlines()
+    assert "[constant | linear | cosine]" in text
+    assert max(len(line) for line in text.splitlines() if "#" in line) <= 100
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if ":" in line and not line.lstrip().startswith("#"):
+            assert lines[number - 1].lstrip().startswith("#"), f"no documentation above: {line}"
+
+
+def test_commented_yaml_round_trips_what_is_not_a_default(tmp_path: Path) -> None:
+    config = load_config(
+        {
+            "model": {"lora": None, "name": "a: b # c"},
+            "data": {"rename": {"x": "y"}, "system_prompt": "one\ntwo: 'three'\n"},
+            "reward": {"preset": None, "functions": [{"path": "f.py:g", "weight": 0.5}]},
+            "objective": {"regularizers": [{"name": "kl", "coef": {"schedule": "linear", "from": 0.1, "to": 0}}]},
+        }
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(commented_yaml(config))
+    assert load_config(file) == config
+    assert yaml.safe_load(file.read_text())["model"]["lora"] is None
+
+
+def test_valid_values_are_found_through_optional_fields() -> None:
+    fields = type(RunConfig().run).model_fields
+    assert valid_values(fields["threads"]) == "≥ 1 or null"
+    assert valid_values(fields["root"]) == ""
+    assert document(fields["keep_checkpoints"]) == "Checkpoints kept; older ones are removed. [≥ 1]"
+
+
+def test_json_schema_describes_every_field_and_forbids_others() -> None:
+    schema = json_schema()
+    assert schema["additionalProperties"] is False
+    for name, definition in schema["$defs"].items():
+        assert definition["additionalProperties"] is False, name
+        undocumented = [key for key, field in definition["properties"].items() if not field.get("description")]
+        assert not undocumented, f"{name}: {undocumented}"
