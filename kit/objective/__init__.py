@@ -1,0 +1,83 @@
+"""The loss of GRPO, made of parts: advantage, clip, weights, regularizers, reduction.
+
+    file                 what is in it
+    objective.py         Objective: the parts put together; the loss, its metrics, its state
+    batch.py             TokenBatch, RewardBatch: what a hook is given
+    advantage.py         rewards -> advantages
+    clip.py              TokenBatch -> per-token surrogate loss
+    weight.py            TokenBatch -> detached per-token multiplier
+    regularizer.py       TokenBatch -> per-token penalty
+    reduction.py         per-token loss -> scalar; LossScale
+    schedules.py         hyper-parameters that change with the optimiser step
+    recipes.py, spec.py  named recipes as plain data, and how a spec is merged over one (no torch)
+    hook.py, registry.py, hyperparameters.py, contract.py, ratios.py      the machinery under the hooks
+
+Names are imported on first use, so that `import kit.objective` does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.objective.advantage import advantages as advantages
+    from kit.objective.batch import RewardBatch as RewardBatch
+    from kit.objective.batch import TokenBatch as TokenBatch
+    from kit.objective.clip import clips as clips
+    from kit.objective.hook import Hook as Hook
+    from kit.objective.objective import LossOutput as LossOutput
+    from kit.objective.objective import Mean as Mean
+    from kit.objective.objective import Objective as Objective
+    from kit.objective.recipes import recipe_names as recipe_names
+    from kit.objective.reduction import LossScale as LossScale
+    from kit.objective.reduction import reductions as reductions
+    from kit.objective.regularizer import regularizers as regularizers
+    from kit.objective.schedules import Schedule as Schedule
+    from kit.objective.weight import weights as weights
+
+_HOME = {
+    "Hook": "hook",
+    "LossOutput": "objective",
+    "LossScale": "reduction",
+    "Mean": "objective",
+    "Objective": "objective",
+    "RewardBatch": "batch",
+    "Schedule": "schedules",
+    "TokenBatch": "batch",
+    "advantages": "advantage",
+    "clips": "clip",
+    "recipe_names": "recipes",
+    "reductions": "reduction",
+    "regularizers": "regularizer",
+    "weights": "weight",
+}
+
+__all__ = [
+    "Hook",
+    "LossOutput",
+    "LossScale",
+    "Mean",
+    "Objective",
+    "RewardBatch",
+    "Schedule",
+    "TokenBatch",
+    "advantages",
+    "clips",
+    "recipe_names",
+    "reductions",
+    "regularizers",
+    "weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

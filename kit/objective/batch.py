@@ -1,0 +1,147 @@
+"""What a hook is given: `TokenBatch` for terms of the loss, `RewardBatch` for advantages.
+
+Both are checked once, when they are built, so that a hook can be written as plain maths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.objective.ratios import bounded_exp, sequence_mean
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """`B` completions of one micro-batch, `T` completion tokens, right-padded.
+
+    Half precision is raised to float32; float64 is kept. At padding (mask False) every field is replaced by 0, which
+    keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever a
+    hook does there. `sampler_logps` keeps NaN (unknown) at live positions.
+
+    Raises `ObjectiveError` on a wrong shape or dtype; the message names the field.
+    """
+
+    logps: Tensor  # (B, T) nats, current policy, carries gradient
+    old_logps: Tensor  # (B, T) nats, policy at rollout; `logps.detach()` on-policy
+    advantages: Tensor  # (B, 1) or (B, T)
+    mask: Tensor  # (B, T) bool: tokens that train
+    ref_logps: Tensor | None = None  # (B, T) nats, reference policy
+    sampler_logps: Tensor | None = None  # (B, T) nats, as the generation engine reported them; NaN where unknown
+    entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if asked
+    step: int = 0  # optimiser step
+
+    def __post_init__(self) -> None:
+        if self.logps.dim() != 2:
+            raise _wrong_shape("logps", self.logps, "(B, T)")
+        full = self.logps.shape
+        _check_shape("mask", self.mask, full)
+        if self.mask.dtype != torch.bool:
+            raise ObjectiveError(f"TokenBatch.mask has dtype {self.mask.dtype}, expected torch.bool. Use mask.bool().")
+        self._fill("logps", self.logps)
+        for name in ("old_logps", "ref_logps", "sampler_logps", "entropy"):
+            value = getattr(self, name)
+            if value is None and name != "old_logps":
+                continue
+            _check_shape(name, value, full)
+            self._fill(name, value)
+        self._check_advantages(full)
+
+    def _check_advantages(self, full: torch.Size) -> None:
+        advantages = self.advantages
+        if advantages.shape not in {full, (full[0], 1)}:
+            raise _wrong_shape("advantages", advantages, f"({full[0]}, 1) or {tuple(full)}")
+        if advantages.shape == full:
+            self._fill("advantages", advantages)
+        else:
+            object.__setattr__(self, "advantages", _at_least_float32("advantages", advantages))
+
+    def _fill(self, name: str, value: Tensor) -> None:
+        object.__setattr__(self, name, _at_least_float32(name, value).masked_fill(~self.mask, 0.0))
+
+    # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
+
+    @cached_property
+    @torch.enable_grad()
+    def log_ratio(self) -> Tensor:
+        """(B, T) nats: log of current over old policy, 0 at padding."""
+        return self.logps - self.old_logps
+
+    @cached_property
+    @torch.enable_grad()
+    def ratio(self) -> Tensor:
+        """(B, T): current over old policy, 1 at padding. Finite for any finite log ratio."""
+        return bounded_exp(self.log_ratio)
+
+    @cached_property
+    @torch.enable_grad()
+    def sequence_ratio(self) -> Tensor:
+        """(B, 1): geometric mean of the ratios of a completion's live tokens; 1 when it has none."""
+        return bounded_exp(sequence_mean(self.log_ratio, self.mask))
+
+
+@dataclass(frozen=True, eq=False)
+class RewardBatch:
+    """`N` completions of one generation batch, in groups that share a prompt. Groups may differ in size and order.
+
+    Raises `ObjectiveError` on a wrong shape or dtype, and on an infinite reward.
+    """
+
+    rewards: Tensor  # (N,) weighted sum of the reward components; NaN where no component could score
+    group: Tensor  # (N,) int64: completions of one prompt share an id
+    components: Tensor | None = None  # (N, K) each component; NaN where it could not score
+    component_weights: Tensor | None = None  # (K,)
+    lengths: Tensor | None = None  # (N,) completion tokens that train
+    step: int = 0  # optimiser step
+
+    def __post_init__(self) -> None:
+        if self.rewards.dim() != 1:
+            raise _wrong_shape("rewards", self.rewards, "(N,)", "RewardBatch")
+        size = self.rewards.shape[0]
+        object.__setattr__(self, "rewards", _at_least_float32("rewards", self.rewards, "RewardBatch"))
+        if torch.isinf(self.rewards).any():
+            raise ObjectiveError("RewardBatch.rewards hold infinity. Use NaN for a completion without a score.")
+        _check_shape("group", self.group, torch.Size([size]), "RewardBatch")
+        if self.group.dtype != torch.int64:
+            raise ObjectiveError(f"RewardBatch.group has dtype {self.group.dtype}, expected torch.int64 group ids.")
+        if self.lengths is not None:
+            _check_shape("lengths", self.lengths, torch.Size([size]), "RewardBatch")
+        self._check_components(size)
+
+    def _check_components(self, size: int) -> None:
+        if self.components is None:
+            if self.component_weights is not None:
+                raise ObjectiveError("RewardBatch.component_weights are given without components.")
+            return
+        if self.components.dim() != 2 or self.components.shape[0] != size:
+            raise _wrong_shape("components", self.components, f"({size}, K)", "RewardBatch")
+        components = _at_least_float32("components", self.components, "RewardBatch")
+        object.__setattr__(self, "components", components)
+        if self.component_weights is not None:
+            _check_shape("component_weights", self.component_weights, components.shape[1:], "RewardBatch")
+
+    @property
+    def scorable(self) -> Tensor:
+        """(N,) bool: completions with a reward."""
+        return ~torch.isnan(self.rewards)
+
+
+def _at_least_float32(name: str, value: Tensor, owner: str = "TokenBatch") -> Tensor:
+    if not value.is_floating_point():
+        raise ObjectiveError(f"{owner}.{name} has dtype {value.dtype}, expected a floating point dtype.")
+    return value.float() if value.dtype.itemsize < 4 else value
+
+
+def _check_shape(name: str, value: object, expected: torch.Size, owner: str = "TokenBatch") -> None:
+    if not isinstance(value, Tensor):
+        raise ObjectiveError(f"{owner}.{name} is {type(value).__name__}, expected a tensor of shape {tuple(expected)}.")
+    if value.shape != expected:
+        raise _wrong_shape(name, value, str(tuple(expected)), owner)
+
+
+def _wrong_shape(name: str, value: Tensor, expected: str, owner: str = "TokenBatch") -> ObjectiveError:
+    return ObjectiveError(f"{owner}.{name} has shape {tuple(value.shape)}, expected {expected}.")

@@ -1,0 +1,175 @@
+"""A hook: a factory, the hyper-parameters it was given, and the pure function that it makes of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kit.errors import ConfigError, KitError
+from kit.objective.hyperparameters import HyperParameter, check_range, complete
+from kit.objective.schedules import Schedule
+from kit.registry import did_you_mean
+
+HookFunction = Callable[..., Tensor]
+
+REMEDIES: Mapping[str, str] = {
+    "ref_logps": "the run has no reference policy. Set model.reference: base",
+    "sampler_logps": "the generation engine reported no log-probabilities. Generate with an engine that does",
+    "entropy": "the batch carries no entropy. Let the trainer compute it",
+    "components": "the rewards come without their components. Pass RewardBatch.components",
+    "lengths": "the completions come without their lengths. Pass RewardBatch.lengths",
+}
+"""What a hook may need, and what to do when the run lacks it."""
+
+
+@dataclass(frozen=True, eq=False)
+class HookFactory:
+    """What a registry holds under a name. Calling it with hyper-parameters gives a `Hook`."""
+
+    kind: str  # "clip", "weight", ...
+    name: str  # as in YAML
+    build: Callable[..., HookFunction]
+    hyperparameters: Mapping[str, HyperParameter]
+    needs: frozenset[str] = frozenset()
+    formula: str = ""  # for people; {name} stands for a hyper-parameter
+    custom: bool = False  # the user's own: its outputs are checked at every call
+    importable: bool = True  # False for a lambda or closure: it works, but cannot be written to YAML
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Hook:
+        """The hook with these hyper-parameters. Raises `ConfigError` on an unknown, missing or invalid one."""
+        names = list(self.hyperparameters)
+        if len(args) > len(names):
+            raise ConfigError(f"{self.title} takes {len(names)} hyper-parameters, got {len(args)}.")
+        twice = set(names[: len(args)]) & set(kwargs)
+        if twice:
+            raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is given twice.")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return Hook(self, complete(self.hyperparameters, given, self.title))
+
+    @property
+    def title(self) -> str:
+        """For messages: `clip 'ppo_clip'`."""
+        return f"{self.kind} '{self.name}'"
+
+
+class Hook:
+    """A hook with its hyper-parameters, some of which may be schedules. Called like the pure function that it makes."""
+
+    def __init__(self, factory: HookFactory, values: Mapping[str, Any]) -> None:
+        self.factory = factory
+        self.values = dict(values)
+        self._function = self._build({})
+        self._check_extremes()
+        self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.title)
+
+    @property
+    def kind(self) -> str:
+        return self.factory.kind
+
+    @property
+    def name(self) -> str:
+        return self.factory.name
+
+    @property
+    def title(self) -> str:
+        return self.factory.title
+
+    @property
+    def short_name(self) -> str:
+        """Name under which its metrics are logged: the function's name for `file.py:function`."""
+        return self.name.rpartition(":")[2]
+
+    def at(self, step: int) -> HookFunction:
+        """The pure function at an optimiser step, with every schedule evaluated."""
+        scheduled = {k: v(step) for k, v in self.values.items() if isinstance(v, Schedule) and k != "coef"}
+        return self._build(scheduled) if scheduled else self._function
+
+    def __call__(self, *args: Any) -> Tensor:
+        """The pure function at the step of the batch, which is the first argument."""
+        return self.at(getattr(args[0], "step", 0))(*args)
+
+    def coef_at(self, step: int) -> float:
+        """A regularizer's coefficient at an optimiser step."""
+        coef = self.values["coef"]
+        return float(coef(step) if isinstance(coef, Schedule) else coef)
+
+    def to_spec(self) -> dict[str, Any]:
+        """`{"name": ..., **hyper-parameters}`, plain and complete. Raises `ConfigError` for a lambda or closure."""
+        if not self.factory.importable:
+            raise ConfigError(
+                f"{self.title} cannot be written down: it is defined inside another function. "
+                f"Put it at the top level of a file and name it 'file.py:{self.short_name}'."
+            )
+        return {"name": self.name, **{key: _plain(value) for key, value in self.values.items()}}
+
+    def describe(self) -> str:
+        """Its formula with the hyper-parameters filled in, or its call."""
+        shown = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in self.values.items()}
+        call = f"{self.name}({', '.join(f'{k}={v}' for k, v in shown.items())})"
+        return f"{call}  {self.factory.formula.format(**shown)}".rstrip()
+
+    def stateful(self) -> dict[str, Any]:
+        """Whatever of it keeps state between steps (has `state_dict` and `load_state_dict`), by a stable key."""
+        parts = {"": underlying(self._function), **self.values}
+        keeps = ("state_dict", "load_state_dict")
+        return {key: part for key, part in parts.items() if all(hasattr(part, method) for method in keeps)}
+
+    def _build(self, scheduled: Mapping[str, float]) -> HookFunction:
+        values = {k: v for k, v in self.values.items() if k != "coef"} | dict(scheduled)
+        start = {k: v(0) if isinstance(v, Schedule) else v for k, v in values.items()}
+        try:
+            function = self.factory.build(**start)
+        except KitError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.title} refused its hyper-parameters {start}: {error}") from error
+        if not callable(function):
+            raise ConfigError(
+                f"{self.title} returned {type(function).__name__}, not a function. A hook is either a function of the "
+                f"batch, or a factory whose parameters all have defaults and that returns one."
+            )
+        return function
+
+    def _check_extremes(self) -> None:
+        """Refuse a schedule that would leave the valid range at some later step."""
+        for key, value in self.values.items():
+            extremes = value.extremes if isinstance(value, Schedule) else (value,)
+            for extreme in extremes:
+                if key == "coef":
+                    check_range(self.title, "coef", extreme, 0.0)
+                elif isinstance(value, Schedule):
+                    self._build({key: extreme})
+
+
+def check_needs(needs: Collection[str], title: str) -> frozenset[str]:
+    """`needs` as a set. Raises `ConfigError` for a need that no batch has."""
+    if isinstance(needs, str):
+        needs = {needs}
+    for need in needs:
+        if need not in REMEDIES:
+            raise ConfigError(
+                f"{title} declares a need for '{need}'.{did_you_mean(need, REMEDIES)} Known: {', '.join(REMEDIES)}."
+            )
+    return frozenset(needs)
+
+
+def attribute(function: Any, name: str, default: Any = None) -> Any:
+    """An attribute of a function, looked for also below `functools.partial`."""
+    return getattr(underlying(function), name, default)
+
+
+def underlying(function: Any) -> Any:
+    """The function below `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return value.to_spec()
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,205 @@
+"""`Objective`: the parts of a loss put together.
+
+loss = reduction( Π weights · clip  +  Σ coef_i · regularizer_i )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.objective.advantage import advantages
+from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.clip import clips
+from kit.objective.contract import (
+    call_on_tokens,
+    check_attached,
+    check_finite,
+    check_present,
+    check_shape,
+    guarded,
+)
+from kit.objective.hook import Hook
+from kit.objective.metrics import Mean, Meter
+from kit.objective.reduction import LossScale, reductions
+from kit.objective.registry import Entry
+from kit.objective.regularizer import regularizers
+from kit.objective.spec import resolve
+from kit.objective.weight import weights
+
+__all__ = ["LossOutput", "Mean", "Objective"]
+
+
+class LossOutput(NamedTuple):
+    """The loss of one micro-batch, and what to log about it."""
+
+    loss: Tensor  # scalar, carries gradient
+    metrics: dict[str, Mean]  # add up over micro-batches and processes, then divide
+
+
+@dataclass(frozen=True)
+class _Parts:
+    advantage: Hook
+    clip: Hook
+    weights: tuple[Hook, ...]
+    regularizers: tuple[Hook, ...]
+    reduction: Hook
+
+
+class Objective:
+    """Advantage, clip, weights, regularizers and reduction; each a name, a dict `{"name": ..., **hyper-parameters}`,
+    an import path, a `Hook` (`clips.ppo_clip(eps_high=0.28)`) or a Python callable (see `kit.objective.registry`).
+
+    A relative `file.py:function` is looked for below `base`. Raises `ConfigError` on an unknown name or hyper-parameter
+    and on a value out of range.
+    """
+
+    def __init__(
+        self,
+        advantage: Entry = "group_zscore",
+        clip: Entry = "ppo_clip",
+        weights: Iterable[Entry] = (),
+        regularizers: Iterable[Entry] = (),
+        reduction: Entry = "sequence_mean",
+        *,
+        base: Path | None = None,
+    ) -> None:
+        self._parts = _assemble(advantage, clip, weights, regularizers, reduction, base)
+
+    @classmethod
+    def from_spec(cls, spec: str | Mapping[str, Any], *, base: Path | None = None) -> Objective:
+        """From the name of a recipe, or a dict that changes one: see `kit.objective.spec`. Raises `ConfigError`."""
+        return cls(**resolve(spec), base=base)
+
+    def to_spec(self) -> dict[str, Any]:
+        """A plain dict, every default spelled out, that `from_spec` reads back. Raises `ConfigError` for lambdas."""
+        parts = self._parts
+        return {
+            "advantage": parts.advantage.to_spec(),
+            "clip": parts.clip.to_spec(),
+            "weights": [hook.to_spec() for hook in parts.weights],
+            "regularizers": [hook.to_spec() for hook in parts.regularizers],
+            "reduction": parts.reduction.to_spec(),
+        }
+
+    def to_yaml(self) -> str:
+        """`to_spec()` as YAML."""
+        return str(yaml.safe_dump(self.to_spec(), sort_keys=False, allow_unicode=True))
+
+    def describe(self) -> str:
+        """One line for each part, with its formula."""
+        return "\n".join(f"{hook.kind:<12} {hook.describe()}" for _, hook in self._hooks())
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the batches must carry: of `ref_logps`, `entropy`, `sampler_logps`, `components`, `lengths`."""
+        return frozenset().union(*(hook.needs for _, hook in self._hooks()))
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """True if a term of the loss itself uses the entropy; weights are detached and do not count."""
+        return any("entropy" in hook.needs for hook in (self._parts.clip, *self._parts.regularizers))
+
+    def compute_advantages(self, batch: RewardBatch) -> Tensor:
+        """(N,) or (N, T), detached; 0 where the reward is NaN. Raises `ObjectiveError` on a broken contract."""
+        hook = self._parts.advantage
+        check_present(hook, batch)
+        with torch.no_grad():
+            if not hook.factory.custom:
+                out = hook(batch)
+            else:
+                out = guarded(hook, lambda: hook(batch), vars(batch))
+                _check_advantage_shape(hook, out, batch)
+            scorable = batch.scorable if out.dim() == 1 else batch.scorable[:, None]
+            out = torch.where(scorable, out, torch.zeros_like(out))
+            check_finite(hook, out)
+        return out
+
+    def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
+        """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
+        parts = self._parts
+        for hook in (parts.clip, *parts.weights, *parts.regularizers):
+            check_present(hook, batch)
+        meter = Meter(batch)
+        per_token = call_on_tokens(parts.clip, batch)
+        meter.log("objective/clip", per_token)
+        for hook in parts.weights:
+            multiplier = call_on_tokens(hook, batch).detach()
+            meter.log(f"weight/{hook.short_name}", multiplier)
+            per_token = per_token * multiplier
+        for hook in parts.regularizers:
+            penalty = call_on_tokens(hook, batch)
+            meter.log_term(hook, penalty)
+            per_token = per_token + hook.coef_at(batch.step) * penalty
+        per_token = torch.where(batch.mask, per_token, torch.zeros_like(per_token))
+        loss = self._reduce(per_token, batch, scale or LossScale())
+        meter.log_clip_fractions(parts.clip)
+        meter.log_batch()
+        return LossOutput(loss, meter.means)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of whatever keeps some between steps, by part and hyper-parameter; empty for pure objectives."""
+        return {key: part.state_dict() for key, part in self._stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`. Raises `ObjectiveError` if the state belongs to an objective with other parts."""
+        parts = self._stateful()
+        if set(parts) != set(state):
+            raise ObjectiveError(
+                f"The saved objective state is for {sorted(state) or 'no parts'}, "
+                f"this objective keeps state for {sorted(parts) or 'no parts'}. Resume with the objective of the run."
+            )
+        for key, part in parts.items():
+            part.load_state_dict(state[key])
+
+    def _hooks(self) -> list[tuple[str, Hook]]:
+        parts = self._parts
+        listed = [(f"weights.{i}", hook) for i, hook in enumerate(parts.weights)]
+        listed += [(f"regularizers.{i}", hook) for i, hook in enumerate(parts.regularizers)]
+        return [("advantage", parts.advantage), ("clip", parts.clip), *listed, ("reduction", parts.reduction)]
+
+    def _stateful(self) -> dict[str, Any]:
+        found = [(key, hook.stateful()) for key, hook in self._hooks()]
+        return {f"{key}.{name}".rstrip("."): part for key, parts in found for name, part in parts.items()}
+
+    def _reduce(self, per_token: Tensor, batch: TokenBatch, scale: LossScale) -> Tensor:
+        hook = self._parts.reduction
+        function = hook.at(batch.step)
+        if not hook.factory.custom:
+            return function(per_token, batch.mask, scale)
+        inputs = {"per_token": per_token, "mask": batch.mask}
+        out = guarded(hook, lambda: function(per_token, batch.mask, scale), inputs)
+        check_shape(hook, out, torch.Size([]))
+        check_attached(hook, out, per_token)
+        check_finite(hook, out)
+        return out
+
+
+def _assemble(
+    advantage: Entry,
+    clip: Entry,
+    weight_entries: Iterable[Entry],
+    regularizer_entries: Iterable[Entry],
+    reduction: Entry,
+    base: Path | None,
+) -> _Parts:
+    return _Parts(
+        advantages.build(advantage, base),
+        clips.build(clip, base),
+        tuple(weights.build(entry, base) for entry in weight_entries),
+        tuple(regularizers.build(entry, base) for entry in regularizer_entries),
+        reductions.build(reduction, base),
+    )
+
+
+def _check_advantage_shape(hook: Hook, out: Tensor, batch: RewardBatch) -> None:
+    size = batch.rewards.shape[0]
+    if out.shape[:1] != (size,) or out.dim() not in (1, 2):
+        raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected ({size},) or ({size}, T).")

@@ -1,0 +1,113 @@
+"""Reductions: (per-token loss (B, T), mask (B, T) bool, scale) -> scalar.
+
+Gradients of the micro-batches of one accumulation window add up; each reduction says what they add up to. The per-token
+loss is 0 at padding. A micro-batch without live tokens gives a differentiable 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.objective.hyperparameters import check_range
+from kit.objective.registry import HookRegistry
+
+reductions = HookRegistry("reduction", ("per_token", "mask", "scale"))
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What a reduction must know beyond its micro-batch; the trainer fills it in."""
+
+    accumulation: float = 1.0  # micro-batches whose gradients add up to one optimiser step; 1 in evaluation
+    window_tokens: Tensor | float | None = None  # live tokens of the whole accumulation window, per process
+    max_completion_length: int | None = None  # tokens
+
+    def __post_init__(self) -> None:
+        if not self.accumulation > 0:
+            raise ObjectiveError(f"LossScale.accumulation must be positive, got {self.accumulation!r}.")
+
+
+ReductionFunction = Callable[[Tensor, Tensor, LossScale], Tensor]
+
+
+@reductions.register("sequence_mean", formula="mean over completions of the mean over their tokens")
+def sequence_mean() -> ReductionFunction:
+    """Mean over completions of the mean over their live tokens, divided by the accumulation; TRL's `grpo`.
+
+    Micro-batches of equal size add up to the whole batch. Source: DeepSeekMath, arXiv 2402.03300.
+    """
+
+    def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        each = per_token.sum(-1) / mask.sum(-1).clamp(min=1)
+        return each.sum() / max(each.shape[0], 1) / scale.accumulation
+
+    return function
+
+
+@reductions.register("token_mean", formula="mean over the tokens of the micro-batch")
+def token_mean() -> ReductionFunction:
+    """Mean over the live tokens of the micro-batch, divided by the accumulation; TRL's `bnpo`.
+
+    Tokens of a micro-batch with few of them weigh more; `global_token_mean` has no such dependence.
+    """
+
+    def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        return per_token.sum() / mask.sum().clamp(min=1) / scale.accumulation
+
+    return function
+
+
+@reductions.register("global_token_mean", formula="sum over tokens / tokens of the accumulation window")
+def global_token_mean() -> ReductionFunction:
+    """Sum over live tokens, divided by the live tokens of the whole accumulation window; TRL's `dapo`.
+
+    However the window is split, the micro-batches add up to the same. Raises `ObjectiveError` without
+    `scale.window_tokens`. Source: DAPO, arXiv 2503.14476.
+    """
+
+    def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        if scale.window_tokens is None:
+            raise ObjectiveError(
+                "global_token_mean needs LossScale.window_tokens, the tokens of an accumulation window."
+            )
+        tokens = torch.as_tensor(scale.window_tokens, dtype=per_token.dtype, device=per_token.device)
+        return per_token.sum() / torch.where(tokens > 0, tokens, torch.ones_like(tokens))
+
+    return function
+
+
+@reductions.register("fixed_length", formula="sum over tokens / (completions · maximal length)")
+def fixed_length(length: int | None = None) -> ReductionFunction:
+    """Sum over live tokens, divided by completions · `length` tokens and by the accumulation; TRL's `dr_grpo`.
+
+    `length` None stands for the run's maximal completion length. Raises `ObjectiveError` if neither is known.
+    Source: Dr. GRPO, arXiv 2503.20783.
+    """
+    if length is not None:
+        check_range("fixed_length", "length", length, 1)
+
+    def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        tokens = scale.max_completion_length if length is None else length
+        if tokens is None:
+            raise ObjectiveError("fixed_length needs a length: set it, or LossScale.max_completion_length.")
+        return per_token.sum() / (max(per_token.shape[0], 1) * tokens) / scale.accumulation
+
+    return function
+
+
+@reductions.register("sequence_sum", formula="mean over completions of the sum over their tokens")
+def sequence_sum() -> ReductionFunction:
+    """Mean over completions of the sum over their live tokens, divided by the accumulation; TRL's `luspo`.
+
+    Source: LUSPO, arXiv 2602.05261.
+    """
+
+    def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        return per_token.sum() / max(per_token.shape[0], 1) / scale.accumulation
+
+    return function

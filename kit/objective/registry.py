@@ -1,0 +1,147 @@
+"""One registry for each kind of hook, and the way from what a user writes to a `Hook`.
+
+Your own hook goes wherever a name goes: as `file.py:function`, as `package.module:function`, or as a Python callable.
+It takes one of two forms, told apart by the parameters without a default:
+
+1. the pure function itself: the batch comes first, further parameters have defaults and are its hyper-parameters
+
+       def my_clip(batch, power=2.0):
+           return -batch.advantages * batch.ratio**power
+
+2. a factory: every parameter has a default (or is keyword-only), and it returns the pure function
+
+       def my_clip(power: float = 2.0):
+           def function(batch):
+               return -batch.advantages * batch.ratio**power
+           return function
+
+A reduction's pure function takes `(per_token, mask, scale)` instead of the batch. What a hook needs beyond the current
+and old log-probabilities is declared as an attribute of the function, `my_clip.needs = {"ref_logps"}`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.errors import ConfigError
+from kit.objective.hook import Hook, HookFactory, HookFunction, attribute, check_needs
+from kit.objective.hyperparameters import HyperParameter, discover, signature
+from kit.registry import Registry, did_you_mean, import_object, is_import_path
+
+Entry = str | Mapping[str, Any] | Hook | HookFactory | Callable[..., Any]
+
+
+class HookRegistry(Registry[HookFactory]):
+    """Hook factories of one kind by name, also as attributes: `clips.ppo_clip(eps_high=0.28)` is a `Hook`."""
+
+    def __init__(self, kind: str, arguments: tuple[str, ...] = ("batch",), *, scaled: bool = False) -> None:
+        super().__init__(kind)
+        self.arguments = arguments  # of the pure function
+        self.scaled = scaled  # whether hooks of this kind have a coefficient
+
+    def register(
+        self, name: str, *, needs: Collection[str] = (), formula: str = "", coef: float = 1.0
+    ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
+        """Decorator that files a factory under `name`.
+
+        `needs` is what the batch must carry; needs that depend on a hyper-parameter go on the returned function, as
+        `function.needs`. `formula` is for people, `{eps_low}` standing for a hyper-parameter. `coef` is the default
+        coefficient of a regularizer. Raises `ConfigError` if the name is taken or a need is unknown.
+        """
+
+        def add(build: Callable[..., HookFunction]) -> HookFactory:
+            title = f"{self.kind} '{name}'"
+            parameters = self._parameters(build, 0, coef, title)
+            factory = HookFactory(self.kind, name, build, parameters, check_needs(needs, title), formula)
+            return super(HookRegistry, self).register(name)(factory)
+
+        return add
+
+    def __getattr__(self, name: str) -> HookFactory:
+        items: dict[str, HookFactory] = self.__dict__.get("_items", {})
+        if name in items:
+            return items[name]
+        raise AttributeError(f"No {self.__dict__.get('kind')} is called '{name}'.{did_you_mean(name, items)}")
+
+    def build(self, entry: Entry, base: Path | None = None) -> Hook:
+        """The hook meant by a name, an import path, a dict `{"name": ..., **hyper-parameters}` or a callable.
+
+        A relative file is looked for below `base`. Raises `ConfigError` with what was seen and the nearest valid name.
+        """
+        if isinstance(entry, Mapping):
+            given = {str(key): value for key, value in entry.items()}
+            if "name" not in given:
+                raise ConfigError(f"A {self.kind} needs a name, got {given}. Known: {', '.join(self)}.")
+            return self._factory(given.pop("name"), base)(**given)
+        if isinstance(entry, Hook):
+            if entry.kind != self.kind:
+                raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
+            return entry
+        return self._factory(entry, base)()
+
+    def _factory(self, entry: Any, base: Path | None) -> HookFactory:
+        if isinstance(entry, HookFactory):
+            if entry.kind != self.kind:
+                raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
+            return entry
+        if isinstance(entry, str):
+            if not is_import_path(entry):
+                return self[entry]
+            target = import_object(entry, base=base)
+            return target if isinstance(target, HookFactory) else self._custom(target, entry, importable=True)
+        if not callable(entry):
+            raise ConfigError(f"A {self.kind} is a name, a dict or a callable, got {entry!r}.")
+        path = _import_path(entry)
+        name = path or str(getattr(entry, "__name__", type(entry).__name__))
+        return self._custom(entry, name, importable=path is not None)
+
+    def _custom(self, target: Any, name: str, *, importable: bool) -> HookFactory:
+        title = f"{self.kind} '{name}'"
+        if not callable(target):
+            raise ConfigError(f"{title} is {type(target).__name__}, not a function.")
+        if isinstance(target, Hook):
+            raise ConfigError(f"{title} is a hook that has its hyper-parameters already; name {target.name} instead.")
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        found = [p for p in signature(target).parameters.values() if p.kind in positional]
+        required = [p.name for p in found if p.default is p.empty]
+        needs = check_needs(attribute(target, "needs", ()), title)
+        if len(required) == len(self.arguments):
+            build: Callable[..., HookFunction] = functools.partial(_bind, target)
+            parameters = self._parameters(target, len(required), 1.0, title)
+        elif not required:
+            build, parameters = target, self._parameters(target, 0, 1.0, title)
+        else:
+            raise ConfigError(
+                f"{title} has the parameters without default ({', '.join(required)}). Expected either a function of "
+                f"({', '.join(self.arguments)}), or a factory whose parameters all have defaults."
+            )
+        return HookFactory(self.kind, name, build, parameters, needs, custom=True, importable=importable)
+
+    def _parameters(self, target: Callable[..., Any], skip: int, coef: float, title: str) -> dict[str, HyperParameter]:
+        parameters = discover(target, skip)
+        reserved = {"name", "coef"} if self.scaled else {"name"}
+        if reserved & set(parameters):
+            word = min(reserved & set(parameters))
+            raise ConfigError(f"{title}: '{word}' is taken by the kit; rename the parameter.")
+        return parameters | ({"coef": HyperParameter("coef", float, coef, False)} if self.scaled else {})
+
+
+def _bind(target: HookFunction, **hyperparameters: Any) -> HookFunction:
+    return functools.partial(target, **hyperparameters) if hyperparameters else target
+
+
+def _import_path(target: Any) -> str | None:
+    """`package.module:name` or `file.py:name` from which a callable can be imported again, or None."""
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    holder = sys.modules.get(module) if module else None
+    if holder is None or name is None or getattr(holder, name, None) is not target:
+        return None
+    if module != "__main__" and not str(module).startswith("kit_user_"):
+        return f"{module}:{name}"
+    file = getattr(holder, "__file__", None)
+    return f"{file}:{name}" if file else None

@@ -1,0 +1,189 @@
+"""Hyper-parameters that change with the optimiser step: `linear(0.1, 0.0, 100)`.
+
+Any float hyper-parameter, and any regularizer's `coef`, may be a schedule, given as an object, as a dict
+`{"schedule": "linear", "start": 0.1, "end": 0.0, "steps": 100}` or as the string `"linear(0.1, 0.0, 100)"`.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kit.errors import ConfigError
+from kit.registry import Registry, did_you_mean
+
+schedules: Registry[type[Schedule]] = Registry("schedule")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A number that is a function of the optimiser step. Subclasses are frozen dataclasses of their parameters."""
+
+    name: ClassVar[str]
+
+    def __call__(self, step: int) -> float:
+        """The value at `step` (optimiser steps, from 0)."""
+        raise NotImplementedError
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        """Values between which the schedule stays: what a hyper-parameter's range is checked against."""
+        raise NotImplementedError
+
+    def to_spec(self) -> dict[str, Any]:
+        """A plain dict that `parse_schedule` reads back."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"schedule": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}}
+
+    def __str__(self) -> str:
+        values = list(self.to_spec().values())[1:]
+        return f"{self.name}({', '.join(str(value) for value in values)})"
+
+
+@schedules.register("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """`value` at every step."""
+
+    value: float
+    name: ClassVar[str] = "constant"
+
+    def __post_init__(self) -> None:
+        _number(self, "value")
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"constant({self.value})"
+
+
+@dataclass(frozen=True)
+class _Ramp(Schedule):
+    """From `start` at step 0 to `end` at step `steps`, and `end` from there on."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _number(self, "start")
+        _number(self, "end")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ConfigError(f"{self.name}: steps must be a whole number of optimiser steps >= 1, got {self.steps!r}.")
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return (self.start, self.end)
+
+    def _progress(self, step: int) -> float:
+        return min(max(step / self.steps, 0.0), 1.0)
+
+
+@schedules.register("linear")
+@dataclass(frozen=True)
+class Linear(_Ramp):
+    """A straight line from `start` at step 0 to `end` at step `steps`; `end` from there on."""
+
+    name: ClassVar[str] = "linear"
+
+    def __call__(self, step: int) -> float:
+        progress = self._progress(step)
+        return self.start * (1.0 - progress) + self.end * progress
+
+
+@schedules.register("cosine")
+@dataclass(frozen=True)
+class Cosine(_Ramp):
+    """Half a cosine wave from `start` at step 0 to `end` at step `steps`; `end` from there on."""
+
+    name: ClassVar[str] = "cosine"
+
+    def __call__(self, step: int) -> float:
+        share = 0.5 * (1.0 + math.cos(math.pi * self._progress(step)))
+        return self.start * share + self.end * (1.0 - share)
+
+
+@schedules.register("piecewise")
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """`values[0]` before step `boundaries[0]`, then `values[1]` before `boundaries[1]`, ...: one value more."""
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+    name: ClassVar[str] = "piecewise"
+
+    def __post_init__(self) -> None:
+        boundaries, values = tuple(self.boundaries), tuple(float(value) for value in self.values)
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
+            raise ConfigError(
+                f"piecewise: boundaries must increase and be one fewer than values, "
+                f"got {list(boundaries)} and {list(values)}."
+            )
+        if not all(math.isfinite(value) for value in values):
+            raise ConfigError(f"piecewise: values must be finite, got {list(values)}.")
+        object.__setattr__(self, "boundaries", boundaries)
+        object.__setattr__(self, "values", values)
+
+    def __call__(self, step: int) -> float:
+        return self.values[bisect.bisect_right(self.boundaries, step)]
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return self.values
+
+
+def is_schedule(value: object) -> bool:
+    """True for a schedule, and for a dict or string that means one."""
+    if isinstance(value, Mapping):
+        return "schedule" in value
+    return isinstance(value, Schedule) or (isinstance(value, str) and _CALL.fullmatch(value.strip()) is not None)
+
+
+def parse_schedule(value: Schedule | Mapping[str, Any] | str) -> Schedule:
+    """The schedule meant by an object, a dict or a string. Raises `ConfigError` with what was seen."""
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, Mapping):
+        fields = {str(key): field for key, field in value.items()}
+        return _build(str(fields.pop("schedule", "")), (), fields)
+    found = _CALL.fullmatch(value.strip())
+    if found is None:
+        raise ConfigError(f"'{value}' is not a schedule. Write it as 'linear(0.1, 0.0, 100)'.")
+    try:
+        arguments = ast.literal_eval(f"({found['arguments']},)") if found["arguments"].strip() else ()
+    except (ValueError, SyntaxError):
+        raise ConfigError(f"'{value}': a schedule takes plain numbers, as in 'linear(0.1, 0.0, 100)'.") from None
+    return _build(found["name"], arguments, {})
+
+
+_CALL = re.compile(r"(?P<name>[A-Za-z_]\w*)\((?P<arguments>.*)\)")
+
+
+def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> Schedule:
+    kind = schedules[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in fields:
+        if key not in known:
+            raise ConfigError(f"{name} has no '{key}'.{did_you_mean(key, known)} It takes: {', '.join(known)}.")
+    try:
+        return kind(*arguments, **fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} takes {', '.join(known)}: {error}") from None
+
+
+def _number(schedule: Schedule, field: str) -> None:
+    value = getattr(schedule, field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{schedule.name}: {field} must be a finite number, got {value!r}.")
+    object.__setattr__(schedule, field, float(value))

@@ -1,0 +1,75 @@
+"""Random batches for tests: ragged masks, padding filled with rubbish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.objective import LossOutput, LossScale, Objective, TokenBatch
+
+
+@dataclass
+class Sample:
+    """Raw tensors, as a trainer would have them; `logps` is the leaf whose gradient tests look at."""
+
+    logps: Tensor
+    old_logps: Tensor
+    ref_logps: Tensor
+    entropy: Tensor
+    advantages: Tensor  # (B,)
+    mask: Tensor
+    step: int = 0
+
+    def batch(self, rows: slice = slice(None), **changes: Any) -> TokenBatch:
+        fields = {
+            "logps": self.logps[rows],
+            "old_logps": self.old_logps[rows],
+            "advantages": self.advantages[rows, None],
+            "mask": self.mask[rows],
+            "ref_logps": self.ref_logps[rows],
+            "entropy": self.entropy[rows],
+            "step": self.step,
+        }
+        return TokenBatch(**{**fields, **changes})
+
+
+def sample(
+    seed: int = 0, size: tuple[int, int] = (4, 7), dtype: torch.dtype = torch.float64, spread: float = 0.4
+) -> Sample:
+    """`spread`: standard deviation of the log ratio to the old and to the reference policy, in nats. 0 is on-policy."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    old = -normal(*size).abs() - 0.1
+    logps = old + spread * normal(*size)
+    lengths = torch.randint(1, size[1] + 1, (size[0],), generator=generator)
+    lengths[0] = size[1]
+    mask = torch.arange(size[1]) < lengths[:, None]
+    mask[0, 0] = size[1] < 2  # a hole, as left by a tool call
+    return Sample(
+        logps=logps.to(dtype).requires_grad_(),
+        old_logps=old.to(dtype),
+        ref_logps=(old + 0.3 * normal(*size)).to(dtype),
+        entropy=normal(*size).abs().to(dtype),
+        advantages=normal(size[0]).to(dtype),
+        mask=mask,
+    )
+
+
+def scale_for(drawn: Sample, accumulation: float = 1.0) -> LossScale:
+    """The scale of a window that is this one sample."""
+    return LossScale(accumulation, drawn.mask.sum(), drawn.mask.shape[1])
+
+
+def gradient(objective: Objective, drawn: Sample, **changes: Any) -> tuple[LossOutput, Tensor]:
+    """Loss and d loss / d logps."""
+    drawn.logps.grad = None
+    out = objective.loss(drawn.batch(**changes), scale_for(drawn))
+    out.loss.backward()
+    assert drawn.logps.grad is not None
+    return out, drawn.logps.grad.clone()

@@ -1,0 +1,378 @@
+"""The user's own hooks: how they are found, and how they are held to their contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.errors import ConfigError, KitError, ObjectiveError
+from kit.objective import LossScale, Objective, TokenBatch, clips, regularizers
+from kit.objective.registry import HookRegistry
+
+from .sampling import gradient, sample
+
+FILE = '''
+import torch
+
+def power_clip(batch, power: float = 2.0):
+    """The ratio to a power, unclipped."""
+    return -batch.advantages * batch.ratio**power
+
+def pull(limit: float = 0.1):
+    """A factory: pull towards the reference where further than limit."""
+    def function(batch):
+        gap = (batch.logps - batch.ref_logps).abs()
+        return torch.where(gap > limit, gap, gap.new_zeros(()))
+    function.needs = {"ref_logps"}
+    return function
+
+number = 3
+'''
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Path:
+    path = tmp_path / "my_hooks.py"
+    path.write_text(FILE)
+    return path
+
+
+def plain_pull(batch: TokenBatch, strength: float = 1.0) -> Tensor:
+    assert batch.ref_logps is not None
+    return strength * (batch.logps - batch.ref_logps) ** 2
+
+
+plain_pull.needs = {"ref_logps"}  # type: ignore[attr-defined]
+
+
+class Counting:
+    """A hook that keeps state."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, batch: TokenBatch, factor: float = 1.0) -> Tensor:
+        self.calls += 1
+        return factor * torch.ones_like(batch.logps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+# --- found and used ----------------------------------------------------------------------------------------------
+
+
+def test_a_clip_from_a_file_changes_the_gradient_as_its_maths_says(hooks: Path) -> None:
+    drawn = sample(0, spread=0.0)
+    _, plain = gradient(Objective(clip="ppo_clip"), drawn)
+    _, squared = gradient(Objective(clip=f"{hooks}:power_clip"), drawn)
+    torch.testing.assert_close(squared, 2 * plain)  # d r²/dlogp = 2 where r = 1
+    _, cubed = gradient(Objective(clip={"name": f"{hooks}:power_clip", "power": 3}), drawn)
+    torch.testing.assert_close(cubed, 3 * plain)
+
+
+def test_a_relative_file_is_found_below_base(hooks: Path) -> None:
+    objective = Objective.from_spec({"clip": "my_hooks.py:power_clip"}, base=hooks.parent)
+    assert objective.to_spec()["clip"] == {"name": "my_hooks.py:power_clip", "power": 2.0}
+
+
+def test_a_factory_from_a_file_has_its_needs_and_its_own_metric(hooks: Path) -> None:
+    objective = Objective(regularizers=[{"name": f"{hooks}:pull", "coef": 0.5, "limit": 0.0}])
+    assert objective.needs == {"ref_logps"}
+    drawn = sample()
+    metrics = gradient(objective, drawn)[0].metrics
+    gap = (drawn.logps - drawn.ref_logps).abs()[drawn.mask].mean()
+    assert metrics["objective/pull"].value.item() == pytest.approx(gap.item())
+
+
+def test_a_float_of_a_custom_hook_may_be_a_schedule(hooks: Path) -> None:
+    objective = Objective(clip={"name": f"{hooks}:power_clip", "power": "linear(1, 3, 2)"})
+    drawn = sample(0, spread=0.0)
+    slopes = []
+    for drawn.step in range(3):
+        slopes.append(gradient(objective, drawn)[1])
+    torch.testing.assert_close(slopes[1], 2 * slopes[0])
+    torch.testing.assert_close(slopes[2], 3 * slopes[0])
+
+
+@pytest.mark.parametrize("form", ["function", "dict", "path"])
+def test_every_form_of_a_callable_is_the_same(form: str) -> None:
+    path = f"{plain_pull.__module__}:plain_pull"
+    forms: dict[str, Any] = {"function": plain_pull, "dict": {"name": plain_pull, "strength": 1}, "path": path}
+    objective = Objective(regularizers=[forms[form]])
+    assert objective.to_spec()["regularizers"] == [{"name": path, "strength": 1.0, "coef": 1.0}]
+    assert Objective.from_spec(objective.to_spec()).to_spec() == objective.to_spec()
+
+
+def test_a_callable_from_a_file_is_written_down_by_its_file(hooks: Path) -> None:
+    from kit.registry import import_object
+
+    function = import_object(f"{hooks}:power_clip")
+    assert Objective(clip=function).to_spec()["clip"]["name"] == f"{hooks}:power_clip"
+
+
+def test_weights_multiply_each_other_and_carry_no_gradient() -> None:
+    drawn = sample()
+    _, plain = gradient(Objective(clip="ppo_clip"), drawn)
+
+    def double(batch: TokenBatch) -> Tensor:
+        return 2.0 * torch.exp(batch.logps - batch.logps.detach())
+
+    out, weighted = gradient(Objective(clip="ppo_clip", weights=[double, double]), drawn)
+    torch.testing.assert_close(weighted, 4 * plain)
+    assert {"weight/double", "weight/double_2"} <= set(out.metrics)
+
+
+def test_weights_leave_regularizers_alone() -> None:
+    def nothing(batch: TokenBatch) -> Tensor:
+        return torch.zeros_like(batch.logps)
+
+    drawn = sample()
+    kl = {"name": "kl", "coef": 1.0}
+    alone = Objective(clip=lambda batch: batch.logps * 0, regularizers=[kl])
+    _, expected = gradient(alone, drawn)
+    _, seen = gradient(Objective(clip="ppo_clip", weights=[nothing], regularizers=[kl]), drawn)
+    torch.testing.assert_close(seen, expected)
+
+
+def test_a_custom_reduction_is_used() -> None:
+    def total(per_token: Tensor, mask: Tensor, scale: LossScale, factor: float = 1.0) -> Tensor:
+        return factor * per_token.sum() / scale.accumulation
+
+    drawn = sample()
+    _, expected = gradient(Objective(reduction="sequence_sum"), drawn)
+    _, seen = gradient(Objective(reduction={"name": total, "factor": 0.25}), drawn)
+    torch.testing.assert_close(seen, expected)  # 4 completions
+
+
+def test_state_is_saved_and_restored() -> None:
+    def make() -> Objective:
+        return Objective(weights=[Counting()])
+
+    objective = make()
+    for _ in range(3):
+        gradient(objective, sample())
+    assert objective.state_dict() == {"weights.0": {"calls": 3}}
+    resumed = make()
+    resumed.load_state_dict(objective.state_dict())
+    assert resumed.state_dict() == objective.state_dict()
+
+
+def test_state_of_another_objective_is_refused() -> None:
+    with pytest.raises(
+        ObjectiveError, match=r"saved objective state is for \['weights.0'\], .* keeps state for no parts"
+    ):
+        Objective().load_state_dict({"weights.0": {"calls": 3}})
+
+
+def test_a_pure_objective_has_no_state() -> None:
+    assert Objective().state_dict() == {}
+    Objective().load_state_dict({})
+
+
+# --- defects, each planted ---------------------------------------------------------------------------------------
+
+
+def in_place(batch: TokenBatch) -> Tensor:
+    batch.old_logps.mul_(1.0)
+    return -batch.advantages * batch.ratio
+
+
+def nan_at_live(batch: TokenBatch) -> Tensor:
+    return batch.logps / (batch.logps - batch.logps.detach())
+
+
+def detached(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.ratio.detach()
+
+
+def per_sequence(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.sequence_ratio
+
+
+def no_tensor(batch: TokenBatch) -> Any:
+    return 1.0
+
+
+def late_factory(batch: Any) -> Any:
+    return lambda other: other.logps
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (in_place, r"clip '.*in_place' edited old_logps in place"),
+        (nan_at_live, r"clip '.*nan_at_live' returned NaN or infinity at live tokens, from a finite batch"),
+        (detached, r"clip '.*detached' returned a tensor that carries no gradient"),
+        (per_sequence, r"clip '.*per_sequence' returned shape \(4, 1\), expected \(4, 7\). Use .expand"),
+        (no_tensor, r"clip '.*no_tensor' returned float, expected a tensor"),
+        (late_factory, r"clip '.*late_factory' returned function, .* If it is a factory"),
+    ],
+)
+def test_a_clip_that_breaks_its_contract_is_named(function: Any, message: str) -> None:
+    with pytest.raises(ObjectiveError, match=message):
+        Objective(clip=function).loss(sample().batch())
+
+
+@pytest.mark.parametrize("function", [in_place, nan_at_live, per_sequence, no_tensor])
+@pytest.mark.parametrize("part", ["weights", "regularizers"])
+def test_other_token_hooks_are_held_to_the_same_contract(part: str, function: Any) -> None:
+    with pytest.raises(ObjectiveError, match=f"{part[:-1]} '.*{function.__name__}'"):
+        Objective(**{part: [function]}).loss(sample().batch())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda per_token, mask, scale: per_token, r"reduction '<lambda>' returned shape \(4, 7\), expected \(\)"),
+        (
+            lambda per_token, mask, scale: per_token.detach().sum(),
+            "reduction '<lambda>' returned a tensor that carries",
+        ),
+        (lambda per_token, mask, scale: per_token.sum() / 0, "reduction '<lambda>' returned NaN or infinity"),
+        (lambda per_token, mask, scale: per_token.add_(1).sum(), "reduction '<lambda>' edited per_token in place"),
+    ],
+)
+def test_a_reduction_that_breaks_its_contract_is_named(function: Any, message: str) -> None:
+    with pytest.raises(ObjectiveError, match=message):
+        Objective(reduction=function).loss(sample().batch())
+
+
+def test_nan_in_the_batch_is_not_blamed_on_the_hook() -> None:
+    drawn = sample()
+    old = drawn.old_logps.clone()
+    old[drawn.mask] = float("nan")
+    with pytest.raises(ObjectiveError, match="the batch holds some in old_logps"):
+        Objective(clip=lambda batch: -batch.ratio).loss(drawn.batch(old_logps=old))
+
+
+def test_garbage_at_padding_is_no_defect_and_does_not_leak() -> None:
+    def careless(batch: TokenBatch) -> Tensor:
+        return -batch.advantages * batch.ratio * torch.where(batch.mask, 1.0, float("nan"))
+
+    drawn = sample()
+    _, expected = gradient(Objective(clip=lambda batch: -batch.advantages * batch.ratio), drawn)
+    _, seen = gradient(Objective(clip=careless), drawn)
+    assert (seen[~drawn.mask] == 0).all()
+    torch.testing.assert_close(seen, expected)
+
+
+def test_a_detached_clip_is_fine_without_gradients() -> None:
+    with torch.no_grad():
+        Objective(clip=detached).loss(sample().batch())
+
+
+def test_an_exception_of_a_hook_says_which_hook_and_what_it_declared() -> None:
+    def forgot_needs(batch: TokenBatch) -> Tensor:
+        return batch.logps - batch.ref_logps  # type: ignore[operator]
+
+    with pytest.raises(TypeError) as caught:
+        Objective(regularizers=[forgot_needs]).loss(sample().batch(ref_logps=None))
+    assert "regularizer 'forgot_needs'. It declares needs=[]" in caught.value.__notes__[0]
+
+
+def unknown_need(batch: TokenBatch) -> Tensor:
+    return batch.logps
+
+
+unknown_need.needs = {"ref_logp"}  # type: ignore[attr-defined]
+
+
+def two_required(batch: TokenBatch, power: float) -> Tensor:
+    return batch.logps * power
+
+
+def takes_coef(batch: TokenBatch, coef: float = 1.0) -> Tensor:
+    return batch.logps * coef
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (two_required, r"has the parameters without default \(batch, power\). Expected either a function of \(batch\)"),
+        (takes_coef, "'coef' is taken by the kit"),
+        (unknown_need, r"declares a need for 'ref_logp'. Did you mean 'ref_logps'\?"),
+        (lambda scale=1.0: scale, r"regularizer '<lambda>' returned float, not a function"),
+        (torch.abs, "has no Python signature; wrap it in a function"),
+        ({"name": regularizers.kl()}, "is a hook that has its hyper-parameters already; name kl instead"),
+        (3, "A regularizer is a name, a dict or a callable, got 3"),
+        ({"name": plain_pull, "strenght": 2}, r"no hyper-parameter 'strenght'. Did you mean 'strength'\?"),
+        (clips.ppo_clip(), "clip 'ppo_clip' stands where a regularizer is expected"),
+        (clips.ppo_clip, "clip 'ppo_clip' stands where a regularizer is expected"),
+        ("nowhere.py:pull", "there is no file"),
+    ],
+)
+def test_what_cannot_be_a_hook_is_refused_when_it_is_named(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(regularizers=[entry])
+
+
+def test_what_is_no_function_in_a_file_is_refused(hooks: Path) -> None:
+    with pytest.raises(ConfigError, match="is int, not a function"):
+        Objective(clip=f"{hooks}:number")
+
+
+def test_a_factory_that_refuses_is_reported_with_its_hyper_parameters() -> None:
+    def picky(size: int = 3) -> Any:
+        raise ValueError("size must be even")
+
+    with pytest.raises(ConfigError, match=r"refused its hyper-parameters \{'size': 3\}: size must be even"):
+        Objective(clip=picky)
+
+
+def test_a_lambda_works_but_cannot_be_written_down() -> None:
+    objective = Objective(clip=lambda batch: -batch.advantages * batch.ratio)
+    gradient(objective, sample())
+    with pytest.raises(ConfigError, match="clip '<lambda>' cannot be written down"):
+        objective.to_spec()
+
+
+# --- registries --------------------------------------------------------------------------------------------------
+
+
+def test_a_name_registered_twice_is_refused() -> None:
+    with pytest.raises(KitError, match="'kl' is already registered"):
+        regularizers.register("kl")(lambda: plain_pull)
+
+
+def test_a_registered_need_must_exist() -> None:
+    with pytest.raises(ConfigError, match=r"declares a need for 'entrpy'. Did you mean 'entropy'\?"):
+        HookRegistry("clip").register("mine", needs={"entrpy"})(lambda: plain_pull)
+
+
+def test_factories_are_attributes_of_their_registry() -> None:
+    hook = clips.ppo_clip(0.1, eps_high=0.3)
+    assert hook.to_spec() == {"name": "ppo_clip", "eps_low": 0.1, "eps_high": 0.3}
+    with pytest.raises(AttributeError, match="Did you mean 'ppo_clip'"):
+        _ = clips.ppo_clipp
+    with pytest.raises(ConfigError, match="takes 2 hyper-parameters, got 3"):
+        clips.ppo_clip(0.1, 0.2, 0.3)
+    with pytest.raises(ConfigError, match="eps_low is given twice"):
+        clips.ppo_clip(0.1, eps_low=0.1)
+
+
+def test_hyper_parameters_are_read_off_the_signature() -> None:
+    found = clips["two_sided"].hyperparameters
+    assert {name: parameter.default for name, parameter in found.items()} == {
+        "eps_low": 0.2,
+        "eps_high": 0.2,
+        "delta": 4.0,
+    }
+    assert all(parameter.schedulable for parameter in found.values())
+    assert not regularizers["kl"].hyperparameters["estimator"].schedulable
+
+
+def test_a_required_hyper_parameter_must_be_given() -> None:
+    def strict(batch: TokenBatch, *, scale: float) -> Tensor:
+        return batch.logps * scale
+
+    with pytest.raises(ConfigError, match="needs a value for scale"):
+        Objective(clip=strict)
+    assert gradient(Objective(clip={"name": strict, "scale": 2}), sample())[1].abs().sum() > 0

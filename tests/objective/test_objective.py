@@ -1,0 +1,239 @@
+"""What holds for every objective, whatever its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.objective import LossScale, Objective, RewardBatch, TokenBatch, clips, recipe_names, reductions
+
+from .sampling import Sample, gradient, sample, scale_for
+
+TERMS = ["kl", {"name": "kl", "estimator": "k2", "bias_corrected": True}, {"name": "entropy_bonus", "coef": 0.1}]
+OBJECTIVES: dict[str, Objective] = {
+    **{name: Objective.from_spec(name) for name in recipe_names()},
+    **{f"{name}+terms": Objective.from_spec({"recipe": name, "regularizers": TERMS}) for name in recipe_names()},
+    "two_sided": Objective(clip={"name": "two_sided", "delta": 1.4}),
+    "dual_clip": Objective(clip={"name": "dual_clip", "c": 1.3}),
+}
+EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+
+
+@EVERY
+def test_finite_differences_agree_with_autograd(objective: Objective) -> None:
+    drawn = sample(2, (3, 5))
+    if "cispo" in objective.describe():
+        # The weight is constant for autograd, so freeze it for the differences too.
+        weight = drawn.batch().ratio.detach().clamp(max=5.0)
+        parts = objective.to_spec()
+        expected = {**parts, "clip": lambda batch: -weight * batch.advantages * batch.logps}
+        surrogate = Objective(**expected)
+    else:
+        surrogate = objective
+    _, analytic = gradient(objective, drawn)
+    step, base = 1e-6, drawn.logps.detach().clone()
+    numeric = torch.zeros_like(base)
+    for row in range(3):
+        for column in range(5):
+            values = []
+            for sign in (1, -1):
+                moved = base.clone()
+                moved[row, column] += sign * step
+                values.append(surrogate.loss(drawn.batch(logps=moved), scale_for(drawn)).loss.item())
+            numeric[row, column] = (values[0] - values[1]) / (2 * step)
+    torch.testing.assert_close(analytic, numeric, rtol=1e-5, atol=1e-8)
+
+
+def padded(drawn: Sample, extra: int, rubbish: float) -> Sample:
+    def widen(values: torch.Tensor) -> torch.Tensor:
+        filled = torch.where(drawn.mask, values.detach(), torch.full_like(values, rubbish))
+        return torch.cat([filled, torch.full((values.shape[0], extra), rubbish, dtype=values.dtype)], 1)
+
+    mask = torch.cat([drawn.mask, torch.zeros(drawn.mask.shape[0], extra, dtype=torch.bool)], 1)
+    return Sample(
+        widen(drawn.logps).requires_grad_(),
+        widen(drawn.old_logps),
+        widen(drawn.ref_logps),
+        widen(drawn.entropy),
+        drawn.advantages,
+        mask,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(list(OBJECTIVES)),
+    seed=st.integers(0, 1000),
+    extra=st.integers(0, 5),
+    rubbish=st.sampled_from([0.0, 7.0, float("-inf"), float("inf"), float("nan"), -1e30]),
+    spread=st.sampled_from([0.0, 0.3, 3.0]),
+)
+def test_padding_changes_nothing_and_gets_exactly_no_gradient(
+    name: str, seed: int, extra: int, rubbish: float, spread: float
+) -> None:
+    objective, drawn = OBJECTIVES[name], sample(seed, (4, 6), spread=spread)
+    wide = padded(drawn, extra, rubbish)
+    out, expected = gradient(objective, drawn)
+    wide_out = objective.loss(wide.batch(), scale_for(drawn))  # the run's maximal length stays the same
+    wide_out.loss.backward()
+    assert wide.logps.grad is not None
+    torch.testing.assert_close(wide_out.loss, out.loss)
+    torch.testing.assert_close(wide.logps.grad[:, :6], expected)
+    assert (wide.logps.grad[~wide.mask] == 0).all()
+    for key, mean in out.metrics.items():
+        torch.testing.assert_close(wide_out.metrics[key].value, mean.value, msg=key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(list(OBJECTIVES)),
+    gaps=st.lists(st.floats(-80, 80), min_size=4, max_size=4),
+    advantage=st.floats(-5, 5),
+)
+def test_extreme_ratios_stay_finite_in_float32(name: str, gaps: list[float], advantage: float) -> None:
+    base = torch.full((2, 2), -100.0)
+    logps = (base + torch.tensor(gaps).view(2, 2)).requires_grad_()
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    batch = TokenBatch(
+        logps, base, torch.full((2, 1), advantage), mask, ref_logps=base.flip(0), entropy=torch.ones(2, 2)
+    )
+    out = OBJECTIVES[name].loss(batch, LossScale(1, 4, 2))
+    out.loss.backward()
+    assert logps.grad is not None
+    assert torch.isfinite(out.loss)
+    assert torch.isfinite(logps.grad).all()
+    assert torch.isfinite(logps.grad.norm())
+    assert all(torch.isfinite(mean.total) for mean in out.metrics.values())
+
+
+def test_a_token_far_above_the_limit_is_still_pulled_back() -> None:
+    logps = torch.tensor([[-1.0]], requires_grad=True)
+    batch = TokenBatch(logps, torch.tensor([[-81.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
+    Objective().loss(batch).loss.backward()
+    assert logps.grad is not None
+    assert logps.grad.item() > 0  # descent lowers the log-probability of a bad token
+
+
+@EVERY
+def test_an_empty_mask_gives_a_differentiable_zero(objective: Objective) -> None:
+    drawn = sample()
+    drawn.mask[:] = False
+    out, slope = gradient(objective, drawn)
+    assert out.loss.requires_grad
+    assert out.loss.item() == 0
+    assert (slope == 0).all()
+    assert all(mean.value.item() == 0 for mean in out.metrics.values())
+
+
+@EVERY
+def test_float32_agrees_with_float64(objective: Objective) -> None:
+    (low, low_slope), (high, high_slope) = (
+        gradient(objective, sample(4, dtype=d)) for d in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(low.loss.double(), high.loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(low_slope.double(), high_slope, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip", list(clips))
+@pytest.mark.parametrize("reduction", list(reductions))
+def test_every_clip_works_with_every_reduction_and_token_level_advantages(clip: str, reduction: str) -> None:
+    drawn = sample(5)
+    objective = Objective(clip=clip, reduction=reduction)
+    _, by_completion = gradient(objective, drawn)
+    _, by_token = gradient(objective, drawn, advantages=drawn.advantages[:, None].expand(-1, 7))
+    torch.testing.assert_close(by_token, by_completion)
+    assert by_completion.abs().sum() > 0
+
+
+def test_rloo_is_the_gradient_of_the_log_probability_of_whole_completions() -> None:
+    drawn = sample(6)
+    _, slope = gradient(Objective.from_spec("rloo"), drawn)
+    expected = -drawn.advantages[:, None] * drawn.mask / 4  # mean over 4 completions of -A · Σ_t logp
+    torch.testing.assert_close(slope, expected)
+
+
+def test_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
+    drawn, objective = sample(8, (6, 9)), OBJECTIVES["grpo+terms"]
+    whole = objective.loss(drawn.batch()).metrics
+    parts = [objective.loss(drawn.batch(rows)).metrics for rows in (slice(0, 1), slice(1, 6))]
+    for key, mean in whole.items():
+        torch.testing.assert_close((parts[0][key] + parts[1][key]).value, mean.value, msg=key)
+
+
+def test_metrics_are_detached_and_named_once() -> None:
+    metrics = gradient(OBJECTIVES["grpo+terms"], sample())[0].metrics
+    assert not any(mean.total.requires_grad or mean.count.requires_grad for mean in metrics.values())
+    assert set(metrics) == {
+        "objective/clip",
+        "objective/kl",
+        "kl/k3",
+        "objective/kl_2",
+        "kl/k2",
+        "objective/entropy_bonus",
+        "clip_fraction/low",
+        "clip_fraction/high",
+        "clip_fraction/region",
+        "ratio/mean",
+        "ratio/abs_log",
+        "advantage/abs_mean",
+        "entropy",
+    }
+
+
+def test_ratio_and_advantage_metrics() -> None:
+    drawn = sample(9)
+    metrics = gradient(Objective(), drawn)[0].metrics
+    log_ratio = (drawn.logps - drawn.old_logps).detach()[drawn.mask]
+    assert metrics["ratio/mean"].value.item() == pytest.approx(log_ratio.exp().mean().item())
+    assert metrics["ratio/abs_log"].value.item() == pytest.approx(log_ratio.abs().mean().item())
+    assert metrics["advantage/abs_mean"].value.item() == pytest.approx(drawn.advantages.abs().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({}, False),
+        ({"regularizers": ["kl"]}, False),
+        ({"regularizers": ["entropy_bonus"]}, True),
+    ],
+)
+def test_the_entropy_gradient_is_asked_for_only_where_the_loss_uses_it(parts: dict[str, Any], expected: bool) -> None:
+    assert Objective(**parts).needs_entropy_gradient is expected
+
+
+def test_a_weight_that_reads_the_entropy_asks_for_no_gradient() -> None:
+    def by_entropy(batch: TokenBatch) -> torch.Tensor:
+        assert batch.entropy is not None
+        return batch.entropy
+
+    by_entropy.needs = {"entropy"}  # type: ignore[attr-defined]
+    objective = Objective(weights=[by_entropy])
+    assert objective.needs == {"entropy"}
+    assert not objective.needs_entropy_gradient
+
+
+def test_the_entropy_bonus_reaches_the_entropy() -> None:
+    drawn = sample()
+    entropy = drawn.entropy.clone().requires_grad_()
+    objective = Objective(regularizers=[{"name": "entropy_bonus", "coef": 0.5}], reduction="token_mean")
+    objective.loss(drawn.batch(entropy=entropy)).loss.backward()
+    torch.testing.assert_close(entropy.grad, -0.5 * drawn.mask.double() / drawn.mask.sum())
+
+
+def test_a_scheduled_clip_bound_follows_the_step() -> None:
+    objective = Objective(clip={"name": "ppo_clip", "eps_high": "linear(1.0, 0.0, 10)"})
+    batch = {"old_logps": torch.zeros(1, 1), "advantages": torch.ones(1, 1), "mask": torch.tensor([[True]])}
+    logps = torch.tensor([[5.0]], requires_grad=True)
+    losses = [objective.loss(TokenBatch(logps, **batch, step=step)).loss.item() for step in (0, 5, 20)]
+    assert losses == pytest.approx([-2.0, -1.5, -1.0])  # -(1 + eps_high)
+
+
+def test_advantages_carry_no_gradient_and_match_the_recipe() -> None:
+    batch = RewardBatch(torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([0, 0]))
+    out = Objective.from_spec("dr_grpo").compute_advantages(batch)
+    assert out.tolist() == [-1.0, 1.0]
+    assert not out.requires_grad

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from kit.errors import ConfigError
+from kit.objective import Objective, recipe_names
+from kit.objective.recipes import recipe
+from kit.objective.spec import resolve
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_round_trips_through_yaml_with_every_default_explicit(name: str) -> None:
+    objective = Objective.from_spec(name)
+    again = Objective.from_spec(yaml.safe_load(objective.to_yaml()))
+    assert again.to_spec() == objective.to_spec()
+    assert set(objective.to_spec()) == {"advantage", "clip", "weights", "regularizers", "reduction"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_need_no_reference(name: str) -> None:
+    assert Objective.from_spec(name).needs == frozenset()
+
+
+def test_names_of_the_recipes() -> None:
+    assert recipe_names() == ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "rloo")
+
+
+def test_a_part_without_name_changes_the_recipes_own() -> None:
+    spec = Objective.from_spec({"recipe": "dapo", "clip": {"eps_low": 0.1}}).to_spec()
+    assert spec["clip"] == {"name": "ppo_clip", "eps_low": 0.1, "eps_high": 0.28}
+    assert spec["reduction"] == {"name": "global_token_mean"}
+
+
+@pytest.mark.parametrize("clip", ["ppo_clip", {"name": "ppo_clip"}])
+def test_a_part_with_name_starts_from_its_own_defaults(clip: Any) -> None:
+    assert Objective.from_spec({"recipe": "dapo", "clip": clip}).to_spec()["clip"]["eps_high"] == 0.2
+
+
+def test_without_a_recipe_the_rest_is_grpo() -> None:
+    spec = Objective.from_spec({"reduction": "token_mean"}).to_spec()
+    assert spec == Objective.from_spec("bnpo").to_spec()
+    assert Objective().to_spec() == Objective.from_spec("grpo").to_spec() == Objective.from_spec({}).to_spec()
+
+
+def test_lists_replace_the_recipes() -> None:
+    spec = {"recipe": "gspo", "regularizers": ["kl", {"name": "entropy_bonus", "coef": 0.1}], "weights": None}
+    found = Objective.from_spec(spec).to_spec()
+    assert [term["name"] for term in found["regularizers"]] == ["kl", "entropy_bonus"]
+    assert found["weights"] == []
+
+
+def test_schedules_are_written_as_plain_dicts() -> None:
+    objective = Objective.from_spec({"clip": {"eps_high": "linear(0.3, 0.2, 50)"}})
+    plain = {"schedule": "linear", "start": 0.3, "end": 0.2, "steps": 50}
+    assert yaml.safe_load(objective.to_yaml())["clip"]["eps_high"] == plain
+    assert Objective.from_spec(objective.to_spec()).to_spec() == objective.to_spec()
+
+
+def test_a_recipe_is_a_copy() -> None:
+    recipe("grpo")["clip"]["eps_low"] = 0.9
+    assert recipe("grpo")["clip"]["eps_low"] == 0.2
+
+
+def test_the_given_dict_is_left_alone() -> None:
+    spec: dict[str, Any] = {"recipe": "dapo", "clip": {"eps_high": 0.3}, "regularizers": [{"name": "kl", "coef": 0.1}]}
+    before = yaml.safe_dump(spec)
+    Objective.from_spec(spec)
+    assert yaml.safe_dump(spec) == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dappo", r"No recipe is called 'dappo'. Did you mean 'dapo'\?"),
+        ({"recipe": "grppo"}, r"Did you mean 'grpo'\?"),
+        ({"clips": "gspo"}, r"objective has no key 'clips'. Did you mean 'clip'\?"),
+        ({"regularizers": "kl"}, r"objective.regularizers must be a list, got 'kl'"),
+        ({"weights": {"name": "x"}}, r"objective.weights must be a list"),
+        (7, "is the name of a recipe or a mapping, got 7"),
+    ],
+)
+def test_a_wrong_spec_says_what_was_seen(spec: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(spec)
+
+
+def test_a_hyper_parameter_that_the_recipes_part_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="clip 'gspo' has no hyper-parameter 'delta'"):
+        Objective.from_spec({"recipe": "gspo", "clip": {"delta": 2.0}})
+
+
+def test_describe_has_a_line_and_a_formula_for_each_part() -> None:
+    lines = Objective.from_spec({"recipe": "dapo", "regularizers": ["kl", "entropy_bonus"]}).describe().splitlines()
+    assert [line.split()[0] for line in lines] == ["advantage", "clip", "regularizer", "regularizer", "reduction"]
+    assert lines[1].endswith("-min(r·A, clip(r, 1-0.2, 1+0.28)·A)")
