@@ -1,0 +1,154 @@
+"""Presets as reward functions of other trainers."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rewards.evaluation import Evaluation
+from rewards.preset import Preset
+from rewards.protocol import Context
+from rewards.samples import build_samples, is_column
+
+__all__ = ["TrlReward", "TrlRewards"]
+
+_LOGGED_CHARS = 200
+
+
+class BatchEvaluator:
+    """Evaluates a preset once per batch, whichever of its reward functions asks first.
+
+    The last batch is recognised by its step, its texts, and the identity of its column values, all of which it keeps
+    alive. Batches are not pickled along; a lock makes it safe to share between threads.
+    """
+
+    def __init__(self, preset: Preset, seed: int, reference_column: str | None) -> None:
+        self.preset = preset
+        self.seed = seed
+        self.reference_column = reference_column
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._key: list[Any] = []
+        self.last: Evaluation | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"preset": self.preset, "seed": self.seed, "reference_column": self.reference_column}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def evaluate(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
+    ) -> Evaluation:
+        """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
+        columns = {name: value for name, value in given.items() if is_column(value, len(prompts))}
+        extras = {name: value for name, value in given.items() if name not in columns}
+        state = extras.get("trainer_state")
+        ctx = Context(
+            seed=self.seed,
+            step=int(getattr(state, "global_step", 0) or 0),
+            total_steps=int(getattr(state, "max_steps", 0) or 0),
+            extras=extras,
+        )
+        samples = build_samples(prompts, completions, completion_ids, reference_column=self.reference_column, **columns)
+        identities = [_Same(value) for s in samples for value in (s.prompt, s.token_ids, *s.columns.values())]
+        key = [ctx.step, list(columns), [s.text for s in samples], identities]
+        with self._lock:
+            if self.last is None or key != self._key:
+                self.last = self.preset.score(samples, ctx)
+                self._key = key
+            return self.last
+
+
+class TrlReward:
+    """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
+
+    Returns native values, unweighted: TRL applies `reward_weights`.
+    """
+
+    def __init__(self, name: str, evaluator: BatchEvaluator) -> None:
+        self.__name__ = name
+        self._evaluator = evaluator
+
+    def __repr__(self) -> str:
+        return f"TrlReward({self.__name__!r})"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **given: Any,
+    ) -> list[float | None]:
+        """Native values of this component, one per completion; None excludes."""
+        evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, given)
+        if callable(log_extra := given.get("log_extra")):
+            self._log_columns(evaluation, log_extra)
+        if callable(log_metric := given.get("log_metric")):
+            self._log_metrics(evaluation, log_metric)
+        return list(evaluation.values[self.__name__])
+
+    def _log_columns(self, evaluation: Evaluation, log_extra: Callable[[str, list[Any]], None]) -> None:
+        name = self.__name__
+        log_extra(f"{name}/status", list(evaluation.statuses[name]))
+        for key in ("extracted", "reason"):
+            values = [_printable(info.get(key)) for info in evaluation.infos[name]]
+            if any(value is not None for value in values):
+                log_extra(f"{name}/{key}", values)
+
+    def _log_metrics(self, evaluation: Evaluation, log_metric: Callable[[str, float], None]) -> None:
+        name = self.__name__
+        for status, share in evaluation.status_shares(name).items():
+            log_metric(f"rewards/{name}/status_{status}", share)
+        for label, quantile in (("p50", 0.5), ("p95", 0.95)):
+            log_metric(f"rewards/{name}/latency_{label}_ms", evaluation.latency_ms(name, quantile))
+
+
+class TrlRewards(list[TrlReward]):
+    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig.
+
+    >>> from rewards import load
+    >>> rewards = load("gsm8k-hash").trl()
+    >>> [reward.__name__ for reward in rewards], rewards.reward_weights
+    (['accuracy', 'format'], [1.0, 0.1])
+    >>> rewards[0](prompts=["6 x 12?"], completions=["6 x 12 = 72\\n#### 72"], completion_ids=[[1, 2]], answer=["72"])
+    [1.0]
+    """
+
+    reward_weights: list[float]
+
+    @classmethod
+    def from_preset(cls, preset: Preset, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
+        """One reward function per component, all sharing one evaluation per batch."""
+        evaluator = BatchEvaluator(preset, seed, reference_column)
+        rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
+        rewards.reward_weights = list(preset.weights.values())
+        return rewards
+
+    @property
+    def last_evaluation(self) -> Evaluation | None:
+        """The latest batch's evaluation, for instance to stop a run on its `failure_share`."""
+        return self[0]._evaluator.last if self else None
+
+
+class _Same:
+    """Equal to another only when both hold the same object; keeps it alive, so that its identity is not reused."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _printable(value: Any) -> str | None:
+    """At most 200 characters that every table format can store: no lone surrogates."""
+    if value is None:
+        return None
+    return str(value)[:_LOGGED_CHARS].encode("utf-8", "replace").decode("utf-8")

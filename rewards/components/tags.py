@@ -1,0 +1,62 @@
+"""Does the completion keep the asked layout?"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.extract import MAX_CHARS, hash_answer, think_answer_problem
+from rewards.protocol import Context, ItemComponent, Sample, Score
+
+__all__ = ["HashFormat", "TagCount", "ThinkAnswerFormat"]
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkAnswerFormat(ItemComponent):
+    """1 for `<think>…</think><answer>…</answer>`, each tag once and both blocks filled, else 0.
+
+    Only white space may stand around and between the blocks. When the prompt already ends with `<think>`, the
+    completion may begin inside the block.
+    """
+
+    name: str = "format"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        problem = sample.once(think_answer_problem, _opens_thinking(sample.prompt))
+        return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagCount(ItemComponent):
+    """A quarter for each of the four think and answer tags that appears exactly once."""
+
+    name: str = "tags"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        if len(sample.text) > MAX_CHARS:
+            return Score(None, "format", {"reason": "too_long"})
+        counts = {tag: sample.text.count(tag) for tag in _TAGS}
+        if counts["<think>"] == 0 and _opens_thinking(sample.prompt):
+            counts["<think>"] = 1
+        once = sum(count == 1 for count in counts.values())
+        if once == len(_TAGS):
+            return Score(self.high)
+        return Score(once / len(_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashFormat(ItemComponent):
+    """1 when the completion ends with one `#### answer` line, else 0."""
+
+    name: str = "format"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = sample.once(hash_answer, True)
+        return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
+
+
+def _opens_thinking(prompt: Any) -> bool:
+    """Whether the prompt, or its last message when that is the assistant's, ends with an open `<think>`."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
+        prompt = prompt[-1].get("content")
+    return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")

@@ -1,0 +1,52 @@
+"""Everything this library raises on purpose, and one helper that suggests the nearest name.
+
+RewardsError (ValueError)
+├── PresetError             a preset that cannot be built as asked
+├── UnknownPresetError      no preset of that name
+├── UnknownParameterError   the preset has no such parameter
+└── FunctionPathError       `file.py:function` or `package.module:function` leads nowhere
+
+Scoring itself never raises: whatever goes wrong there becomes the status of a score.
+"""
+
+from collections.abc import Iterable
+
+__all__ = [
+    "FunctionPathError",
+    "PresetError",
+    "RewardsError",
+    "UnknownParameterError",
+    "UnknownPresetError",
+    "nearest",
+]
+
+
+class RewardsError(ValueError):
+    """Base of all errors of this library."""
+
+
+class PresetError(RewardsError):
+    """A preset that cannot be built as asked; the message says what to change."""
+
+
+class UnknownPresetError(RewardsError):
+    """No preset has this name; the message gives the nearest one."""
+
+
+class UnknownParameterError(RewardsError):
+    """The preset has no parameter of this name; the message gives the nearest one."""
+
+
+class FunctionPathError(RewardsError):
+    """A path to a reward function leads nowhere; the message lists what was found there."""
+
+
+def nearest(wrong: str, valid: Iterable[str]) -> str:
+    """`Did you mean 'x'?` with the closest of `valid`, or a list of all of them when none is close."""
+    import difflib
+
+    options = sorted(valid)
+    close = difflib.get_close_matches(wrong, options, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean {close[0]!r}? Valid: {', '.join(options)}."
+    return f"Valid: {', '.join(options) or 'none'}."

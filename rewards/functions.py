@@ -1,0 +1,211 @@
+"""TRL-style functions as components: `f(prompts, completions, completion_ids, **columns) -> list[float | None]`."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from rewards.errors import FunctionPathError
+from rewards.function_path import load_function
+from rewards.preset import Preset, Weighted
+from rewards.protocol import Component, Context, Sample, Score
+
+__all__ = ["FunctionComponent", "RewardFunction", "from_function", "from_functions"]
+
+RewardFunction: TypeAlias = Callable[..., Any]
+
+
+class FunctionComponent:
+    """A plain reward function, sync or async, as a component.
+
+    It is given what its signature names (everything, when it has `**kwargs`): prompts, completions, completion_ids,
+    the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1 when the range is
+    not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a declared range
+    is an `error`.
+    """
+
+    version = "1"
+
+    def __init__(
+        self,
+        function: RewardFunction | str,
+        *,
+        name: str | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        self.path = function if isinstance(function, str) else None
+        self.function = load_function(function) if isinstance(function, str) else function
+        if not callable(self.function):
+            raise FunctionPathError(f"A reward function must be callable or a path to one, got {self.function!r}.")
+        self.name = name or _name_of(self.function)
+        self.low = _declared(self.function, "low", low, -math.inf)
+        self.high = _declared(self.function, "high", high, math.inf)
+        self.floor = self.low if math.isfinite(self.low) else min(0.0, self.high)
+
+    def __repr__(self) -> str:
+        return f"FunctionComponent({self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A function named by a path travels as the path, and is loaded again where it arrives."""
+        return {key: value for key, value in self.__dict__.items() if key != "function" or self.path is None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.path is not None:
+            self.function = load_function(self.path)
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        result = self.function(**_accepted(self.function, _arguments(samples, ctx)))
+        if inspect.isawaitable(result):
+            result = _wait_for(result)
+        values = list(result)
+        if len(values) != len(samples):
+            raise ValueError(f"{self.name!r} returned {len(values)} rewards for {len(samples)} completions")
+        return [self._score(value) for value in values]
+
+    def _score(self, value: Any) -> Score:
+        if value is None:
+            return Score(None, "not_applicable")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return Score(None, "error", {"reason": f"not a number: {value!r}"[:200]})
+        if math.isnan(number) or math.isinf(number):
+            return Score(None, "error", {"reason": f"not a finite number: {number}"})
+        if not self.low <= number <= self.high:
+            return Score(None, "error", {"reason": f"{number} is outside the declared range [{self.low}, {self.high}]"})
+        return Score(number, "ok" if number >= (self.high if math.isfinite(self.high) else 1.0) else "wrong")
+
+
+def from_function(
+    fn: RewardFunction | str,
+    name: str | None = None,
+    weight: float = 1.0,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+) -> Weighted:
+    """A (component, weight) pair for a `Preset`, out of a plain function or a path to one.
+
+    Args:
+        fn: TRL's calling convention, sync or async; or `file.py:function`, or `package.module:function`.
+        name: by default the function's own.
+        weight: factor on its value in the weighted sum.
+        low, high: the range of its values; by default the function's attributes `low` and `high`, else unbounded. A
+            preset with a checker accepts only bounded shaping.
+
+    Raises:
+        FunctionPathError: the path leads nowhere.
+    """
+    return Weighted(FunctionComponent(fn, name=name, low=low, high=high), weight)
+
+
+def from_functions(
+    functions: Sequence[tuple[RewardFunction | Component | str, float]],
+    *,
+    base: Preset | None = None,
+    name: str = "functions",
+    checker: str | None = None,
+    allow_shaping_above_correctness: bool = False,
+) -> Preset:
+    """A preset of your own functions, or `base` with them added.
+
+    Args:
+        functions: pairs (function, component or path, weight).
+        base: preset to add them to; its gates and checker stay.
+        name: shown in errors and tables.
+        checker: component that decides correctness; by default that of `base`, or the only function when there is one.
+        allow_shaping_above_correctness: see `Preset`.
+
+    Raises:
+        FunctionPathError: a path leads nowhere.
+        PresetError: see `Preset`.
+    """
+    added = [_component(function, weight) for function, weight in functions]
+    taken = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
+    for component, _ in added:
+        if isinstance(component, FunctionComponent) and taken.count(component.name) > 1:
+            component.name = f"{_module_of(component)}.{component.name}"
+    components = [*(base.components if base else []), *added]
+    if checker is None:
+        checker = base.checker if base else added[0].component.name if len(added) == 1 else None
+    return Preset(
+        components,
+        name=base.name if base else name,
+        gates=base.gates if base else (),
+        checker=checker,
+        allow_shaping_above_correctness=allow_shaping_above_correctness,
+    )
+
+
+def _component(function: RewardFunction | Component | str, weight: float) -> Weighted:
+    if isinstance(function, Component):
+        return Weighted(function, weight)
+    return from_function(function, weight=weight)
+
+
+def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
+    """What TRL would pass; columns hold one value per sample."""
+    names = {name for sample in samples for name in sample.columns}
+    ids = [sample.token_ids for sample in samples]
+    progress = SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps)
+    return {
+        "trainer_state": progress,
+        **ctx.extras,
+        **{name: [sample.columns.get(name) for sample in samples] for name in sorted(names)},
+        "prompts": [sample.prompt for sample in samples],
+        "completions": [s.messages if s.messages is not None else s.text for s in samples],
+        "completion_ids": None if any(i is None for i in ids) else ids,
+    }
+
+
+def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the signature names, or all of them when it takes `**kwargs` or cannot be read."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return dict(arguments)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _wait_for(awaitable: Any) -> Any:
+    """Runs an awaitable to its end in a thread of its own, so that a loop already running here is left alone."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def finish() -> Any:
+        return await awaitable
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(coroutine)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(run, finish()).result()
+
+
+def _unwrapped(function: RewardFunction) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _name_of(function: RewardFunction) -> str:
+    inner = _unwrapped(function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _module_of(component: FunctionComponent) -> str:
+    if component.path is not None:
+        return Path(component.path.rpartition(":")[0]).stem.rpartition(".")[2]
+    return str(getattr(_unwrapped(component.function), "__module__", "function")).rpartition(".")[2]
+
+
+def _declared(function: RewardFunction, attribute: str, given: float | None, otherwise: float) -> float:
+    value = getattr(_unwrapped(function), attribute, None) if given is None else given
+    return float(value) if isinstance(value, int | float) else otherwise

@@ -1,0 +1,197 @@
+"""A preset: weighted components, optional gates, and the check that shaping cannot outweigh correctness."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rewards.errors import PresetError, nearest
+from rewards.evaluation import Evaluation, run_component
+from rewards.protocol import Component, Context, Sample, Score
+
+if TYPE_CHECKING:
+    from rewards.adaptors import TrlRewards
+
+__all__ = ["Gate", "Preset", "Weighted", "gate"]
+
+
+class Weighted(NamedTuple):
+    """A component and its weight in a preset."""
+
+    component: Component
+    weight: float
+
+
+class Gate(NamedTuple):
+    """`then` is evaluated only where `first` passed; both are component names."""
+
+    first: str
+    then: str
+
+
+def gate(first: str | Component, then: str | Component) -> Gate:
+    """Evaluate `then` only where `first` passed, that is: has status `ok` and a value above its floor.
+
+    Where `first` did not pass, `then` scores its own floor with the status of `first`; where `first` is `infra`, so is
+    `then`; where `first` is `not_applicable` the gate is open.
+    """
+    return Gate(*(part if isinstance(part, str) else part.name for part in (first, then)))
+
+
+class Preset:
+    """Weighted components that score a completion together.
+
+    Args:
+        components: pairs (component, weight); native values are multiplied by the weight and summed.
+        name: shown in errors and tables.
+        gates: see `gate`.
+        checker: name of the component whose status `ok` means "correct" in held-out evaluation, or None.
+        allow_shaping_above_correctness: accept weights with which all the other components together could outweigh
+            the checker.
+
+    Raises:
+        PresetError: no components, repeated names, weights or ranges that are not usable, gates that name unknown
+            components or form a cycle, or shaping that could outweigh correctness.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[tuple[Component, float]],
+        *,
+        name: str = "custom",
+        gates: Sequence[Gate] = (),
+        checker: str | None = None,
+        allow_shaping_above_correctness: bool = False,
+    ) -> None:
+        self.name = name
+        self.components = [Weighted(component, float(weight)) for component, weight in components]
+        self.gates = tuple(gates)
+        self.checker = checker
+        _check_components(self)
+        self._order = _evaluation_order(self)
+        if checker is not None and not allow_shaping_above_correctness:
+            _check_shaping(self, checker)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight by component name, in order."""
+        return {component.name: weight for component, weight in self.components}
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{component.name} x {weight:g}" for component, weight in self.components)
+        return f"Preset({self.name!r}: {parts})"
+
+    def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
+        """Every component's verdict on every sample. Never raises for what a component or a completion does."""
+        ctx = ctx or Context()
+        scores: dict[str, list[Score]] = {}
+        for component in self._order:
+            firsts = [
+                next(c for c, _ in self.components if c.name == g.first) for g in self.gates if g.then == component.name
+            ]
+            scores[component.name] = _run_gated(component, firsts, scores, samples, ctx)
+        ordered = {component.name: scores[component.name] for component, _ in self.components}
+        return Evaluation(
+            weights=self.weights,
+            values={name: [s.value for s in column] for name, column in ordered.items()},
+            statuses={name: [s.status for s in column] for name, column in ordered.items()},
+            infos={name: [s.info for s in column] for name, column in ordered.items()},
+            latencies={name: [s.seconds or 0.0 for s in column] for name, column in ordered.items()},
+            totals=[_total(self.weights, row) for row in zip(*ordered.values(), strict=True)],
+        )
+
+    def is_correct(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[bool]:
+        """Whether each completion is correct, by the checker component alone (status `ok`).
+
+        Raises:
+            PresetError: the preset has no checker.
+        """
+        component = next((c for c, _ in self.components if c.name == self.checker), None)
+        if component is None:
+            raise PresetError(
+                f"Preset {self.name!r} does not say which component decides correctness. "
+                f"Pass checker=, one of: {', '.join(self.weights)}."
+            )
+        return [score.status == "ok" for score in run_component(component, samples, ctx or Context())]
+
+    def trl(self, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
+        """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""
+        from rewards.adaptors import TrlRewards
+
+        return TrlRewards.from_preset(self, seed=seed, reference_column=reference_column)
+
+
+def _run_gated(
+    component: Component,
+    firsts: Sequence[Component],
+    scores: dict[str, list[Score]],
+    samples: Sequence[Sample],
+    ctx: Context,
+) -> list[Score]:
+    blocked: dict[int, Score] = {}
+    for first in firsts:
+        for position, verdict in enumerate(scores[first.name]):
+            if verdict.status == "not_applicable" or (
+                verdict.status == "ok" and verdict.value is not None and verdict.value > first.floor
+            ):
+                continue
+            status = "wrong" if verdict.status == "ok" else verdict.status
+            value = None if status == "infra" else component.floor
+            blocked[position] = Score(value, status, {"reason": f"gated by {first.name}"}, 0.0)
+    open_positions = [position for position in range(len(samples)) if position not in blocked]
+    evaluated = run_component(component, [samples[position] for position in open_positions], ctx)
+    merged = {**blocked, **dict(zip(open_positions, evaluated, strict=True))}
+    return [merged[position] for position in range(len(samples))]
+
+
+def _total(weights: dict[str, float], row: Sequence[Score]) -> float | None:
+    terms = [w * s.value for w, s in zip(weights.values(), row, strict=True) if s.value is not None]
+    return math.fsum(terms) if terms else None
+
+
+def _check_components(preset: Preset) -> None:
+    names = [component.name for component, _ in preset.components]
+    if not names:
+        raise PresetError(f"Preset {preset.name!r} has no components. Give at least one (component, weight).")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise PresetError(f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them.")
+    for component, weight in preset.components:
+        if not math.isfinite(weight):
+            raise PresetError(f"Weight of {component.name!r} is {weight}. Give a finite number.")
+        if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
+            raise PresetError(
+                f"{component.name!r} has floor {component.floor} outside its range [{component.low}, {component.high}]."
+                " Set floor between low and high."
+            )
+    for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
+        if name is not None and name not in names:
+            raise PresetError(f"The {role} names {name!r}, which is no component here. {nearest(name, names)}")
+
+
+def _evaluation_order(preset: Preset) -> list[Component]:
+    """Components so that each comes after the ones that gate it."""
+    waiting = [component for component, _ in preset.components]
+    order: list[Component] = []
+    while waiting:
+        pending = {component.name for component in waiting}
+        ready = [c for c in waiting if not any(g.then == c.name and g.first in pending for g in preset.gates)]
+        if not ready:
+            raise PresetError(f"Gates form a cycle through {', '.join(sorted(pending))}. Remove one of them.")
+        order += ready
+        waiting = [component for component in waiting if component not in ready]
+    return order
+
+
+def _check_shaping(preset: Preset, checker: str) -> None:
+    spans = {c.name: abs(w) * (c.high - c.low) if w else 0.0 for c, w in preset.components}
+    shaping = {name: span for name, span in spans.items() if name != checker}
+    if preset.weights[checker] <= 0:
+        raise PresetError(f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one.")
+    if sum(shaping.values()) <= spans[checker] + 1e-12:
+        return
+    parts = " + ".join(f"{name} {span:g}" for name, span in shaping.items())
+    raise PresetError(
+        f"Shaping could outweigh correctness: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
+        f"{checker} {spans[checker]:g}, so a wrong answer could beat a right one. Lower the shaping weights, raise "
+        f"{checker}'s, declare low= and high= where a range is unbounded, or pass allow_shaping_above_correctness=True."
+    )

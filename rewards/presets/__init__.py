@@ -1,0 +1,65 @@
+"""Presets by name: where each is built, loaded only when asked for."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from rewards.errors import UnknownParameterError, UnknownPresetError, nearest
+from rewards.preset import Preset
+
+__all__ = ["describe", "load", "names"]
+
+_BUILDERS = MappingProxyType(
+    {
+        "gsm8k-hash": "rewards.presets.gsm8k:gsm8k_hash",
+        "gsm8k-reasoning": "rewards.presets.gsm8k:gsm8k_reasoning",
+        "length-target": "rewards.presets.length:length_target",
+        "reasoning-gym": "rewards.presets.reasoning_gym:reasoning_gym",
+    }
+)
+
+
+def names() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(_BUILDERS)
+
+
+def load(name: str, **params: Any) -> Preset:
+    """The preset of this name, built with `params`; `describe(name)` says which there are.
+
+    Raises:
+        UnknownPresetError: no preset has this name.
+        UnknownParameterError: the preset has no such parameter, or one that it needs is missing.
+        PresetError: the parameters do not make a usable preset.
+    """
+    build = _builder(name)
+    signature = inspect.signature(build)
+    for param in params:
+        if param not in signature.parameters:
+            raise UnknownParameterError(
+                f"Preset {name!r} has no parameter {param!r}. {nearest(param, signature.parameters)}"
+            )
+    required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name not in params]
+    if required:
+        raise UnknownParameterError(f"Preset {name!r} needs {', '.join(required)}. Pass it as a parameter.")
+    return build(**params)
+
+
+def describe(name: str) -> str:
+    """The preset's documentation: formula, range, source, columns, parameters, example.
+
+    Raises:
+        UnknownPresetError: no preset has this name.
+    """
+    build = _builder(name)
+    return f"{name}{inspect.signature(build)}\n\n{inspect.getdoc(build)}"
+
+
+def _builder(name: str) -> Callable[..., Preset]:
+    if name not in _BUILDERS:
+        raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _BUILDERS)}")
+    module, _, function = _BUILDERS[name].partition(":")
+    build: Callable[..., Preset] = getattr(importlib.import_module(module), function)
+    return build

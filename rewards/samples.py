@@ -1,0 +1,104 @@
+"""From a trainer's batch to samples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rewards.errors import RewardsError
+from rewards.protocol import Sample
+
+__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column"]
+
+# Where the reference is looked for, in this order.
+REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
+
+
+def build_samples(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    *,
+    reference_column: str | None = None,
+    **columns: Sequence[Any],
+) -> list[Sample]:
+    """Samples for a batch of B completions.
+
+    Args:
+        prompts: B prompts, strings or lists of messages. Consecutive equal prompts form a group.
+        completions: B completions, strings or lists of messages.
+        completion_ids: B lists of token ids, or None when they are not known.
+        reference_column: column that holds the reference; by default the first of `REFERENCE_COLUMNS` that is there.
+        columns: dataset columns, each of length B; `finish_reason` is taken from the column of that name.
+
+    Raises:
+        RewardsError: lengths differ, or `reference_column` is not among the columns.
+    """
+    size = len(prompts)
+    lengths = {"completions": len(completions)} | {name: len(column) for name, column in columns.items()}
+    if completion_ids is not None:
+        lengths["completion_ids"] = len(completion_ids)
+    uneven = {name: length for name, length in lengths.items() if length != size}
+    if uneven:
+        raise RewardsError(f"{size} prompts, but {uneven}. Give one value per completion in every column.")
+    reference_column = _reference_column(reference_column, columns)
+    samples: list[Sample] = []
+    group = -1
+    for index in range(size):
+        group += index == 0 or prompts[index] != prompts[index - 1]
+        ids = completion_ids[index] if completion_ids is not None else None
+        completion = completions[index]
+        row = {name: column[index] for name, column in columns.items()}
+        samples.append(
+            Sample(
+                index=index,
+                group_id=group,
+                prompt=prompts[index],
+                messages=completion if isinstance(completion, list) else None,
+                text=completion_text(completion),
+                token_ids=ids,
+                n_tokens=len(ids) if ids is not None else None,
+                finish_reason=row.get("finish_reason"),
+                reference=row[reference_column] if reference_column else None,
+                columns=row,
+            )
+        )
+    return samples
+
+
+def is_column(value: Any, size: int) -> bool:
+    """Whether `value` holds one entry per completion."""
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping) and len(value) == size
+
+
+def completion_text(completion: Any) -> str:
+    """The text a completion is judged by: the last assistant message, its separate reasoning put back in `<think>`.
+
+    Tool results and earlier turns are not the model's answer and are left out. None and unknown shapes are "".
+    """
+    if isinstance(completion, str):
+        return completion
+    if not isinstance(completion, list):
+        return ""
+    turns = [m for m in completion if isinstance(m, Mapping) and m.get("role", "assistant") == "assistant"]
+    if not turns:
+        return ""
+    content = _content_text(turns[-1].get("content"))
+    reasoning = turns[-1].get("reasoning_content")
+    return f"<think>{reasoning}</think>{content}" if isinstance(reasoning, str) and reasoning else content
+
+
+def _content_text(content: Any) -> str:
+    """Message content is a string, or a list of typed blocks of which the text ones count."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [block.get("text") for block in content if isinstance(block, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+def _reference_column(asked: str | None, columns: Mapping[str, Any]) -> str | None:
+    if asked is None:
+        return next((name for name in REFERENCE_COLUMNS if name in columns), None)
+    if asked not in columns:
+        raise RewardsError(f"No column {asked!r} to take the reference from. Columns: {', '.join(columns) or 'none'}.")
+    return asked

@@ -1,0 +1,183 @@
+import time
+
+import pytest
+
+from rewards.extract import (
+    MAX_ANSWER_CHARS,
+    MAX_CHARS,
+    boxed_answer,
+    hash_answer,
+    tagged_answer,
+    think_answer_problem,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>7</answer>", "7"),
+        ("<think>a</think>\n<answer>\n 7 \n</answer>\n", "7"),
+        ("<think>I will write <answer>5</answer> first</think><answer>7</answer>", "7"),
+        ("no think </think> <answer>7</answer>", "7"),
+        ("<answer>a < b > c</answer>", "a < b > c"),
+        ("<answer>line one\nline two</answer>", "line one\nline two"),
+    ],
+)
+def test_tagged_answer_is_the_one_after_the_reasoning(text: str, answer: str) -> None:
+    assert tagged_answer(text).value == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "missing"),
+        ("the answer is 7", "missing"),
+        ("<answer>7", "unterminated"),
+        ("<answer>7</answer><answer>8", "unterminated"),
+        ("<answer>7</answer> <answer>8</answer>", "duplicated_tag"),
+        ("<answer><answer>7</answer></answer>", "duplicated_tag"),
+        ("<answer>7</answer></answer>", "duplicated_tag"),
+        ("<answer></answer>", "blank"),
+        ("<answer> \n\t</answer>", "blank"),
+        ("<answer>\x00 \x00\u200b</answer>", "blank"),
+        ("<answer>7</answer>\njunk", "text_after_answer"),
+        ("<think>still going <answer>7</answer>", "unterminated_think"),
+        ("<think>a</think><think>b <answer>7</answer>", "unterminated_think"),
+        ("<answer>7</answer></think>", "missing"),
+        ("<answer>" + "7" * (MAX_ANSWER_CHARS + 1) + "</answer>", "too_long"),
+        ("<answer>7</answer>" + " " * MAX_CHARS, "too_long"),
+    ],
+)
+def test_tagged_answer_says_why_there_is_none(text: str, reason: str) -> None:
+    found = tagged_answer(text)
+    assert found.value is None
+    assert found.reason == reason
+
+
+def test_lenient_tagged_answer_takes_the_last_pair_and_ignores_what_follows() -> None:
+    assert tagged_answer("<answer>7</answer><answer>8</answer> done", False).value == "8"
+
+
+def test_lenient_tagged_answer_does_not_recover_an_earlier_pair_when_the_last_is_open() -> None:
+    assert tagged_answer("<answer>7</answer><answer>8", False).value is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"\boxed{1} then \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"<think>\boxed{5}</think> \boxed{7}", "7"),
+        (r"\boxed{a\\}", r"a\\"),
+    ],
+)
+def test_boxed_answer_balances_braces(text: str, answer: str) -> None:
+    assert boxed_answer(text).value == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("7", "missing"),
+        (r"\boxed{7} and \boxed{8", "unterminated"),
+        (r"\boxed{\frac{1}{2}", "unterminated"),
+        (r"\boxed{7\}", "unterminated"),
+        (r"\boxed{ }", "blank"),
+        (r"<think>\boxed{7}", "unterminated_think"),
+        (r"<think>\boxed{7}</think>", "missing"),
+        (r"\boxed{" + "7" * (MAX_ANSWER_CHARS + 100) + "}", "too_long"),
+    ],
+)
+def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
+    found = boxed_answer(text)
+    assert (found.value, found.reason) == (None, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("#### 72", "72"), ("a\nb\n  #### 72 \n\n", "72"), ("<think>#### 5</think>\n#### 72", "72"), ("####72", "72")],
+)
+def test_hash_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
+    assert hash_answer(text).value == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("72", "missing"),
+        ("so #### 72", "missing"),
+        ("##### 72", "missing"),
+        ("### 72", "missing"),
+        ("####", "blank"),
+        ("#### 7\n#### 8", "duplicated_tag"),
+        ("#### 7\nor 8", "text_after_answer"),
+    ],
+)
+def test_hash_answer_says_why_there_is_none(text: str, reason: str) -> None:
+    found = hash_answer(text)
+    assert (found.value, found.reason) == (None, reason)
+
+
+def test_lenient_hash_answer_takes_the_last_line() -> None:
+    assert hash_answer("#### 7\n#### 8\nbye", False).value == "8"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think><answer>b</answer>",
+        " \n<think>\nline 1\nline 2\n</think>\n\n<answer>\nb\n</answer>",  # no newline at the end is asked for
+        "<think>a</think><answer>b</answer>\n\n",
+    ],
+)
+def test_layout_is_accepted(text: str) -> None:
+    assert think_answer_problem(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<answer>b</answer>",
+        "<think>a</think><answer>b</answer>junk",
+        "<think>a</think><answer>b</answer>\njunk",
+        "hello <think>a</think><answer>b</answer>",
+        "<think>a</think> so <answer>b</answer>",
+        "<think>a</think><think>a</think><answer>b</answer>",
+        "<think>a</think><answer>b</answer><answer>b</answer>",
+        "<answer>b</answer><think>a</think>",
+        "<think>a<answer>b</answer></think>",
+        "<think> </think><answer>b</answer>",
+        "<think>a</think><answer> </answer>",
+        "<think>a</think><answer>\x00</answer>",
+    ],
+)
+def test_layout_is_refused(text: str) -> None:
+    assert think_answer_problem(text) is not None
+
+
+def test_layout_may_begin_inside_the_block_when_the_prompt_opened_it() -> None:
+    assert think_answer_problem("a</think><answer>b</answer>") is not None
+    assert think_answer_problem("a</think><answer>b</answer>", True) is None
+
+
+MEGABYTE = 1_000_000
+PATTERNS = [
+    "<", "<answer>", "</answer>", "<answer></answer>", "<think>", "</think>", "<think></think><answer></answer>",
+    " ", "\n", "{", "}", "\\", "\\boxed{", "\\boxed{}", "\\boxed{{", "#", "####", "#### ", "#### a ", "#### 7\n", " #",
+    "\x00", "\ud800", "7", "\\frac{", "<answer>7</answer>\n",
+]  # fmt: skip
+SCANNERS = [tagged_answer, boxed_answer, hash_answer, think_answer_problem]
+
+
+@pytest.mark.parametrize("prefix", ["", "</think>", "<answer>", "\\boxed{", "#### "])
+def test_scanning_a_megabyte_of_anything_is_quick_even_without_the_cap(prefix: str) -> None:
+    for pattern in PATTERNS:
+        text = prefix + pattern * (MEGABYTE // len(pattern))
+        for scanner in SCANNERS:
+            for cap in (MAX_CHARS, 2 * MEGABYTE):
+                start = time.process_time()  # of this process: a busy machine does not make it fail
+                scanner(text, max_chars=cap)
+                assert time.process_time() - start < 0.2, (scanner.__name__, pattern, cap)

@@ -1,0 +1,209 @@
+import json
+import time
+
+import pytest
+from conftest import THINK, answered
+
+from rewards import (
+    PresetError,
+    UnknownParameterError,
+    UnknownPresetError,
+    build_samples,
+    describe,
+    load,
+    names,
+)
+from rewards.hacks import known_hacks
+
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
+
+PROMPT = "What is 6 x 12? Use <think></think> and <answer></answer>, for example <answer>5</answer> or #### 5."
+ENTRY = json.dumps({"question": "6 x 12 =", "answer": "72", "metadata": {}})
+
+
+def evaluate(preset, *completions, reference="72", task="chain_sum", entry=ENTRY):
+    size = len(completions)
+    columns = {"reference": [reference] * size, "task": [task] * size, "entry": [entry] * size}
+    return preset.score(build_samples([PROMPT] * size, list(completions), **columns))
+
+
+def test_names_are_sorted_and_each_describes_itself():
+    assert names() == ["gsm8k-hash", "gsm8k-reasoning", "length-target", "reasoning-gym"]
+    for name in names():
+        text = describe(name)
+        assert all(word in text for word in ("Range:", "Formula:", "Columns:", "Source:", "Checker:", ">>>"))
+        preset = load(name)
+        assert preset.name == name
+        assert preset.checker in preset.weights
+
+
+def test_unknown_names_and_parameters_come_with_the_nearest():
+    with pytest.raises(UnknownPresetError, match="Did you mean 'gsm8k-reasoning'"):
+        load("gsm8k_reasonin")
+    with pytest.raises(UnknownPresetError, match="Valid: gsm8k-hash"):
+        describe("zzz")
+    with pytest.raises(UnknownParameterError, match="Did you mean 'format_weight'"):
+        load("gsm8k-reasoning", format_wieght=0.1)
+
+
+def test_parameters_that_let_shaping_win_are_refused():
+    with pytest.raises(PresetError, match="outweigh"):
+        load("gsm8k-reasoning", format_weight=1.0)
+
+
+def test_a_weight_of_zero_leaves_the_component_out():
+    assert load("gsm8k-reasoning", format_weight=0, tag_weight=0).weights == {"accuracy": 1.0}
+    assert load("reasoning-gym", tag_weight=0.1).weights == {"accuracy": 1.0, "format": 0.2, "tags": 0.1}
+
+
+GSM8K_POSITIVE = ["72", "72.00", "$72", "72 apples", "72.", " 72 ", "+72", "7.2e1", "**72**", "144/2", r"\boxed{72}"]
+GSM8K_NEGATIVE = ["70", "-72", "7272", "70 or 72", "72 or 70", "8=72", "70=72", "72, 73", "seventy-two", "720/1", "72k"]
+
+
+@pytest.mark.parametrize("reference", ["72", 72, 72.0, "72.0", "6 * 12 = <<6*12=72>>72\n#### 72"])
+def test_gsm8k_reasoning_golden_positives(reference):
+    evaluation = evaluate(load("gsm8k-reasoning"), *map(answered, GSM8K_POSITIVE), reference=reference)
+    # 1 + 0.2 + 0.1 = 1.3
+    assert evaluation.totals == [pytest.approx(1.3)] * len(GSM8K_POSITIVE)
+
+
+def test_gsm8k_reasoning_golden_negatives():
+    evaluation = evaluate(load("gsm8k-reasoning"), *map(answered, GSM8K_NEGATIVE))
+    # 0 + 0.2 + 0.1 = 0.3
+    assert evaluation.totals == [pytest.approx(0.3)] * len(GSM8K_NEGATIVE)
+    assert set(evaluation.statuses["accuracy"]) == {"wrong"}
+
+
+def test_reasoning_over_many_lines_is_formatted():
+    evaluation = evaluate(load("gsm8k-reasoning"), "<think>\nline\n\nline\n</think>\n<answer>\n72\n</answer>")
+    assert evaluation.totals == [pytest.approx(1.3)]
+
+
+def test_tag_count_gives_a_quarter_per_tag_that_appears_once():
+    evaluation = evaluate(
+        load("gsm8k-reasoning"), "", "<think>", "<think></think>", THINK + "<answer>", answered("1") * 2
+    )
+    assert evaluation.values["tags"] == [0.0, 0.25, 0.5, 0.75, 0.0]
+
+
+def test_a_block_opened_by_the_prompt_counts():
+    for prompt in ("Q <think>\n", [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>"}]):
+        samples = build_samples([prompt], ["work</think><answer>72</answer>"], reference=["72"])
+        assert load("gsm8k-reasoning").score(samples).totals == [pytest.approx(1.3)]
+
+
+def test_an_unusable_reference_is_an_error_that_says_so():
+    evaluation = evaluate(load("gsm8k-reasoning"), answered("72"), reference=None)
+    assert evaluation.statuses["accuracy"] == ["error"]
+    assert "reference is not a number" in evaluation.infos["accuracy"][0]["reason"]
+    assert evaluation.failure_share == 1.0
+
+
+def test_gsm8k_hash_golden_completions():
+    good = ["6 x 12 = 72\n#### 72", "#### $72.00\n", "a\n#### 72 apples"]
+    bad = ["6 x 12 = 72", "#### 70", "#### 70 or 72"]
+    evaluation = evaluate(load("gsm8k-hash"), *good, *bad)
+    # right: 1 + 0.1; no line: 0; wrong number in its place: 0.1
+    assert evaluation.totals == [pytest.approx(1.1)] * 3 + [0.0, pytest.approx(0.1), pytest.approx(0.1)]
+
+
+def test_length_target_is_a_triangle_around_the_target():
+    # words: 4 -> 1, 3 and 5 -> 1 - 1/2, 2 and 6 -> 0, blank -> 0
+    texts = ["a " * n for n in (4, 3, 5, 2, 6, 0)]
+    evaluation = evaluate(load("length-target", target=4, tolerance=2), *texts)
+    assert evaluation.totals == [1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert evaluation.statuses["length"] == ["ok", "ok", "ok", "wrong", "wrong", "format"]
+
+
+@pytest.mark.parametrize(("target", "tolerance"), [(4, 0), (4, 5), (0, 0)])
+def test_length_target_refuses_bands_that_reward_nothing_said(target, tolerance):
+    with pytest.raises(PresetError, match="Lower tolerance"):
+        load("length-target", target=target, tolerance=tolerance)
+
+
+def test_reasoning_gym_uses_the_tasks_own_verifier():
+    # chain_sum reads numbers: 72.0 is right. Text that contains the answer earns 2/8 there, which is not correct.
+    completions = [answered("72"), answered("72.0"), answered("It is 72"), answered("5"), "72"]
+    evaluation = evaluate(load("reasoning-gym"), *completions)
+    assert evaluation.values["accuracy"] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert evaluation.statuses["accuracy"] == ["ok", "ok", "wrong", "wrong", "format"]
+    lenient = evaluate(load("reasoning-gym", strict=False), *completions)
+    assert lenient.values["accuracy"] == [1.0, 1.0, 0.25, 0.0, 0.0]
+    assert lenient.statuses == evaluation.statuses
+
+
+@pytest.mark.parametrize("task", ["basic_arithmetic", "spell_backward", "countdown", "leg_counting"])
+def test_reasoning_gym_accepts_generated_answers(task):
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset(task, seed=1, size=1)[0]
+    answer = entry["answer"] or entry["metadata"]["expression"]
+    preset = load("reasoning-gym")
+    samples = build_samples(["p"], [answered(answer)], task=[task], entry=[json.dumps(entry)])
+    assert preset.is_correct(samples) == [True]
+
+
+def test_reasoning_gym_grids_that_went_through_json_are_still_right():
+    # The verifier compares ((1, 2), (3, 4)) with the entry's output, which JSON gives as [[1, 2], [3, 4]].
+    entry = json.dumps({"question": "", "answer": "1 2\n3 4", "metadata": {"output": ((1, 2), (3, 4))}})
+    right, other = answered("1 2\n3 4"), answered("1 2\n3 5")
+    for task in ("arc_agi", "rearc"):
+        evaluation = evaluate(load("reasoning-gym"), right, other, task=task, entry=entry)
+        assert evaluation.statuses["accuracy"] == ["ok", "wrong"]
+
+
+def test_reasoning_gym_halting_answers_are_compared_as_words():
+    # The task's own verifier takes bool("True") == bool("False"), so any answer would be right.
+    entry = json.dumps({"question": "", "answer": "False", "metadata": {}})
+    completions = [answered(text) for text in ("False", "false", "True", "no idea")]
+    evaluation = evaluate(load("reasoning-gym"), *completions, task="game_of_life_halting", entry=entry)
+    assert evaluation.statuses["accuracy"] == ["ok", "ok", "wrong", "wrong"]
+
+
+@pytest.mark.parametrize("task", ["string_insertion", "spiral_matrix", "countdown", "simple_integration"])
+def test_reasoning_gym_answers_are_never_run_as_code(task, tmp_path):
+    import reasoning_gym
+
+    target = tmp_path / "written"
+    entry = json.dumps(reasoning_gym.create_dataset(task, seed=1, size=1)[0])
+    attack = answered(f"__import__('pathlib').Path({str(target)!r}).touch()")
+    evaluation = evaluate(load("reasoning-gym"), attack, task=task, entry=entry)
+    assert evaluation.statuses["accuracy"] == ["wrong"]
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"task": "chain_summ"}, "Did you mean 'chain_sum'"),
+        ({"task": None}, "needs column"),
+        ({"entry": None}, "needs column"),
+        ({"entry": "{"}, "JSONDecodeError"),
+        ({"entry": "[]"}, "JSON object"),
+        ({"entry": "{}"}, "KeyError"),
+    ],
+)
+def test_reasoning_gym_rows_that_cannot_be_scored_are_errors(columns, says):
+    evaluation = evaluate(load("reasoning-gym"), answered("72"), **columns)
+    assert evaluation.statuses["accuracy"] == ["error"]
+    assert says in evaluation.infos["accuracy"][0]["reason"]
+
+
+@pytest.mark.parametrize("name", ["gsm8k-reasoning", "gsm8k-hash", "reasoning-gym"])
+@pytest.mark.parametrize("hack", known_hacks(PROMPT, "72", "70"), ids=lambda hack: hack.name)
+def test_no_known_hack_is_correct_or_earns_more_than_an_honest_wrong_answer(name, hack):
+    preset = load(name)
+    honest = "work\n#### 70" if name == "gsm8k-hash" else answered("70")
+    evaluation = evaluate(preset, honest, hack.completion)
+    assert evaluation.values["accuracy"] == [0.0, 0.0]
+    assert evaluation.statuses["accuracy"][1] in ("wrong", "format")
+    assert evaluation.totals[1] <= evaluation.totals[0] + 1e-9
+
+
+def test_no_known_hack_fails_or_takes_long_with_any_preset():
+    for name in names():
+        for hack in known_hacks(PROMPT, "72", "70"):
+            start = time.process_time()
+            evaluation = evaluate(load(name), hack.completion)
+            assert evaluation.failure_share == 0.0, (name, hack.name)
+            assert time.process_time() - start < 0.5, (name, hack.name)
