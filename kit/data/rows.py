@@ -1,0 +1,156 @@
+"""Records as they were read, faults with their row number, and rows as the trainer gets them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.config import DataConfig
+from kit.data.columns import Mapping
+from kit.data.prompts import check_text, dress, kind_of, prompt_key, read_prompt, reference_text
+from kit.errors import DataError
+
+SHOWN_IN_ERROR = 10
+SHOWN_IN_INFO = 20
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row as it was read. `number` is 1-based: the line of a JSONL file, the row of anything else."""
+
+    number: int
+    values: dict[str, Any]
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row that cannot be used, and why. `file` is set when the source has several."""
+
+    number: int
+    reason: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.number}{f' of {self.file}' if self.file else ''}: {self.reason}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """`{row, reason}` and `file` where there are several, for data.json."""
+        return {"row": self.number, "reason": self.reason} | ({"file": self.file} if self.file else {})
+
+
+@dataclass
+class Source:
+    """What a reader hands over. `records` may be a one-way stream; `features` are column types known to `datasets`."""
+
+    records: Iterable[Record | Fault]
+    columns: list[str]
+    total: int
+    features: dict[str, Any] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Rows:
+    """Usable rows in source order. `keys` identify the prompt, `contents` are the canonical JSON of the row."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    contents: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def sha256(self) -> str:
+        """Hex digest of the canonical content of all rows in order."""
+        digest = hashlib.sha256()
+        for content in self.contents:
+            digest.update(content.encode() + b"\n")
+        return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """JSON that is equal for equal content: sorted keys, no spaces, bytes as their digest, other objects as text."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_stand_in)
+
+
+def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
+    """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
+    result, kind = Rows(), None
+    for record in source.records:
+        if config.limit is not None and len(result.rows) == config.limit:
+            break
+        if isinstance(record, Fault):
+            result.faults.append(record)
+            continue
+        try:
+            found = kind_of(record.values.get(mapping.prompt), mapping.prompt)
+            if kind not in (None, found):
+                raise ValueError(f"'{mapping.prompt}' is {found}, while the rows before it have {kind}")
+            row, key, content = _make_row(record, mapping, config)
+        except ValueError as error:
+            result.faults.append(Fault(record.number, str(error), record.file))
+            continue
+        kind = found
+        result.rows.append(row)
+        result.keys.append(key)
+        result.contents.append(content)
+    return result
+
+
+def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
+    """Raises `DataError` if no row is usable, or if some are not and `skip_bad_rows` is off."""
+    faults, usable = result.faults, len(result.rows)
+    if not faults and not usable:
+        raise DataError(f"{config.source} has no rows. A run needs at least one.")
+    if not faults or (usable and config.skip_bad_rows):
+        return
+    lines = [str(fault) for fault in faults[:SHOWN_IN_ERROR]]
+    if len(faults) > SHOWN_IN_ERROR:
+        lines.append(f"and {len(faults) - SHOWN_IN_ERROR} more")
+    others = f" ({', '.join(mapping.other_prompts)} could be it, too)" if mapping.other_prompts else ""
+    advice = (
+        "Correct them, or leave them out with --skip-bad-rows (data.skip_bad_rows: true)."
+        if usable
+        else "No row is left to train on. Correct the file, or name the right column with data.prompt_column."
+    )
+    raise DataError(
+        f"{config.source}: {len(faults)} of {len(faults) + usable} rows cannot be used:\n  "
+        + "\n  ".join(lines)
+        + f"\nThe prompt is read from column '{mapping.prompt}'{others}. {advice}"
+    )
+
+
+def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dict[str, Any], str, str]:
+    """Row, prompt key, canonical content. Raises `ValueError` with the reason if the row cannot be used."""
+    values = record.values
+    prompt, answer = read_prompt(values.get(mapping.prompt), mapping.prompt)
+    reference = answer if mapping.reference is None else reference_text(values.get(mapping.reference))
+    if reference is not None:
+        check_text(reference, mapping.reference or mapping.prompt)
+    row: dict[str, Any] = {
+        "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
+        "reference": reference,
+    }
+    row |= {ours: values.get(theirs) for theirs, ours in mapping.extras.items()}
+    content = canonical_json(row)
+    _refuse_surrogates(content, row)
+    return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)), content
+
+
+def _refuse_surrogates(content: str, row: dict[str, Any]) -> None:
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        for name, value in row.items():
+            check_text(canonical_json(value), name)
+        raise ValueError("a column name holds a lone surrogate; it is not valid Unicode") from None
+
+
+def _stand_in(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "sha256:" + hashlib.sha256(value).hexdigest()
+    return str(value)

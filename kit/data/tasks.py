@@ -1,0 +1,154 @@
+"""Generated problems: `reasoning-gym:TASK` (https://github.com/open-thought/reasoning-gym)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from types import ModuleType
+from typing import Any
+
+from kit.config import DataConfig
+from kit.data.rows import Fault, Record, Source
+from kit.errors import DataError
+from kit.registry import did_you_mean
+
+TRAIN_ROWS = 2000
+"""Rows to train on where `data.limit` is null."""
+COLUMNS = ["task", "prompt", "reference", "entry"]
+
+
+def read_task(name: str, config: DataConfig) -> Source:
+    """Problems of one task without repeats: columns `task`, `prompt`, `reference`, `entry` (JSON of the whole entry).
+
+    `config.limit` rows, or 2000 + `config.heldout`; fewer, with a note, if the task runs out of new questions. The same
+    seed and parameters give the same rows. Raises `DataError` for an unknown task or parameter.
+    """
+    gym = _reasoning_gym()
+    config_class = _config_class(gym, name)
+    parameters = _parameters(config_class)
+    for key in config.task_params:
+        if key not in parameters:
+            own = {"seed": " data.seed decides it.", "size": " data.limit decides it."}.get(key, "")
+            raise DataError(
+                f"data.task_params: {name} takes no '{key}'.{own or did_you_mean(key, parameters)} "
+                f"It takes {_listed(parameters)}."
+            )
+    wanted = config.limit or TRAIN_ROWS + config.heldout
+    tries = 10 * wanted + 1000
+    seed = _spread(config.seed)
+    try:
+        dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
+    except Exception as error:  # tasks check their parameters with assert, or trip over them
+        raise DataError(
+            f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
+            f"It takes {_listed(parameters)}."
+        ) from error
+    records = _generate(dataset, name, wanted)
+    notes = []
+    if len(records) < wanted:
+        notes.append(
+            f"{name} has {len(records)} different questions with these parameters; {wanted} were asked for. "
+            "Wider data.task_params give more."
+        )
+    details = {"task": {"name": name, "params": dict(config.task_params), "seed": seed}}
+    return Source(records, COLUMNS, len(records), notes=notes, details=details)
+
+
+def task_names() -> list[str]:
+    """Names of all tasks."""
+    _reasoning_gym()
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS)
+
+
+def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
+    """Up to `wanted` records with different questions; gives up after a long row of questions already seen."""
+    records: list[Record | Fault] = []
+    seen: set[str] = set()
+    repeats = 0
+    for index in range(len(dataset)):
+        try:
+            entry = dataset[index]
+        except Exception as error:
+            raise DataError(
+                f"reasoning-gym:{name} failed on its problem {index}: {type(error).__name__}: {error}. "
+                "Other data.task_params or another data.seed may avoid it."
+            ) from error
+        if entry["question"] in seen:
+            repeats += 1
+            if repeats >= max(500, 2 * len(seen)):
+                break
+            continue
+        repeats = 0
+        seen.add(entry["question"])
+        values = {
+            "task": name,
+            "prompt": entry["question"],
+            "reference": entry["answer"],
+            "entry": entry_json(entry),
+        }
+        records.append(Record(len(records) + 1, values))
+        if len(records) == wanted:
+            break
+    return records
+
+
+def entry_json(entry: dict[str, Any]) -> str:
+    """A reasoning-gym entry as JSON: what JSON does not know (keys other than text, sets, dates) becomes text."""
+    return json.dumps(_text_keys(entry), ensure_ascii=False, default=str)
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _text_keys(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_text_keys(item) for item in value]
+    return value
+
+
+def _spread(seed: int) -> int:
+    """A seed far from its neighbours': reasoning-gym draws problem i with seed + i, so seeds 0 and 1 would overlap."""
+    return int(hashlib.sha256(f"reasoning-gym {seed}".encode()).hexdigest()[:7], 16)  # below 2**28: numpy takes it
+
+
+def _config_class(gym: ModuleType, name: str) -> type:
+    names = task_names()
+    if name not in names:
+        raise DataError(
+            f"data.source: reasoning-gym has no task '{name}'.{did_you_mean(name, names)} "
+            f"All tasks: {', '.join(names)}."
+        )
+    config_class: type = gym.factory.DATASETS[name][1]
+    return config_class
+
+
+def _parameters(config_class: Any) -> dict[str, str]:
+    """Names of a task's parameters and their defaults, as text."""
+    parameters = {}
+    for item in dataclasses.fields(config_class):
+        if item.name in ("seed", "size") or not item.init:
+            continue
+        default = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        shown = repr(default)
+        parameters[item.name] = "" if default is dataclasses.MISSING else shown if len(shown) <= 40 else "..."
+    return parameters
+
+
+def _listed(parameters: dict[str, str]) -> str:
+    return (
+        ", ".join(f"{name}={default}" if default else name for name, default in parameters.items()) or "no parameters"
+    )
+
+
+def _reasoning_gym() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares text with `is`
+        import reasoning_gym
+        import reasoning_gym.factory
+    module: ModuleType = reasoning_gym
+    return module

@@ -1,0 +1,46 @@
+"""Helpers of the data tests: files written in one line, a cache that is thrown away, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import DataConfig
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., str]:
+    """Writes objects (or raw lines) to a JSONL file and gives its path."""
+
+    def write(*lines: Any, name: str = "rows.jsonl") -> str:
+        path = tmp_path / name
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def config() -> Callable[..., DataConfig]:
+    """A data configuration without a held-out side, unless the test says otherwise."""
+
+    def make(source: Any, **fields: Any) -> DataConfig:
+        return DataConfig(**{"source": str(source), "heldout": 0, **fields})
+
+    return make

@@ -1,0 +1,114 @@
+"""Rows that cannot be used: each is found, counted, and named by its number and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.data import load_data
+from kit.errors import DataError
+
+GOOD = {"prompt": "fine", "answer": "1"}
+USER = {"role": "user", "content": "hi"}
+
+DEFECTS = [
+    ({"answer": "1"}, "'prompt' is missing"),
+    ({"prompt": None}, "'prompt' is missing"),
+    ({"prompt": ""}, "'prompt' is empty"),
+    ({"prompt": " \n\t"}, "'prompt' is empty"),
+    ({"prompt": 7}, "'prompt' is of type int"),
+    ({"prompt": {"role": "user"}}, "'prompt' is of type dict"),
+    ('{"prompt": "a"', "broken JSON"),
+    ("[1, 2]", "a JSON list; expected an object"),
+    ('"text"', "a JSON str; expected an object"),
+    ({"prompt": "a\0b"}, "'prompt' holds a NUL character"),
+    ('{"prompt": "\\ud800"}', "'prompt' holds a lone surrogate"),
+    ({"prompt": "a", "answer": "\0"}, "'answer' holds a NUL character"),
+    ('{"prompt": "a", "meta": {"k": ["\\udfff"]}}', "'meta' holds a lone surrogate"),
+    ({"prompt": [USER]}, "'prompt' is a list of messages, while the rows before it have text"),
+]
+MESSAGE_DEFECTS = [
+    ([], "'prompt' has no messages"),
+    (["hi"], "message 1 of 'prompt' is of type str"),
+    ([{"content": "hi"}], "message 1 of 'prompt' has no role"),
+    ([USER, {"role": "assistant"}], "message 2 of 'prompt' has no content"),
+    ([{"role": "user", "content": ["hi"]}], "has content of type list"),
+    ([{"role": "human", "content": "hi"}], "has the role 'human'; known: system, user"),
+    ([{"role": "user", "content": " "}], "message 1 of 'prompt' is empty"),
+    ([USER, {"role": "system", "content": "late"}], "message 2 of 'prompt' is a system message"),
+    ([{"role": "assistant", "content": "hi"}], "'prompt' has no user message"),
+    ([USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "two assistant messages"),
+    ([USER, {"role": "assistant", "content": "a\0"}], "'prompt' holds a NUL character"),
+    ("text", "'prompt' is text, while the rows before it have a list of messages"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), DEFECTS)
+def test_a_bad_row_stops_the_run_with_its_number_and_reason(jsonl, config, line, reason):
+    path = jsonl(GOOD, GOOD, line, GOOD)
+    with pytest.raises(DataError) as error:
+        load_data(config(path))
+    text = str(error.value)
+    assert "1 of 4 rows cannot be used" in text
+    assert f"row 3: {reason}" in text
+    assert "--skip-bad-rows (data.skip_bad_rows: true)" in text
+
+
+@pytest.mark.parametrize(("line", "reason"), DEFECTS)
+def test_a_bad_row_is_left_out_and_counted_on_request(jsonl, config, line, reason):
+    split = load_data(config(jsonl(GOOD, GOOD, line, GOOD), skip_bad_rows=True))
+    assert split.train.num_rows == 3
+    assert (split.info["rows"]["read"], split.info["rows"]["used"], split.info["rows"]["skipped"]) == (4, 3, 1)
+    assert split.info["bad_rows"][0]["row"] == 3
+    assert reason in split.info["bad_rows"][0]["reason"]
+
+
+@pytest.mark.parametrize(("messages", "reason"), MESSAGE_DEFECTS)
+def test_a_bad_conversation_is_a_bad_row(jsonl, config, messages, reason):
+    split = load_data(config(jsonl({"prompt": [USER]}, {"prompt": messages}), skip_bad_rows=True))
+    assert split.train.num_rows == 1
+    assert reason in split.info["bad_rows"][0]["reason"]
+
+
+def test_a_line_that_is_not_utf8_is_a_bad_row(tmp_path, config):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(DataError, match="row 2: the line is not UTF-8"):
+        load_data(config(tmp_path / "rows.jsonl"))
+
+
+def test_a_csv_row_with_a_value_too_many_is_a_bad_row(tmp_path, config):
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\nc,\n")
+    split = load_data(config(tmp_path / "rows.csv", skip_bad_rows=True))
+    assert split.train["reference"][:] == ["1", None]
+    assert split.info["bad_rows"] == [{"row": 2, "reason": "3 values, but the header has 2 columns"}]
+
+
+def test_many_bad_rows_are_told_in_short(jsonl, config):
+    path = jsonl(GOOD, *[{"prompt": ""}] * 30)
+    with pytest.raises(DataError) as error:
+        load_data(config(path))
+    text = str(error.value)
+    assert "30 of 31 rows" in text
+    assert "row 11:" in text
+    assert "row 12:" not in text
+    assert "and 20 more" in text
+    info = load_data(config(path, skip_bad_rows=True)).info
+    assert info["rows"]["skipped"] == 30
+    assert [fault["row"] for fault in info["bad_rows"]] == list(range(2, 22))
+
+
+@pytest.mark.parametrize("lines", [[{"prompt": ""}, {"prompt": " "}], ["{", "{"], [{}, {}]])
+def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
+    with pytest.raises(DataError, match="2 of 2 rows cannot be used") as error:
+        load_data(config(jsonl(*lines), skip_bad_rows=True))
+    assert "No row is left to train on" in str(error.value)
+
+
+def test_other_columns_that_could_be_the_prompt_are_named(jsonl, config):
+    with pytest.raises(DataError, match=r"from column 'input' \(instruction could be it, too\)"):
+        load_data(config(jsonl({"instruction": "add", "input": "", "output": "2"})))
+
+
+def test_rows_beyond_the_limit_are_not_looked_at(jsonl, config):
+    split = load_data(config(jsonl(GOOD, {"prompt": ""}, GOOD, "{"), limit=2, skip_bad_rows=True))
+    assert split.info["rows"]["used"] == 2
+    assert split.info["rows"]["skipped"] == 1

@@ -1,0 +1,89 @@
+"""Which column becomes what, and what is said when none fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.data import load_data
+from kit.errors import DataError
+
+
+@pytest.mark.parametrize("prompt", ["prompt", "question", "problem", "input", "instruction"])
+@pytest.mark.parametrize("reference", ["reference", "answer", "solution", "target", "label", "gold"])
+def test_known_names_are_found(jsonl, config, prompt, reference):
+    split = load_data(config(jsonl({"id": 1, prompt: "a", reference: "b"})))
+    assert split.train[0] == {"prompt": [{"role": "user", "content": "a"}], "reference": "b", "id": 1}
+
+
+def test_the_first_known_name_wins_and_the_others_stay(jsonl, config):
+    train = load_data(config(jsonl({"problem": "p", "question": "q", "solution": "s", "answer": "a"}))).train
+    assert train[0] == {
+        "prompt": [{"role": "user", "content": "q"}], "reference": "a", "problem": "p", "solution": "s",
+    }  # fmt: skip
+
+
+def test_named_columns_win_over_known_ones(jsonl, config):
+    path = jsonl({"question": "q", "text": "t", "answer": "a", "final": 7})
+    train = load_data(config(path, prompt_column="text", reference_column="final")).train
+    assert train[0] == {
+        "prompt": [{"role": "user", "content": "t"}], "reference": "7", "question": "q", "answer": "a",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7, "7"), (0.5, "0.5"), (True, "true"), (None, None), ("", ""), ([1, "a"], '[1, "a"]'), ({"k": 1}, '{"k": 1}')],
+)
+def test_references_become_text(jsonl, config, value, text):
+    assert load_data(config(jsonl({"prompt": "a", "answer": value}))).train[0]["reference"] == text
+
+
+def test_a_dataset_may_have_no_reference(jsonl, config):
+    split = load_data(config(jsonl({"prompt": "a"}, {"prompt": "b"})))
+    assert split.train["reference"][:] == [None, None]
+    assert split.train.features["reference"].dtype == "string"
+    assert split.info["rows"]["without_reference"] == 2
+
+
+def test_renamed_columns_reach_the_reward_under_our_name(jsonl, config):
+    path = jsonl({"question": "q", "answer": "a", "unit_tests": "t", "completions": "c"})
+    split = load_data(config(path, rename={"unit_tests": "tests", "answer": "worked", "completions": "samples"}))
+    assert split.train[0] == {
+        "prompt": [{"role": "user", "content": "q"}], "reference": "a", "worked": "a", "tests": "t", "samples": "c",
+    }  # fmt: skip
+    assert split.info["mapping"]["rename"] == {"unit_tests": "tests", "answer": "worked", "completions": "samples"}
+
+
+def test_columns_whose_name_is_taken_are_left_out_with_a_note(jsonl, config):
+    path = jsonl({"prompt": "old", "text": "t", "completions": "c", "reference": "r", "gold": "g"})
+    split = load_data(config(path, prompt_column="text", reference_column="gold"))
+    assert split.train.column_names == ["prompt", "reference"]
+    assert split.train[0]["reference"] == "g"
+    assert [note.split("'")[1] for note in split.info["notes"]] == ["prompt", "completions", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_column": "qestion"}, r"data\.prompt_column: there is no column 'qestion'\. Did you mean 'question'"),
+        (
+            {"reference_column": "anser"},
+            r"no column 'anser'\. Did you mean 'answer'\? Columns seen: question, answer, id",
+        ),
+        ({"rename": {"idx": "number"}}, r"data\.rename: there is no column 'idx'"),
+        ({"rename": {"id": "prompt"}}, "'id' cannot be called 'prompt'"),
+        ({"rename": {"id": "completions"}}, "'id' cannot be called 'completions'"),
+        ({"rename": {"id": "x", "answer": "x"}}, "two columns would be called 'x'"),
+        ({"reference_column": "question"}, "'question' cannot be both prompt and reference"),
+    ],
+)
+def test_a_mapping_that_does_not_work_is_refused(jsonl, config, fields, message):
+    with pytest.raises(DataError, match=message):
+        load_data(config(jsonl({"question": "q", "answer": "a", "id": 1}), **fields))
+
+
+def test_no_prompt_column_lists_what_was_seen(jsonl, config):
+    with pytest.raises(
+        DataError, match=r"Did you mean 'questions'\? Columns seen: questions, a\. .*data\.prompt_column"
+    ):
+        load_data(config(jsonl({"questions": "q", "a": "a"})))

@@ -1,0 +1,163 @@
+"""Folders of files, saved datasets, hub layout, hub ids."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from kit.data import load_data
+from kit.errors import DataError
+
+
+def put(path, *prompts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"prompt": prompt, "answer": prompt.upper()}) + "\n" for prompt in prompts))
+
+
+def prompts_of(split):
+    return [prompt[0]["content"] for prompt in split.train["prompt"]]
+
+
+def test_a_folder_of_files_is_read_by_name(tmp_path, config):
+    put(tmp_path / "b.jsonl", "three")
+    put(tmp_path / "a.jsonl", "one", "two")
+    split = load_data(config(tmp_path))
+    assert prompts_of(split) == ["one", "two", "three"]
+    assert split.info["files"] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_bad_row_in_a_folder_names_its_file(tmp_path, config):
+    put(tmp_path / "a.jsonl", "one")
+    put(tmp_path / "b.jsonl", "two", " ")
+    with pytest.raises(DataError, match=r"row 2 of b\.jsonl: 'prompt' is empty"):
+        load_data(config(tmp_path))
+
+
+def test_file_names_that_tell_splits_are_respected(tmp_path, config):
+    put(tmp_path / "train-0.jsonl", "one")
+    put(tmp_path / "train-1.jsonl", "two")
+    put(tmp_path / "test.jsonl", "secret")
+    split = load_data(config(tmp_path))
+    assert prompts_of(split) == ["one", "two"]
+    assert split.info["notes"] == ["Files of other splits are left out: test.jsonl."]
+    assert prompts_of(load_data(config(tmp_path, split="test"))) == ["secret"]
+    with pytest.raises(DataError, match=r"no file of the split 'tests'\. Did you mean 'test'"):
+        load_data(config(tmp_path, split="tests"))
+
+
+def test_a_folder_of_several_kinds_or_of_nothing_is_refused(tmp_path, config):
+    with pytest.raises(DataError, match="It holds: nothing"):
+        load_data(config(tmp_path))
+    put(tmp_path / "a.jsonl", "one")
+    (tmp_path / "b.csv").write_text("prompt\ntwo\n")
+    with pytest.raises(DataError, match=r"several kinds: 1 \.csv, 1 \.jsonl"):
+        load_data(config(tmp_path))
+
+
+def test_a_saved_dataset_is_read(tmp_path, config):
+    Dataset.from_dict({"question": ["a", "b"], "answer": [1, 2]}).save_to_disk(tmp_path / "saved")
+    assert load_data(config(tmp_path / "saved")).train["reference"][:] == ["1", "2"]
+
+
+def test_a_saved_dictionary_of_datasets_needs_a_split_that_is_there(tmp_path, config):
+    rows = Dataset.from_dict({"question": ["a", "b"]})
+    DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "saved")
+    assert len(load_data(config(tmp_path / "saved", split="test")).train) == 1
+    with pytest.raises(DataError, match=r"no split 'tset'\. Did you mean 'test'\? Splits: train, test"):
+        load_data(config(tmp_path / "saved", split="tset"))
+
+
+def test_a_damaged_saved_dataset_says_so(tmp_path, config):
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(DataError, match="looks like a saved dataset, but cannot be loaded"):
+        load_data(config(tmp_path))
+
+
+def test_a_folder_in_hub_layout_is_read_as_the_hub_would_give_it(tmp_path, config):
+    (tmp_path / "data").mkdir()
+    Dataset.from_dict({"question": ["a", "b"], "answer": ["1", "2"]}).to_parquet(tmp_path / "data/train-0-of-1.parquet")
+    Dataset.from_dict({"question": ["c"], "answer": ["3"]}).to_parquet(tmp_path / "data/test-0-of-1.parquet")
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: data/train-*\n"
+        "  - split: test\n    path: data/test-*\n---\n# Sums\n"
+    )
+    assert prompts_of(load_data(config(tmp_path, subset="main"))) == ["a", "b"]
+    assert load_data(config(tmp_path, subset="main", split="test")).train["reference"][:] == ["3"]
+    with pytest.raises(DataError, match=r"did not give split 'dev' of subset 'main': .*dev"):
+        load_data(config(tmp_path, subset="main", split="dev"))
+    with pytest.raises(DataError, match=r"subset 'mian'.*main"):
+        load_data(config(tmp_path, subset="mian"))
+
+
+def test_messages_of_mixed_shape_survive_hub_layout(tmp_path, config):
+    (tmp_path / "data").mkdir()
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}], "x": 1},
+        {"messages": [{"role": "user", "content": "b", "extra": {"k": 1}}], "x": "s"},
+    ]
+    (tmp_path / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = load_data(config(tmp_path))
+    assert prompts_of(split) == ["a", "b"]
+    assert split.train["x"][:] == ["1", '"s"']
+
+
+def test_an_unreachable_hub_id_says_what_was_tried_and_what_to_do(config):
+    with pytest.raises(DataError) as error:
+        load_data(config("some-owner/some-set"))
+    text = str(error.value)
+    assert "no file or folder 'some-owner/some-set'" in text
+    assert "It was taken for a hub id. The hub could not be reached" in text
+    assert "give its folder as data.source" in text
+
+
+def test_a_hub_id_that_is_nearly_a_file_here_names_it(tmp_path, config, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "train.jsonl", "one")
+    with pytest.raises(DataError, match=r"Did you mean 'train\.jsonl'\? It was taken for a hub id"):
+        load_data(config("train.json1"))
+
+
+def test_an_unknown_hub_id_is_told_from_an_unreachable_one(config, monkeypatch):
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    def refuse(*_args, **_kwargs):
+        raise DatasetNotFoundError("Dataset 'some-owner/some-set' doesn't exist on the Hub or cannot be accessed.")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match="no dataset of that name, or it is private or gated"):
+        load_data(config("some-owner/some-set"))
+
+
+def test_a_hub_id_is_asked_for_with_subset_split_and_revision(config, monkeypatch):
+    import datasets
+
+    calls = []
+
+    def give(*args, **kwargs):
+        calls.append((args, kwargs))
+        return Dataset.from_dict({"question": ["a"], "answer": ["1"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", give)
+    split = load_data(config("openai/gsm8k", subset="main", split="test", revision="abc"))
+    assert calls == [(("openai/gsm8k", "main"), {"split": "test", "revision": "abc"})]
+    assert {key: split.info[key] for key in ("subset", "split", "revision")} == {
+        "subset": "main", "split": "test", "revision": "abc",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("chain_sum", "Did you mean 'reasoning-gym:chain_sum'"),
+        ("reasoning_gym:chain_sum", "Did you mean 'reasoning-gym:'"),
+        ("a b", "cannot be a hub id"),
+        ("./rows", "no file or folder rows"),
+        ("one/two/three", "its folder one/two does not exist"),
+    ],
+)
+def test_a_name_that_leads_nowhere_gets_a_hint(config, source, hint):
+    with pytest.raises(DataError, match=hint):
+        load_data(config(source))

@@ -1,0 +1,134 @@
+"""Every kind of file gives the same rows, and every broken one says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kit.data import load_data
+from kit.errors import DataError
+
+ROWS = [
+    {"question": "1+1?", "answer": "2", "topic": "sum"},
+    {"question": "2*3?", "answer": "6", "topic": "product"},
+    {"question": "Größe «π»?", "answer": "3,14", "topic": None},
+]
+EXPECTED = [
+    {"prompt": [{"role": "user", "content": row["question"]}], "reference": row["answer"], "topic": row["topic"]}
+    for row in ROWS
+]
+
+
+def write(path: Path) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(ROWS, ensure_ascii=False), encoding="utf-8")
+    elif path.suffix == ".csv":
+        path.write_text('question,answer,topic\n1+1?,2,sum\n2*3?,6,product\nGröße «π»?,"3,14",\n', encoding="utf-8")
+    else:
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, config, suffix):
+    split = load_data(config(write(tmp_path / f"rows{suffix}")))
+    assert split.train.to_list() == EXPECTED
+    assert split.info["columns"] == ["prompt", "reference", "topic"]
+    assert split.info["mapping"] == {"prompt": "question", "reference": "answer", "rename": {}}
+    assert split.info["rows"] == {
+        "read": 3, "used": 3, "train": 3, "heldout": 0, "heldout_duplicates": 0, "skipped": 0, "too_long": 0,
+        "without_reference": 0,
+    }  # fmt: skip
+
+
+def test_the_digest_is_of_the_content_not_of_the_file(tmp_path, config):
+    paths = [write(tmp_path / f"rows{suffix}") for suffix in (".jsonl", ".json", ".csv", ".parquet")]
+    digests = {load_data(config(path)).info["sha256"] for path in paths}
+    assert len(digests) == 1
+    paths[0].write_text("\n".join(reversed(paths[0].read_text().splitlines())))
+    assert load_data(config(paths[0])).info["sha256"] not in digests
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path, config):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
+    assert [row[0]["content"] for row in load_data(config(path)).train["prompt"]] == ["a", "b"]
+
+
+def test_json_lines_may_miss_keys(jsonl, config):
+    split = load_data(config(jsonl({"prompt": "a", "level": 1}, {"prompt": "b", "hint": "h"})))
+    assert [row["level"] for row in split.train] == [1, None]
+    assert [row["hint"] for row in split.train] == [None, "h"]
+
+
+def test_a_column_without_a_common_type_becomes_json_text(jsonl, config):
+    path = jsonl(
+        {"prompt": "a", "x": 1}, {"prompt": "b", "x": "one"}, {"prompt": "c", "x": {"k": [1]}}, {"prompt": "d"}
+    )
+    split = load_data(config(path))
+    assert split.train["x"][:] == ["1", '"one"', '{"k": [1]}', None]
+    assert "'x'" in split.info["notes"][0]
+
+
+def test_parquet_keeps_images_undecoded_and_names_class_labels(tmp_path, config):
+    from datasets import ClassLabel, Dataset, Features, Image, Value
+
+    image = {"bytes": b"not a png", "path": None}
+    features = Features({"prompt": Value("string"), "image": Image(), "label": ClassLabel(names=["cat", "dog"])})
+    rows = Dataset.from_dict({"prompt": ["a", "b"], "image": [image, image], "label": [1, -1]}, features=features)
+    rows.to_parquet(tmp_path / "rows.parquet")
+    train = load_data(config(tmp_path / "rows.parquet")).train
+    assert train["reference"][:] == ["dog", None]
+    assert train.features["image"] == Image()
+    assert train.cast_column("image", Image(decode=False))[0]["image"] == image
+
+
+@pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.csv"])
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_is_refused(tmp_path, config, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="has no rows"):
+        load_data(config(tmp_path / name, skip_bad_rows=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'{"rows": []}', "holds one dict with the keys rows; expected a list of objects"),
+        ("a.json", b'{"prompt": "a"}\n{"prompt": "b"}', r"call it \.jsonl"),
+        ("a.json", b"[1, 2", "not valid JSON"),
+        ("a.json", b'["\xff"]', "not UTF-8 at byte 2"),
+        ("a.csv", b"a,a\n1,2", "two columns of one name"),
+        ("a.csv", b"prompt\n" + b"x" * 140_000, "not valid CSV near line 2"),
+        ("a.parquet", b"no parquet", "not valid Parquet"),
+        ("a.txt", b"text", r"files of kind '\.txt' are not read. Kinds: \.jsonl"),
+        ("a.jsonl.gz", b"text", r"'\.gz'"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path, config, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_data(config(tmp_path / name))
+
+
+def test_a_missing_file_names_the_near_one(tmp_path, config):
+    write(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"no file or folder .*trian\.jsonl\. Did you mean 'train\.jsonl'\?"):
+        load_data(config(tmp_path / "trian.jsonl"))
+    with pytest.raises(DataError, match=r"its folder .* does not exist, either"):
+        load_data(config(tmp_path / "nowhere" / "train.jsonl"))
+
+
+def test_importing_the_package_is_light():
+    import subprocess
+    import sys
+
+    heavy = {"datasets", "torch", "transformers", "pyarrow", "reasoning_gym"}
+    code = f"import sys, kit.data; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,55 @@
+"""Prompts that are too long leave both sides, and are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.data import filter_by_length, load_data
+from kit.errors import DataError
+
+
+def words(prompts):
+    return [len(prompt[0]["content"].split()) for prompt in prompts]
+
+
+@pytest.fixture
+def split(jsonl, config):
+    # Prompts of 1 to 20 words.
+    return load_data(config(jsonl(*({"prompt": "w " * number} for number in range(1, 21))), heldout=8))
+
+
+def test_long_prompts_leave_both_sides(split):
+    short = filter_by_length(split, words, 12)
+    assert sorted(words([*short.train["prompt"], *short.heldout["prompt"]])) == list(range(1, 13))
+    rows = short.info["rows"]
+    assert (rows["too_long"], rows["train"] + rows["heldout"], rows["used"]) == (8, 12, 20)
+    assert (rows["train"], rows["heldout"]) == (len(short.train), len(short.heldout))
+    assert short.info["max_prompt_tokens"] == 12
+    assert split.info["rows"]["too_long"] == 0  # the split that came in is as it was
+
+
+def test_the_limit_itself_is_allowed_and_null_filters_nothing(split):
+    assert filter_by_length(split, words, 20).info["rows"]["too_long"] == 0
+    assert filter_by_length(split, words, None) is split
+
+
+def test_nothing_left_is_an_error_with_the_median(jsonl, config):
+    split = load_data(config(jsonl(*({"prompt": "w " * number} for number in (3, 5, 9)))))
+    with pytest.raises(
+        DataError, match=r"Every train prompt .* median of 3 prompts is 5 tokens, the shortest 3, the longest 9"
+    ):
+        filter_by_length(split, words, 2)
+
+
+def test_counting_goes_in_batches_and_must_answer_for_each(jsonl, config):
+    split = load_data(config(jsonl(*({"prompt": str(number)} for number in range(2500)))))
+    sizes = []
+
+    def count(prompts):
+        sizes.append(len(prompts))
+        return [1] * len(prompts)
+
+    filter_by_length(split, count, 5)
+    assert sizes == [1000, 1000, 500]
+    with pytest.raises(ValueError, match="999 lengths for 1000 prompts"):
+        filter_by_length(split, lambda prompts: [1] * (len(prompts) - 1), 5)
