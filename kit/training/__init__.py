@@ -1,0 +1,1 @@
+"""Models, scorer and trainer: everything that touches torch."""

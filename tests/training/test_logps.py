@@ -1,0 +1,418 @@
+"""The chunked log-probability head against plain float64 arithmetic, and under TRL's fused head."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kit.errors import EnvironmentUnsupported, ModelError
+from kit.training import logit_tiles
+from kit.training.logps import OPTIONAL_OUTPUTS, ChunkedLogProb, entropy_gradient, token_logps_and_entropy
+from kit.training.trl_kernel import (
+    LogProbDispatcher,
+    check_logit_transforms,
+    install_torch_logprob_kernel,
+    torch_logprob_kernel,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
+    monkeypatch.setattr(logit_tiles, "TILE_ROWS", 3)
+    monkeypatch.setattr(logit_tiles, "TILE_ELEMENTS", 15)
+
+
+def plain(hidden, weight, bias, targets, temperature=1.0, softcap=None, scale=1.0):
+    """All five outputs from the full (N, V) logits."""
+    z = hidden @ weight.t()
+    z = (z if bias is None else z + bias) * scale
+    z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
+    logp = z.log_softmax(-1)
+    p = logp.exp()
+    chosen = logp.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return chosen, -(p * logp).sum(-1), p.square().sum(-1).log(), z.mean(-1), z.argmax(-1) == targets
+
+
+def problem(n, vocab, width, *, bias, trainable, dtype=torch.float32):
+    hidden = torch.randn(n, width, dtype=dtype).requires_grad_()
+    weight = torch.randn(vocab, width, dtype=dtype).requires_grad_(trainable)
+    offset = torch.randn(vocab, dtype=dtype).requires_grad_(trainable) if bias else None
+    return hidden, weight, offset, torch.randint(vocab, (n,))
+
+
+def gradients(outputs, coefficients, leaves):
+    loss = sum((c * x).sum() for c, x in zip(coefficients, outputs, strict=True) if c is not None)
+    return torch.autograd.grad(loss, leaves)
+
+
+def relative(a, b):
+    return ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)).item()
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize(
+    ("temperature", "softcap", "scale", "bias"),
+    [(1.0, None, 1.0, False), (0.7, None, 1.0, True), (1.3, 5.0, 0.5, True), (0.7, 30.0, 2.0, False)],
+)
+@pytest.mark.parametrize(("n", "vocab", "width"), [(1, 5, 3), (7, 5, 33), (1, 1031, 33), (7, 1031, 3)])
+def test_values_and_gradients_equal_plain_float64(n, vocab, width, temperature, softcap, scale, bias, trainable):
+    hidden, weight, offset, targets = problem(n, vocab, width, bias=bias, trainable=trainable)
+    exact = [
+        None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in (hidden, weight, offset)
+    ]
+    ours = ChunkedLogProb.apply(hidden, weight, offset, targets, temperature, 128, softcap, scale)
+    want = plain(*exact, targets, temperature, softcap, scale)
+    for a, b in zip(ours[:4], want[:4], strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours[4], want[4])
+
+    leaves = [x for x in (hidden, weight, offset) if x is not None and x.requires_grad]
+    exact_leaves = [x for x in exact if x is not None and x.requires_grad]
+    u, v = torch.randn(n), torch.randn(n)
+    for pair in ((u, v), (u, None), (None, v)):
+        got = gradients(
+            ChunkedLogProb.apply(hidden, weight, offset, targets, temperature, 128, softcap, scale)[:2], pair, leaves
+        )
+        ref = gradients(plain(*exact, targets, temperature, softcap, scale)[:2], pair, exact_leaves)
+        assert max(relative(a, b) for a, b in zip(got, ref, strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("softcap", [None, 4.0])
+def test_gradcheck_across_tile_borders(small_tiles, trainable, softcap):
+    hidden, weight, bias, targets = problem(7, 23, 4, bias=True, trainable=trainable, dtype=torch.float64)
+
+    def both(hidden, weight, bias):
+        return ChunkedLogProb.apply(hidden, weight, bias, targets, 0.7, 1000, softcap, 1.5)[:2]
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+
+
+def test_float64_inputs_stay_float64_and_exact(small_tiles):
+    hidden, weight, bias, targets = problem(8, 23, 4, bias=True, trainable=False, dtype=torch.float64)
+    ours, want = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.3, 4), plain(hidden, weight, bias, targets, 1.3)
+    for a, b in zip(ours[:4], want[:4], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("only", ["hidden", "weight", "bias"])
+def test_each_input_may_be_the_only_one_that_needs_a_gradient(small_tiles, only):
+    inputs = dict(zip(("hidden", "weight", "bias"), problem(7, 23, 4, bias=True, trainable=True)[:3], strict=True))
+    inputs = {name: value.detach().requires_grad_(name == only) for name, value in inputs.items()}
+    targets, u, v = torch.randint(23, (7,)), torch.randn(7), torch.randn(7)
+    got = gradients(ChunkedLogProb.apply(*inputs.values(), targets, 1.0, 4)[:2], (u, v), [inputs[only]])
+    ref = gradients(plain(*inputs.values(), targets)[:2], (u, v), [inputs[only]])
+    assert relative(got[0], ref[0]) <= 1e-5
+
+
+def test_frozen_and_trainable_heads_give_the_same_hidden_gradient():
+    hidden, weight, bias, targets = problem(40, 3001, 16, bias=True, trainable=True)
+    u, v = torch.randn(40), torch.randn(40)
+    trainable = ChunkedLogProb.apply(hidden, weight, bias, targets, 0.7, 256)
+    frozen = ChunkedLogProb.apply(hidden, weight.detach(), bias.detach(), targets, 0.7, 256)
+    assert all(torch.equal(a, b) for a, b in zip(trainable, frozen, strict=True))
+    (a,), (b,) = (gradients(x[:2], (u, v), [hidden]) for x in (trainable, frozen))
+    assert relative(a, b) <= 1e-6
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("target", [0, 9, 18])
+def test_certain_tokens_keep_their_relative_precision_in_float32(small_tiles, trainable, target):
+    # Target logit 50, the 18 others 0: logp = -log1p(18 e^-50), 1 - p = 18 e^-50 / (1 + 18 e^-50) = 3.5e-21,
+    # far below float32's epsilon, and d logp/d bias_target = 1 - p, d logp/d bias_j = -e^-50.
+    vocab = 19
+    bias = torch.zeros(vocab)
+    bias[target] = 50.0
+    weight = torch.eye(vocab).requires_grad_(trainable)
+    hidden = torch.zeros(1, vocab).requires_grad_()
+    logp, entropy, *_ = ChunkedLogProb.apply(hidden, weight, bias, torch.tensor([target]), 1.0, 5)
+    rest = 18 * math.exp(-50)
+    assert logp.item() == pytest.approx(-math.log1p(rest), rel=1e-5)
+    assert entropy.item() == pytest.approx(rest * 51, rel=1e-5)  # -(1-p) log(1-p) + ... = 18 e^-50 (50 + 1)
+    (grad,) = torch.autograd.grad(logp.sum(), hidden, retain_graph=True)
+    want = torch.full((1, vocab), -math.exp(-50))
+    want[0, target] = rest
+    assert relative(grad, want) <= 1e-5
+    (grad,) = torch.autograd.grad(entropy.sum(), hidden)
+    # dH/dz_j = -p_j (log p_j + H) = 50 e^-50 for the others; they sum to 0 with the target's
+    want = torch.full((1, vocab), 50 * math.exp(-50))
+    want[0, target] = -50 * rest
+    assert relative(grad, want) <= 1e-5
+
+
+def test_a_certain_wrong_token_and_large_logits_stay_finite(small_tiles):
+    hidden = torch.tensor([[1e4], [-1e4]]).requires_grad_()
+    weight = torch.linspace(-1, 1, 11).unsqueeze(1)
+    logp, entropy, *_ = ChunkedLogProb.apply(hidden, weight, None, torch.tensor([0, 0]), 1.0, 4)
+    assert logp.tolist() == [-2e4, 0.0]
+    (logp.sum() + entropy.sum()).backward()
+    # d logp/dh = w_target - E[w] = -1 - 1 for the first row, 0 for the second
+    torch.testing.assert_close(hidden.grad, torch.tensor([[-2.0], [0.0]]))
+
+
+def test_is_top1_counts_only_the_first_of_equal_maxima(small_tiles):
+    # logits 0 2 1 2 | 2 0: the first maximum is token 1; tokens 3 and 7 tie with it in the same and another tile
+    weight = torch.tensor([0.0, 2, 1, 2, 0, 0, 0, 2]).unsqueeze(1)
+    top1 = ChunkedLogProb.apply(torch.ones(4, 1), weight, None, torch.tensor([1, 3, 7, 2]), 1.0, 5)[4]
+    assert top1.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_no_tokens_gives_differentiable_zeros(trainable):
+    hidden, weight, bias, targets = problem(0, 23, 4, bias=True, trainable=trainable)
+    outputs = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8)
+    assert [x.shape for x in outputs] == [(0,)] * 5
+    (outputs[0].sum() + outputs[1].sum()).backward()
+    assert hidden.grad.shape == (0, 4)
+    if trainable:
+        assert weight.grad.eq(0).all()
+        assert bias.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("name", OPTIONAL_OUTPUTS)
+def test_outputs_not_asked_for_are_none(name):
+    hidden, weight, bias, targets = problem(7, 23, 4, bias=True, trainable=False)
+    everything = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8)
+    one = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8, None, 1.0, ("log_probs", name))
+    index = 1 + OPTIONAL_OUTPUTS.index(name)
+    assert [i for i, x in enumerate(one) if x is not None] == [0, index]
+    torch.testing.assert_close(one[index], everything[index])
+    assert everything[index].requires_grad == (name == "entropy")
+
+
+@pytest.mark.parametrize("target", [-100, 23])
+def test_targets_outside_the_vocabulary_are_refused(target):
+    with pytest.raises(IndexError, match=r"targets must lie in \[0, 23\)"):
+        token_logps_and_entropy(torch.randn(1, 4), torch.randn(23, 4), torch.tensor([target]))
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_bfloat16_autocast_is_close_and_keeps_float32_statistics(trainable):
+    hidden, weight, bias, targets = problem(16, 501, 32, bias=True, trainable=trainable)
+    leaves = [x for x in (hidden, weight, bias) if x.requires_grad]
+    u, v = torch.randn(16), torch.randn(16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 100)
+    want = plain(hidden, weight, bias, targets)
+    for a, b in zip(ours[:2], want[:2], strict=True):
+        assert a.dtype == torch.float32
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.1)  # logits of size 20, rounded to 8 bits
+    for a, b, leaf in zip(
+        gradients(ours[:2], (u, v), leaves), gradients(want[:2], (u, v), leaves), leaves, strict=True
+    ):
+        assert a.dtype == leaf.dtype
+        assert relative(a, b) <= 0.05
+
+
+def test_bfloat16_weights_get_bfloat16_gradients():
+    inputs = problem(16, 501, 32, bias=True, trainable=True)
+    hidden, weight, bias = (x.detach().bfloat16().requires_grad_() for x in inputs[:3])
+    logps, entropy = token_logps_and_entropy(hidden, weight, inputs[3], bias)
+    (logps.sum() + entropy.sum()).backward()
+    assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in (hidden, weight, bias))
+
+
+def saved_shapes(function):
+    """Shapes of what the graph of `function()` keeps for its backward."""
+    shapes: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append(tuple(x.shape)) or x, lambda x: x):
+        function()
+    return shapes
+
+
+def test_a_frozen_head_keeps_one_row_gradient_per_differentiable_output():
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
+    assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets)) == [(7, 4), (7, 4)]
+    assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets, entropy=False)) == [(7, 4)]
+    with entropy_gradient(False):
+        assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets)) == [(7, 4)]
+
+
+def test_nothing_is_kept_when_nothing_needs_a_gradient():
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
+    assert saved_shapes(lambda: token_logps_and_entropy(hidden.detach(), weight, targets)) == []
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_entropy_gradient_can_be_switched_off_for_a_block_and_a_thread(trainable):
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=trainable)
+
+    def entropy_is_differentiable():
+        return token_logps_and_entropy(hidden, weight, targets)[1].requires_grad
+
+    seen = []
+    with entropy_gradient(False):
+        logps, entropy = token_logps_and_entropy(hidden, weight, targets)
+        assert logps.requires_grad
+        assert not entropy.requires_grad
+        thread = threading.Thread(target=lambda: seen.append(entropy_is_differentiable()))
+        thread.start()
+        thread.join()
+        with entropy_gradient(True):
+            assert entropy_is_differentiable()
+        assert not entropy_is_differentiable()
+    assert seen == [True]
+    assert entropy_is_differentiable()
+
+
+class Largest(TorchDispatchMode):
+    """Element count of the largest tensor that any operation returns, and how many products are accumulated."""
+
+    elements = 0
+    products = 0  # accumulating matrix products, i.e. row or weight gradients
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        self.products += func is torch.ops.aten.addmm_.default
+        return result
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
+    n, vocab = 64, 151_936  # 64 x 151936 = 9.7 M logits; a tile has 2.1 M entries at most, the weight 0.6 M
+    hidden, weight, _, targets = problem(n, vocab, 4, bias=False, trainable=trainable)
+    with Largest() as ours:
+        logps, entropy = token_logps_and_entropy(hidden, weight, targets)
+        (logps.sum() + entropy.sum()).backward()
+    assert 0 < ours.elements <= logit_tiles.TILE_ELEMENTS < n * vocab
+    with Largest() as theirs:
+        plain(hidden[:2], weight, None, targets[:2])
+    assert theirs.elements >= 2 * vocab  # the counter does see logits
+
+
+def test_row_gradients_are_not_computed_under_no_grad():
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
+    with Largest() as counted:
+        token_logps_and_entropy(hidden, weight, targets)
+    assert counted.products == 2
+    with Largest() as counted, torch.no_grad():
+        token_logps_and_entropy(hidden, weight, targets)
+    assert counted.products == 0
+
+
+def tiny_qwen3(**changes):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=301,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=False,
+        **changes,
+    )
+    return transformers.Qwen3ForCausalLM(config).float().train()
+
+
+@pytest.mark.parametrize("frozen_head", [False, True])
+def test_trl_fused_head_on_qwen3_equals_plain_logits(frozen_head):
+    utils = pytest.importorskip("trl.trainer.utils")
+    model = tiny_qwen3()
+    model.lm_head.weight.requires_grad_(not frozen_head)
+    ids = torch.randint(301, (3, 11))
+    labels = ids.clone()
+    labels[:, :4] = -100
+    labels[0, 8:] = -100
+    mask = labels[:, 1:] != -100
+    weights = torch.randn(3, 10) * mask
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    want, want_entropy, *_ = plain(
+        model(ids).logits[:, :-1].flatten(0, 1) / 0.7, torch.eye(301), None, ids[:, 1:].flatten()
+    )
+    want, want_entropy = want.view(3, 10), want_entropy.view(3, 10)
+    reference = torch.autograd.grad((weights * (want - 0.1 * want_entropy)).sum(), parameters)
+
+    utils.add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    with torch_logprob_kernel():
+        out = model(ids, labels=labels, fused_lm_head=True)
+        got = torch.autograd.grad((weights * (out.log_probs - 0.1 * out.entropy)).sum(), parameters)
+        empty = model(ids, labels=torch.full_like(ids, -100), fused_lm_head=True).log_probs
+        assert empty.eq(0).all()
+        assert empty.requires_grad
+        empty.sum().backward()
+    assert (out.log_probs - want * mask).abs().max() <= 2e-6
+    assert (out.entropy - want_entropy * mask).abs().max() <= 2e-6
+    assert max(relative(a, b) for a, b in zip(got, reference, strict=True)) <= 1e-5
+
+
+@pytest.fixture
+def utils(monkeypatch):
+    """`trl.trainer.utils` as released, whatever other tests of the session installed there; put back afterwards."""
+    module = pytest.importorskip("trl.trainer.utils")
+    current = module._ChunkedLogProbFunction
+    monkeypatch.setattr(module, "_ChunkedLogProbFunction", getattr(current, "gpu_kernel", current))
+    return module
+
+
+def test_stock_trl_head_fails_on_a_cpu_and_the_installed_one_works(utils):
+    arguments = (torch.randn(2, 4), torch.randn(9, 4), None, torch.tensor([1, 2]), 1.0, 8, None, 1.0, ("entropy",))
+    stock = utils._ChunkedLogProbFunction
+    with pytest.raises((RuntimeError, AttributeError)):  # no GPU driver, or no Triton
+        stock.apply(*arguments)
+    with torch_logprob_kernel():
+        assert utils._ChunkedLogProbFunction.gpu_kernel is stock
+        assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], ChunkedLogProb.apply(*arguments)[0])
+    assert utils._ChunkedLogProbFunction is stock
+
+
+def test_installing_twice_wraps_once(utils):
+    stock = utils._ChunkedLogProbFunction
+    install_torch_logprob_kernel()
+    first = utils._ChunkedLogProbFunction
+    install_torch_logprob_kernel()
+    with torch_logprob_kernel():
+        assert utils._ChunkedLogProbFunction is first
+    assert utils._ChunkedLogProbFunction is first
+    assert first.gpu_kernel is stock
+
+
+def test_cuda_tensors_go_to_the_gpu_kernel_if_there_is_one(monkeypatch):
+    calls = []
+    gpu = SimpleNamespace(apply=lambda *a: calls.append("gpu"))
+    monkeypatch.setattr(ChunkedLogProb, "apply", lambda *a: calls.append("torch"))
+    cuda, cpu = (SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in ("cuda", "cpu"))
+    for kernel, tensor in ((gpu, cuda), (gpu, cpu), (None, cuda)):
+        LogProbDispatcher(kernel).apply(tensor)
+    assert calls == ["gpu", "torch", "torch"]
+
+
+def test_a_trl_without_the_head_is_refused_with_the_range(utils, monkeypatch):
+    monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
+    with pytest.raises(EnvironmentUnsupported, match=r"Install trl>=1\.15,<1\.16"):
+        install_torch_logprob_kernel()
+
+
+@pytest.mark.parametrize("field", ["logits_soft_cap", "output_logit_soft_cap"])
+def test_models_with_transforms_the_head_leaves_out_are_refused(field):
+    with pytest.raises(ModelError, match=f"{field}=30.0"):
+        check_logit_transforms(SimpleNamespace(**{field: 30.0}))
+    check_logit_transforms(SimpleNamespace(**{field: None}, final_logit_softcapping=30.0))
+    text = SimpleNamespace(**{field: 30.0})
+    with pytest.raises(ModelError):
+        check_logit_transforms(SimpleNamespace(get_text_config=lambda: text))
+    pytest.importorskip("transformers")
+    check_logit_transforms(tiny_qwen3().config)
