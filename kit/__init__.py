@@ -1,0 +1,80 @@
+"""grpo-kit: fine-tune language models with GRPO on one GPU, or on a laptop's CPU.
+
+    import kit
+    run = kit.train("quickstart", steps=20)      # in a process of its own; returns a handle on its directory
+    run.metrics(); run.plot(); run.evaluate()
+
+    from kit import HookedGRPOTrainer, Objective  # a drop-in for trl.GRPOTrainer whose loss is made of hooks
+
+Names are imported on first use, so that `import kit` loads neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.api import Run as Run
+    from kit.config import RunConfig as RunConfig
+    from kit.config import load_config as load_config
+    from kit.objective import Objective as Objective
+    from kit.objective import TokenBatch as TokenBatch
+    from kit.objective import advantages as advantages
+    from kit.objective import clips as clips
+    from kit.objective import recipes as recipes
+    from kit.objective import reductions as reductions
+    from kit.objective import regularizers as regularizers
+    from kit.objective import weights as weights
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Run": "kit.api",
+    "train": "kit.api",
+    "RunConfig": "kit.config",
+    "load_config": "kit.config",
+    "Objective": "kit.objective",
+    "TokenBatch": "kit.objective",
+    "advantages": "kit.objective",
+    "clips": "kit.objective",
+    "recipes": "kit.objective",
+    "reductions": "kit.objective",
+    "regularizers": "kit.objective",
+    "weights": "kit.objective",
+}
+
+__all__ = [
+    "HookedGRPOTrainer",
+    "Objective",
+    "Run",
+    "RunConfig",
+    "TokenBatch",
+    "__version__",
+    "advantages",
+    "clips",
+    "load_config",
+    "recipes",
+    "reductions",
+    "regularizers",
+    "train",
+    "weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HookedGRPOTrainer":
+        # Made on first use: its base class is TRL's trainer, which another package may have to patch before that.
+        value = importlib.import_module("kit.training.trainer").make_trainer_class()
+    elif name == "recipes":
+        value = importlib.import_module("kit.objective.recipes")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'kit' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

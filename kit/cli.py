@@ -1,0 +1,344 @@
+"""The command line. Every verb imports what it needs inside, so that `grpo-kit --help` answers at once.
+
+Exit codes: 0 done, 2 the user's error (one message on stderr, no traceback unless --debug), 130 Ctrl-C, 1 a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kit import __version__
+from kit.runs.child import CRASHED, STOPPED, USER_ERROR, is_user_error
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+
+
+class KitGroup(TyperGroup):
+    """Turns the errors of all verbs into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a verb. Raises `typer.Exit` in place of user errors and Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(STOPPED) from None
+        except Exception as error:
+            if ctx.params.get("debug") or not is_user_error(error):
+                raise
+            _complain(str(error))
+            raise typer.Exit(USER_ERROR) from None
+
+
+app = typer.Typer(
+    cls=KitGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: the rich one takes three times as long to import
+    add_completion=False,
+    context_settings={"max_content_width": 110},
+    help="Fine-tune language models with GRPO on one GPU, or on this machine's CPU. Begin with: grpo-kit quickstart",
+)
+config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
+reward_app = typer.Typer(no_args_is_help=True, help="Reward presets.")
+objective_app = typer.Typer(no_args_is_help=True, help="Recipes and hooks of the loss.")
+data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
+app.add_typer(config_app, name="config")
+app.add_typer(reward_app, name="reward")
+app.add_typer(objective_app, name="objective")
+app.add_typer(data_app, name="data")
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
+]
+RunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"grpo-kit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors, too.")] = False,
+) -> None:
+    """Options of all verbs."""
+
+
+@app.command()
+def quickstart(
+    seed: Annotated[int | None, typer.Option(help="Seed of adapters, sampling and data order.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    objective: Annotated[str | None, typer.Option(help="Recipe of the loss: grpo, dr_grpo, dapo, ...")] = None,
+    override: Overrides = None,
+    run_id: RunId = None,
+) -> None:
+    """Run the whole thing on the embedded default: no GPU, a few minutes."""
+    _train("quickstart", override, seed=seed, steps=steps, objective=objective, run_id=run_id)
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    override: Overrides = None,
+    skip_bad_rows: SkipBadRows = False,
+    run_id: RunId = None,
+) -> None:
+    """Train as CONFIG says. Ctrl-C saves a checkpoint and stops."""
+    _train(config, [*(override or []), *_skipping(skip_bad_rows)], run_id=run_id)
+
+
+def _train(config: str, override: list[str] | None, **shortcuts: Any) -> None:
+    from kit.api import launch, prepare
+
+    _, outcome = launch(prepare(config, override or [], **shortcuts))
+    if outcome.error is not None and not outcome.shown:
+        _complain(str(outcome.error))
+    raise typer.Exit(outcome.code)
+
+
+@app.command()
+def validate(config: ConfigArgument, override: Overrides = None, skip_bad_rows: SkipBadRows = False) -> None:
+    """Check CONFIG without running it."""
+    loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
+
+    from kit.validation import check
+
+    for note in check(loaded):
+        typer.echo(f"  {note}")
+    typer.echo(f"{config} can be run.")
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.yaml"),
+    preset: Annotated[str, typer.Option(metavar="NAME", help="Preset to start from.")] = "quickstart",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a YAML file with every key and its meaning."""
+    from kit.config import load_config
+    from kit.errors import ConfigError
+    from kit.runs.files import write_atomic
+    from kit.schema import commented_yaml
+
+    text = commented_yaml(load_config(preset))
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a file name, e.g. {path / 'run.yaml'}.")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; choose another name, or overwrite it with --force.")
+    write_atomic(path, text)
+    typer.echo(f"Wrote {path}. Edit it, check it with: grpo-kit validate {path}")
+
+
+@app.command()
+def ps(root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs")) -> None:
+    """List runs, the latest first."""
+    from kit.runs.store import RunStore
+
+    runs = RunStore(root).list()
+    if not runs:
+        typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
+        return
+    rows = []
+    for run in runs:
+        status, metrics = run.status(), run.metrics()
+        step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
+        reward = next((line["reward"] for line in reversed(metrics) if line.get("reward") is not None), None)
+        progress = "-" if step is None else f"{step}/{total}" if total else str(step)
+        left = "-" if eta is None else f"{eta / 60:.0f} min"
+        rows.append([run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", left])
+    _table(["run", "state", "step", "reward", "time left"], rows)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration."""
+    from kit.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@config_app.command("show")
+def config_show(config: ConfigArgument, override: Overrides = None) -> None:
+    """Print CONFIG with every default written out."""
+    typer.echo(_load(config, override or []).to_yaml(), nl=False)
+
+
+@config_app.command("presets")
+def config_presets() -> None:
+    """List the configurations that come with the kit."""
+    from kit.config import find_config, preset_names
+
+    _table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
+
+
+@reward_app.command("list")
+def reward_list() -> None:
+    """List the reward presets."""
+    import rewards
+
+    _table(["preset", "what it rewards"], [[name, _summary(rewards.describe(name))] for name in rewards.names()])
+
+
+@reward_app.command("show")
+def reward_show(name: Annotated[str, typer.Argument(help="A preset of `grpo-kit reward list`.")]) -> None:
+    """Show what a reward preset is made of."""
+    import rewards
+
+    typer.echo(rewards.describe(name).strip() + "\n")
+    preset = rewards.load(name)
+    rows = [[c.name, f"{weight:g}", f"{c.low:g} to {c.high:g}"] for c, weight in preset.components]
+    _table(["component", "weight", "range"], rows)
+
+
+@objective_app.command("list")
+def objective_list() -> None:
+    """List recipes, and the hooks that an objective is made of."""
+    from kit.objective.recipes import recipe, recipe_names
+
+    _table(["recipe", "advantage", "clip", "reduction"], [
+        [name, *(_spell(recipe(name)[part]) for part in ("advantage", "clip", "reduction"))] for name in recipe_names()
+    ])  # fmt: skip
+    for registry in _registries():
+        typer.echo("")
+        _table([registry.kind, "formula"], [[name, registry[name].formula] for name in registry])
+
+
+@objective_app.command("show")
+def objective_show(name: Annotated[str, typer.Argument(help="A name of `grpo-kit objective list`.")]) -> None:
+    """Show a recipe as YAML, or a hook with its hyper-parameters."""
+    import inspect
+
+    import yaml
+
+    from kit.errors import ConfigError
+    from kit.objective.recipes import recipe, recipe_names
+    from kit.registry import did_you_mean
+
+    if name in recipe_names():
+        typer.echo(yaml.safe_dump({"objective": {"recipe": name} | recipe(name)}, sort_keys=False), nl=False)
+        return
+    found = [registry for registry in _registries() if name in registry]
+    if not found:
+        names = [*recipe_names(), *(hook for registry in _registries() for hook in registry)]
+        hint = did_you_mean(name, names)
+        raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
+    for registry in found:
+        hook = registry[name]
+        typer.echo(f"{registry.kind} {name}: {hook.formula}")
+        typer.echo(inspect.getdoc(hook.build) or "")
+        if hook.needs:
+            typer.echo(f"needs: {', '.join(sorted(hook.needs))}")
+        if hook.parameters:
+            _table(["parameter", "default"], [[p.name, str(p.default)] for p in hook.parameters.values()])
+
+
+@data_app.command("preview")
+def data_preview(
+    config: ConfigArgument,
+    override: Overrides = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
+    skip_bad_rows: SkipBadRows = False,
+) -> None:
+    """Show what is read: counts, and rows of both sides."""
+    from kit.data import load_data, preview
+
+    split = load_data(_load(config, [*(override or []), *_skipping(skip_bad_rows)]).data)
+    counts = {name.replace("_", " "): count for name, count in split.info["rows"].items() if count}
+    typer.echo(f"{split.info['source']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    for note in split.info["notes"]:
+        typer.echo(f"note: {note}")
+    for row in preview(split, rows):
+        typer.echo(f"\n[{row.pop('side')}]")
+        for column, value in row.items():
+            typer.echo(f"  {column}: {_shorten(value)}")
+
+
+def _load(config: str, override: list[str]) -> RunConfig:
+    from kit.config import load_config
+
+    return load_config(config, override)
+
+
+def _skipping(skip: bool) -> list[str]:
+    return ["data.skip_bad_rows=true"] if skip else []
+
+
+def _registries() -> list[Any]:
+    from kit import objective
+
+    return [getattr(objective, name) for name in ("advantages", "clips", "weights", "regularizers", "reductions")]
+
+
+def _spell(hook: dict[str, Any]) -> str:
+    values = ", ".join(f"{key}={value}" for key, value in hook.items() if key != "name")
+    return f"{hook['name']}({values})" if values else str(hook["name"])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _summary(text: str) -> str:
+    """The first line below a signature."""
+    return _first_line(text.partition("\n\n")[2])
+
+
+def _first_comment(path: Path) -> str:
+    return _first_line(path.read_text(encoding="utf-8")).lstrip("# ")
+
+
+def _shorten(value: Any, limit: int = 300) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console = Console()
+    if not console.is_terminal:  # for grep and files: no wrapping at 80 columns
+        console = Console(width=200)
+    console.print(table)
+
+
+def _complain(message: str) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    console.print("[red]error:[/red]", end=" ")
+    console.print(message, markup=False, highlight=False)
+
+
+def main() -> None:
+    """Entry of the console script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except BrokenPipeError:
+        sys.exit(CRASHED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How good a model is on problems that it was not trained on."""

@@ -1,0 +1,91 @@
+"""From the kit's configuration to TRL's `GRPOConfig`, every field that a run depends on pinned.
+
+Nothing is left to defaults that another package may move: what is not said here does not change a run. The fields that
+belong to TRL's own loss stay at TRL's values, because the objective takes its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kit.config import RunConfig
+from kit.training.backend import Backend, torch_dtype
+
+SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
+GPU_MICRO_BATCH = 16
+
+
+def micro_batch_size(config: RunConfig, backend: Backend) -> int:
+    """Completions per forward pass: as asked, else the whole batch (CPU) or its largest divisor up to 16 (GPU)."""
+    batch = config.optimisation.batch_size
+    if config.optimisation.micro_batch_size is not None:
+        return config.optimisation.micro_batch_size
+    if backend.device == "cpu":
+        return batch
+    return max(size for size in range(1, min(GPU_MICRO_BATCH, batch) + 1) if batch % size == 0)
+
+
+def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float]) -> Any:
+    """`trl.GRPOConfig` of this run. `batch_size` completions make one optimiser step, in equal micro-batches."""
+    import torch
+    from trl import GRPOConfig
+
+    optimisation, generation, run = config.optimisation, config.generation, config.run
+    micro = micro_batch_size(config, backend)
+    dtype = torch_dtype(config.model.dtype, backend.device)
+    checkpointing = optimisation.gradient_checkpointing
+    return GRPOConfig(
+        output_dir=str(folder),
+        seed=run.seed,
+        data_seed=run.seed,
+        full_determinism=False,
+        use_cpu=backend.device == "cpu",
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        max_steps=optimisation.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=optimisation.batch_size // micro,
+        steps_per_generation=optimisation.batch_size // micro,
+        num_iterations=optimisation.iterations,
+        learning_rate=optimisation.learning_rate,
+        lr_scheduler_type=SCHEDULERS[optimisation.schedule],
+        warmup_steps=optimisation.warmup_steps,
+        optim=OPTIMIZERS[optimisation.optimizer],
+        adam_beta1=optimisation.betas[0],
+        adam_beta2=optimisation.betas[1],
+        adam_epsilon=1e-8,
+        weight_decay=optimisation.weight_decay,
+        max_grad_norm=optimisation.max_grad_norm,
+        gradient_checkpointing=(backend.device == "cuda") if checkpointing is None else checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        num_generations=generation.num_generations,
+        max_completion_length=generation.max_completion_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        min_p=generation.min_p,
+        repetition_penalty=generation.repetition_penalty,
+        use_vllm=False,
+        reward_weights=reward_weights,
+        shuffle_dataset=True,
+        remove_unused_columns=False,
+        disable_dropout=False,
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_first_step=True,
+        log_completions=False,
+        save_strategy="steps" if run.save_every else "no",
+        save_steps=run.save_every or optimisation.steps,
+        save_total_limit=run.keep_checkpoints,
+        save_only_model=False,
+        eval_strategy="no",
+        report_to=run.report_to or "none",
+        run_name=run.id,
+        disable_tqdm=True,
+        push_to_hub=False,
+        trust_remote_code=config.model.trust_remote_code,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=backend.device == "cuda",
+    )

@@ -1,0 +1,69 @@
+"""Refusals before the first step: whatever could make a hook be ignored without notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from typing import Any
+
+from kit.errors import EnvironmentUnsupported, ObjectiveError
+
+TESTED_TRL = "1.15"
+# Parameters that the overrides below rely on; TRL may add more, but none of these may go.
+RELIED_ON = {
+    "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
+    "_compute_loss": ("model", "inputs"),
+    "_get_per_token_logps_and_entropies": ("model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"),
+    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_generate_and_score_completions": ("inputs",),
+    "_save_checkpoint": ("model", "trial"),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+    "log": ("logs", "start_time"),
+}
+# Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.
+TRL_LOSS_ARGUMENTS = (
+    "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "scale_rewards",
+    "multi_objective_aggregation", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+    "off_policy_mask_threshold", "use_bias_correction_kl", "sapo_temperature_neg", "sapo_temperature_pos",
+    "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
+)  # fmt: skip
+
+
+def check_trl() -> None:
+    """Refuses a TRL outside the tested range. Raises `EnvironmentUnsupported`; `KIT_ALLOW_UNTESTED=1` lets it pass."""
+    import trl
+
+    if trl.__version__.startswith(f"{TESTED_TRL}.") or os.environ.get("KIT_ALLOW_UNTESTED") == "1":
+        return
+    raise EnvironmentUnsupported(
+        f"TRL {trl.__version__} is installed; the trainer is a subclass of TRL {TESTED_TRL}.* and was tested with that only. "
+        f"Install it (pip install 'trl=={TESTED_TRL}.*'), or set KIT_ALLOW_UNTESTED=1 to try anyway."
+    )
+
+
+def check_base_class(base: type) -> None:
+    """Refuses a base class that lacks a method or parameter which the overrides rely on. Raises `EnvironmentUnsupported`."""
+    for method, needed in RELIED_ON.items():
+        parameters = inspect.signature(getattr(base, method)).parameters if hasattr(base, method) else {}
+        missing = [name for name in needed if name not in parameters]
+        if missing:
+            raise EnvironmentUnsupported(
+                f"{base.__module__}.{base.__name__}.{method} has no parameter {', '.join(missing)}: this trainer class is not "
+                f"the one that hooks were written for (TRL {TESTED_TRL}.*), and they could be ignored without notice."
+            )
+
+
+def check_arguments(args: Any) -> None:
+    """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    ignored = [
+        f"{name}={getattr(args, name)!r}"
+        for name in TRL_LOSS_ARGUMENTS
+        if name in defaults and getattr(args, name) != defaults[name]
+    ]
+    if ignored:
+        raise ObjectiveError(
+            f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
+            "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
+        )

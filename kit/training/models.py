@@ -1,0 +1,217 @@
+"""Model folder or hub id to a model and a tokenizer that can be trained, with errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import EMBEDDED, ModelConfig
+from kit.errors import ModelError
+from kit.training.backend import Backend, choose_backend, quantization_config, torch_dtype
+from kit.training.embedded import embedded_model_folder
+
+if TYPE_CHECKING:
+    from kit.training.embedded import Progress
+
+GIB = 1024**3
+BYTES_PER_WEIGHT = {"torch.float32": 4.0, "torch.bfloat16": 2.0, "torch.float16": 2.0}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model that was found and fits, its weights not read yet."""
+
+    source: str
+    revision: str | None
+    config: Any
+    tokenizer: Any
+    backend: Backend
+    parameters: int
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a trainer needs: the base model, its tokenizer, and the adapter to put on it (None: all weights train)."""
+
+    model: Any
+    tokenizer: Any
+    peft_config: Any | None
+    backend: Backend
+
+
+def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = None) -> ModelFiles:
+    """Finds the model, reads its configuration and tokenizer, and checks that it fits into memory.
+
+    Builds the embedded model if that is asked for and not in the cache. Raises `ModelError` when something is missing.
+    """
+    backend = choose_backend(config)
+    source = str(embedded_model_folder(progress=progress)) if config.name == EMBEDDED else config.name
+    keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
+    model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
+    from kit.training.trl_kernel import check_logit_transforms
+
+    check_logit_transforms(model_config)
+    parameters = count_parameters(model_config)
+    check_memory(config, parameters, backend)
+    return ModelFiles(source, config.revision, model_config, tokenizer, backend, parameters)
+
+
+def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
+    """Reads the weights, quantised if asked. Raises `ModelError`."""
+    dtype = torch_dtype(config.dtype, files.backend.device)
+    keywords: dict[str, Any] = {
+        "revision": files.revision,
+        "trust_remote_code": config.trust_remote_code,
+        "dtype": dtype,
+        "use_safetensors": True,
+    }
+    if config.attention is not None:
+        keywords["attn_implementation"] = config.attention
+    if config.load_in_4bit:
+        keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
+    if files.backend.device == "cuda":
+        keywords["device_map"] = {"": 0}
+    model = _load(files.source, "its weights", _auto("AutoModelForCausalLM"), keywords)
+    model.config.use_cache = True
+    return LoadedModel(model, files.tokenizer, adapter(config), files.backend)
+
+
+def adapter(config: ModelConfig) -> Any | None:
+    """PEFT's description of the adapter, or None when all weights train. Raises `ModelError` for 4-bit without LoRA."""
+    if config.lora is None:
+        if config.load_in_4bit:
+            raise ModelError(
+                "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
+                "Keep the LoRA section, or set load_in_4bit: false."
+            )
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=config.lora.targets,
+        use_rslora=config.lora.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None, **keywords: Any) -> Any:
+    """A tokenizer that pads on the left and has a padding token. Raises `ModelError` if it lacks what the run needs."""
+    tokenizer = _load(source, "its tokenizer", _auto("AutoTokenizer"), keywords)
+    if chat_template is not None:
+        path = Path(chat_template)
+        if not path.is_file():
+            raise ModelError(f"model.chat_template: there is no file {path}.")
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    if chat and not tokenizer.chat_template:
+        raise ModelError(
+            f"The tokenizer of {source} has no chat template, so messages cannot be turned into text. Use the model's "
+            "'-Instruct' version, set model.chat_template to a Jinja file, or set data.chat: false to send plain text."
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"The tokenizer of {source} has no end-of-sequence token, so no completion could ever end. "
+            "Set one (tokenizer.eos_token = ...) and save the tokenizer again."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from the padding id
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def count_parameters(model_config: Any) -> int:
+    """Weights of the model, counted on the meta device: nothing is allocated. 0 when the architecture is remote code."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model_config)
+    except ValueError:
+        return 0
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def check_memory(config: ModelConfig, parameters: int, backend: Backend) -> None:
+    """Refuses a model whose weights alone exceed the free memory. Raises `ModelError` with what would fit."""
+    dtype = str(torch_dtype(config.dtype, backend.device))
+    per_weight = 0.6 if config.load_in_4bit else BYTES_PER_WEIGHT[dtype]
+    if config.lora is None:
+        per_weight += BYTES_PER_WEIGHT[dtype] + 8  # gradients, and AdamW's two moments in float32
+    needed, free = parameters * per_weight, free_memory(backend.device)
+    if needed > free:
+        place = "GPU memory" if backend.device == "cuda" else "memory"
+        hints = [] if config.load_in_4bit or config.lora is None else ["set model.load_in_4bit: true"]
+        hints += ["train adapters instead of all weights (keep model.lora)"] if config.lora is None else []
+        hints += [f"use a model of at most {free / per_weight / 1e9:.1f} billion weights", "close what else uses it"]
+        raise ModelError(
+            f"{config.name} has {parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of {place} "
+            f"before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
+        )
+
+
+def free_memory(device: str) -> float:
+    """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.mem_get_info()[0])
+    free = float("inf")
+    try:
+        with open("/proc/meminfo") as handle:
+            fields = dict(line.split(":", 1) for line in handle)
+        free = float(fields["MemAvailable"].split()[0]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, float(limit) - used) if limit != "max" else free
+    except (OSError, KeyError, ValueError):
+        pass
+    return free
+
+
+def _auto(name: str) -> Callable[..., Any]:
+    import transformers
+
+    return getattr(transformers, name).from_pretrained  # type: ignore[no-any-return]
+
+
+def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+    """Calls a `from_pretrained` and explains its failures."""
+    looks_local = source.startswith((".", "/", "~")) or (os.sep in source and source.count("/") != 1)
+    if looks_local and not Path(source).expanduser().is_dir():
+        raise ModelError(f"model.name: there is no folder {source}. Give a model folder, a hub id, or 'embedded'.")
+    try:
+        return loader(source, **keywords)
+    except ImportError as error:
+        raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_why(source, what, error)) from error
+
+
+def _why(source: str, what: str, error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else type(error).__name__
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        files = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+        return (
+            f"{source}: {what} could not be loaded. The folder holds: {files}. A model folder needs config.json, "
+            f"*.safetensors, and the tokenizer's files (tokenizer.json, tokenizer_config.json); copy what is missing "
+            f"from the model it was made of. ({first})"
+        )
+    if "trust_remote_code" in str(error):
+        return (
+            f"{source}: {what} comes with Python code of its own. Read that code, and if you trust it set "
+            f"model.trust_remote_code: true. ({first})"
+        )
+    return (
+        f"{source}: {what} could not be loaded. There is no such folder here; as a hub id it could not be fetched either: check "
+        f"the spelling, the network, and HF_TOKEN for gated models, or download it and give the folder. ({first})"
+    )

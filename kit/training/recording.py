@@ -1,0 +1,103 @@
+"""Completions of every generation batch, as Parquet: one row a completion, one column a reward component."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import RewardError
+from kit.evaluation.heldout import question
+from kit.runs.files import disk_errors
+
+if TYPE_CHECKING:
+    from kit.training.trainer import Rollout
+    from rewards import Evaluation
+    from rewards.adaptors import TrlRewards
+
+PATIENCE = 5
+
+
+class CompletionWriter:
+    """Sink of rollouts: writes `completions/step-00001.parquet`, ..., and keeps the last batch for people to see."""
+
+    def __init__(self, folder: Path, save: bool = True) -> None:
+        self.folder, self.save = folder, save
+        self.last: Rollout | None = None
+
+    def __call__(self, rollout: Rollout) -> None:
+        self.last = rollout
+        if not self.save:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
+        partial = path.with_suffix(".partial")
+        with disk_errors(path):
+            self.folder.mkdir(exist_ok=True)
+            pq.write_table(pa.table(columns(rollout)), partial)
+            partial.replace(path)
+
+
+def columns(rollout: Rollout) -> dict[str, list[Any]]:
+    """One list a column: prompt, completion, tokens, finish_reason, every component's value and status, advantage."""
+    advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
+    table: dict[str, list[Any]] = {
+        "step": [rollout.step + 1] * len(rollout.rows),
+        "prompt": [question(row["prompt"]) for row in rollout.rows],
+        "reference": [_text(row.get("reference")) for row in rollout.rows],
+        "completion": [completion_text(completion) for completion in rollout.completions],
+        "tokens": [len(ids) for ids in rollout.completion_ids],
+        "finish_reason": ["length" if cut else "stop" for cut in rollout.truncated],
+        "advantage": advantages.tolist(),
+    }
+    for index, name in enumerate(rollout.reward_names):
+        values = rollout.rewards[:, index].tolist()
+        table[f"reward/{name}"] = [None if value != value else value for value in values]
+    for name, values in rollout.extra.items():
+        table[f"reward/{name}"] = [_text(value) for value in values]
+    return table
+
+
+def completion_text(completion: Any) -> str:
+    """The text of a completion given as text or as messages."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message.get("content") or "") for message in completion)
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+class FailureWatch:
+    """Stops a run whose rewards keep failing: more than `limit` of the scores errors or timeouts, 5 batches in a row.
+
+    Called with every rollout. Raises `RewardError` with the last reason seen.
+    """
+
+    def __init__(self, rewards: TrlRewards, limit: float) -> None:
+        self.rewards, self.limit, self.bad = rewards, limit, 0
+
+    def __call__(self, rollout: Rollout) -> None:
+        evaluation = self.rewards.last_evaluation
+        if evaluation is None:
+            return
+        share = evaluation.failure_share
+        self.bad = self.bad + 1 if share > self.limit else 0
+        if self.bad >= PATIENCE:
+            raise RewardError(
+                f"{share:.0%} of the rewards failed in each of the last {PATIENCE} steps or more (limit "
+                f"{self.limit:.0%}, reward.max_failure_share). {first_failure(evaluation)}"
+            )
+
+
+def first_failure(evaluation: Evaluation) -> str:
+    """The reason of the first failed score, in words."""
+    for name, statuses in evaluation.statuses.items():
+        for index, status in enumerate(statuses):
+            if status in ("error", "timeout", "infra"):
+                reason = evaluation.infos[name][index].get("reason", "no reason given")
+                return f"'{name}' on completion {index + 1} of the batch: {status}: {reason}"
+    return "No single failure is on record."

@@ -1,0 +1,178 @@
+"""kit.cli: every user error gives one message and exit code 2, and help comes at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kit import __version__, cli
+from kit.config import load_config
+from kit.runs.child import Outcome
+from kit.runs.store import RunStore
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "nowhere.yaml"], "There is no file 'nowhere.yaml'"),
+        (["train", "quickstrat"], "Did you mean 'quickstart'"),
+        (["train", "quickstart", "-o", "optimisation.stps=1"], "Did you mean 'steps'"),
+        (["train", "quickstart", "-o", "nonsense"], "section.key=value"),
+        (["train", "quickstart", "-o", "optimisation.batch_size=100"], "cannot be made of groups of 8"),
+        (["train", "quickstart", "--run-id", "../up"], "run.id"),
+        (["quickstart", "--steps", "0"], "optimisation.steps"),
+        (["validate", "nowhere.yaml"], "There is no file"),
+        (["config", "show", "nowhere.yaml"], "There is no file"),
+        (["init", "--preset", "nothing"], "no preset of that name"),
+        (["data", "preview", "quickstart", "-o", "data.source=missing.jsonl"], "missing.jsonl"),
+        (["reward", "show", "gsm8k-resoning"], "gsm8k-reasoning"),
+        (["objective", "show", "ppo_clp"], "Did you mean 'ppo_clip'"),
+    ],
+)
+def test_a_user_error_is_one_message_and_exit_code_2(arguments: list[str], words: str) -> None:
+    output = run(*arguments, code=2)
+    assert output.startswith("error: ")
+    assert words in output
+    assert not Path("runs").exists()
+
+
+def test_debug_lets_the_traceback_through() -> None:
+    result = CliRunner().invoke(cli.app, ["--debug", "train", "nowhere.yaml"])
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_messages_are_not_read_as_markup() -> None:
+    assert "[red]" in run("train", "[red]nowhere[/red].yaml", code=2)
+
+
+def test_init_writes_a_file_that_can_be_loaded_and_never_overwrites() -> None:
+    run("init", "mine.yaml", "--preset", "gsm8k")
+    assert load_config("mine.yaml") == load_config("gsm8k")
+    write("mine.yaml", "precious")
+    assert "--force" in run("init", "mine.yaml", code=2)
+    assert Path("mine.yaml").read_text() == "precious"
+    run("init", "mine.yaml", "--force")
+    assert load_config("mine.yaml") == load_config("quickstart")
+    assert "is a folder" in run("init", ".", code=2)
+
+
+def test_config_show_writes_out_every_default() -> None:
+    tree = yaml.safe_load(run("config", "show", write("a.yaml", "run: {seed: 3}"), "-o", "run.id=x"))
+    assert tree["run"]["seed"] == 3
+    assert tree["run"]["id"] == "x"
+    assert tree["model"]["lora"]["rank"] == 16
+
+
+def test_config_schema_is_json() -> None:
+    assert json.loads(run("config", "schema"))["properties"].keys() >= {"model", "data", "run"}
+
+
+def test_lists_name_what_there_is() -> None:
+    assert "quickstart" in run("config", "presets")
+    assert "gsm8k-reasoning" in run("reward", "list")
+    assert "accuracy" in run("reward", "show", "gsm8k-reasoning")
+
+
+def test_ps_lists_runs_truthfully() -> None:
+    assert "No runs in runs yet" in run("ps")
+    store = RunStore("runs")
+    done = store.create("done")
+    done.append_metrics({"step": 80, "reward": 0.75})
+    done.write_status("finished", step=80, total_steps=80)
+    store.create("dead").write_status("running", pid=2**22 + 1, step=3, eta_seconds=90)
+    lines = {line.split()[0]: line for line in run("ps").splitlines() if line.strip()}
+    assert lines["done"].split() == ["done", "finished", "80/80", "0.750", "-"]
+    assert lines["dead"].split()[1] == "interrupted"
+
+
+def test_data_preview_shows_counts_and_rows() -> None:
+    rows = "".join(json.dumps({"question": f"{i}+1?", "answer": str(i + 1)}) + "\n" for i in range(50))
+    write("rows.jsonl", rows)
+    output = run("data", "preview", "my-data", "-o", "data.source=rows.jsonl", "-o", "data.heldout=5", "-n", "1")
+    assert "50 read" in output
+    assert "5 heldout" in output
+    assert "+1?" in output
+
+
+def test_skip_bad_rows_is_a_flag() -> None:
+    write("rows.jsonl", '{"question": "1+1?", "answer": "2"}\nnot json\n')
+    common = ["my-data", "-o", "data.source=rows.jsonl", "-o", "data.heldout=0"]
+    assert "row 2" in run("data", "preview", *common, code=2)
+    assert "1 skipped" in run("data", "preview", *common, "--skip-bad-rows")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "shown"),
+    [
+        (Outcome(0), 0, False),
+        (Outcome(130), 130, False),
+        (Outcome(2, cli_error := ValueError("seen by the user"), True), 2, False),  # type: ignore[arg-type]
+        (Outcome(1, cli_error, False), 1, True),  # type: ignore[arg-type]
+    ],
+)
+def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, shown: bool
+) -> None:
+    seen = []
+    monkeypatch.setattr("kit.api.launch", lambda config: seen.append(config) or (None, outcome))
+    output = run("quickstart", "--seed", "3", "--steps", "5", "--objective", "grpo", "-o", "run.id=x", code=code)
+    assert ("seen by the user" in output) is shown
+    (config,) = seen
+    assert (config.run.seed, config.optimisation.steps, config.objective.recipe, config.run.id) == (3, 5, "grpo", "x")
+
+
+def test_ctrl_c_in_a_verb_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kit.config.load_config", interrupted)
+    run("config", "show", "quickstart", code=130)
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version") == f"grpo-kit {__version__}\n"
+
+
+def test_help_comes_at_once_and_names_every_verb() -> None:
+    command = [sys.executable, "-m", "kit.cli", "--help"]
+    took, output = [], ""
+    for _ in range(3):  # the best of three: other work on the machine is not ours
+        before = os.times()
+        began = time.perf_counter()
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        after = os.times()
+        spent = after.children_user + after.children_system - before.children_user - before.children_system
+        took.append(min(time.perf_counter() - began, spent))
+    assert min(took) < 0.5
+    for verb in ("quickstart", "train", "validate", "init", "ps", "config", "reward", "objective", "data"):
+        assert f"  {verb} " in output
+
+
+@pytest.mark.parametrize("verb", ["quickstart", "train", "validate", "init", "ps", "data preview", "reward show"])
+def test_every_verb_has_help(verb: str) -> None:
+    assert "Usage" in run(*verb.split(), "--help")

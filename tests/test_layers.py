@@ -1,0 +1,165 @@
+"""Imports point downward only, and what must stay light stays light. The table is that of the README's tree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "datasets", "matplotlib", "pyarrow"}
+
+# From the bottom up. A file may import its own layer and those before it; "kit" itself, the lazy face, may import all.
+LAYERS = [
+    ["kit.errors"],
+    ["kit.registry"],
+    ["kit.loading"],
+    ["kit.config"],
+    ["kit.runs", "kit.objective", "kit.schema", "kit.figures"],
+    ["kit.data", "kit.api"],
+    ["kit.training", "kit.evaluation", "kit.planning", "kit.validation"],
+    ["kit.train"],
+    ["kit.cli"],
+    ["kit.ui"],
+]
+RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+
+# Beyond the standard library, at any depth, lazily or not. Layers that are not listed are free.
+ALLOWED = {
+    "kit.errors": set(),
+    "kit.registry": {"kit.errors"},
+    "kit.loading": {"kit.errors", "kit.registry", "pydantic", "yaml"},
+    "kit.config": {"kit.errors", "kit.registry", "kit.loading", "pydantic", "yaml"},
+    "kit.schema": {"kit.config", "pydantic", "yaml"},
+    "kit.runs": {"kit.errors", "kit.runs"},
+    "kit.objective": {"kit.errors", "kit.registry", "kit.objective", "torch", "yaml"},
+}
+FORBIDDEN = {"kit.ui": {"torch", "unsloth", "vllm", "trl", "transformers", "kit.training", "kit.train"}}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+FILES = [*sources("kit"), *sources("rewards")]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
+    """Absolute names of imported modules with their lines; `top_level` leaves out what is inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in _outside_functions(tree) if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            name = str(node.module)
+            if name == "kit":
+                yield from ((f"kit.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield name, node.lineno
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not typing_only and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from _outside_functions(node)
+
+
+def layer(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def is_standard(name: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_downward(path: Path) -> None:
+    module = module_of(path)
+    if module == "kit":
+        return
+    faults = []
+    for name, line in imports(path):
+        where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+        target = layer(name)
+        if module.startswith("rewards"):
+            if name.partition(".")[0] == "kit":
+                faults.append(where)
+            continue
+        assert layer(module) in RANK, f"{module} has no place in the table of layers"
+        if target in RANK and RANK[target] > RANK[layer(module)]:
+            faults.append(where)
+        allowed = ALLOWED.get(layer(module))
+        if allowed is not None and not is_standard(name) and not {target, name.partition(".")[0]} & allowed:
+            faults.append(where)
+        if {target, name.partition(".")[0]} & FORBIDDEN.get(layer(module), set()):
+            faults.append(where)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("path", sources("rewards"), ids=module_of)
+def test_rewards_import_only_the_standard_library_outside_functions(path: Path) -> None:
+    own = {"rewards"}
+    outside = [name for name, _ in imports(path, top_level=True) if not is_standard(name)]
+    assert {name.partition(".")[0] for name in outside} <= own
+
+
+def test_only_the_backend_imports_unsloth() -> None:
+    users = {
+        module_of(path)
+        for path in [*FILES, *ROOT.glob("*.py")]
+        for name, _ in imports(path)
+        if name.partition(".")[0] in ("unsloth", "unsloth_zoo")
+    }
+    assert users <= {"kit.training.backend"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import kit",
+        "import kit; kit.train, kit.Run",
+        "import kit; kit.load_config('quickstart')",
+        "import rewards",
+        "import rewards; rewards.names()",
+        "import kit.data",
+        "import kit.objective.recipes",
+        "import kit.runs.child",
+        "import kit.schema",
+        "import sys; sys.argv = ['grpo-kit', '--help']\nfrom kit.cli import main\ntry: main()\nexcept SystemExit: pass",
+    ],
+)
+def test_light_imports_load_nothing_heavy(statement: str) -> None:
+    code = f"{statement}\nimport sys; print('LOADED', *sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert not loaded & HEAVY
+    if statement == "import kit":
+        assert "pydantic" not in loaded
+
+
+def test_the_top_level_of_the_repository_is_the_fixed_list() -> None:
+    fixed = {"pyproject.toml", "README.md", "app.py", "kit", "rewards", "notebooks", "tests"}
+    customary = {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "benchmarks", ".ci", ".gitignore"}
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    top = {name.partition("/")[0] for name in listed}
+    assert top <= fixed | customary, f"not in the fixed list: {sorted(top - fixed - customary)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_file_is_too_long(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, "over 400 lines: two things live in this file"
