@@ -1,0 +1,174 @@
+"""Both ends of the wall between the face that starts a job and the process that does it.
+
+The face writes a request (JSON) and spawns `python -m MODULE REQUEST --error-file FILE [--quiet]`. The job ends with
+0 (done), 2 (the user's error: message on stderr, and in the error file with its kind), 130 (stopped) or 1 (crash).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import kit.errors
+from kit.errors import KitError, RunError
+
+DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it."""
+
+    code: int
+    error: KitError | None = None
+    shown: bool = False
+    output: str = ""
+
+
+def is_user_error(error: BaseException) -> bool:
+    """True for the kit's own errors and for those that the `rewards` package defines."""
+    return isinstance(error, KitError) or type(error).__module__.partition(".")[0] == "rewards"
+
+
+def serve(job: Callable[[dict[str, Any], bool], object], argv: Sequence[str] | None = None) -> int:
+    """The job's end: reads the request, calls `job(request, quiet)`, and returns the exit code.
+
+    User errors are printed to stderr and reported to the face; Ctrl-C gives 130; anything else is a crash and
+    propagates with its traceback.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("request", type=Path)
+    parser.add_argument("--error-file", type=Path)
+    parser.add_argument("--quiet", action="store_true")
+    arguments = parser.parse_args(argv)
+    # Ctrl-C also where the shell started us with SIGINT ignored; a polite kill means the same: save and end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        job(json.loads(arguments.request.read_text(encoding="utf-8")), arguments.quiet)
+    except KeyboardInterrupt:
+        return STOPPED
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        if arguments.error_file is not None:
+            with contextlib.suppress(OSError):  # a full disk is exactly what may be reported here
+                report = {"kind": type(error).__name__, "message": str(error)}
+                arguments.error_file.write_text(json.dumps(report), encoding="utf-8")
+        label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+        print(label, error, file=sys.stderr, flush=True)
+        return USER_ERROR
+    return DONE
+
+
+def call(module: str, request: dict[str, Any], *, quiet: bool = False, capture: bool = False) -> Outcome:
+    """The face's end: spawns `python -m module`, waits until it has ended, and says how.
+
+    Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
+    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
+        request_file, error_file = Path(folder, "request.json"), Path(folder, "error.json")
+        request_file.write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
+        code, output = _wait(command + ["--quiet"] * quiet, capture)
+        return _outcome(code, output, error_file)
+
+
+def _wait(command: list[str], capture: bool) -> tuple[int, str]:
+    notebook = "ipykernel" in sys.modules
+    # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
+    # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
+    terminal = _in_foreground()
+    lines: list[str] = []
+    with (
+        _forwarding(terminal) as started,
+        subprocess.Popen(
+            command,
+            env=_environment(),
+            stdout=subprocess.PIPE if capture or notebook else None,
+            stderr=subprocess.STDOUT if notebook and not capture else None,
+            text=True,
+            encoding="utf-8",
+            start_new_session=not terminal,
+        ) as process,
+    ):
+        started.append(process)
+        for line in process.stdout or ():
+            if capture:
+                lines.append(line)
+            else:
+                print(line, end="", flush=True)
+        process.wait()
+    return process.returncode, "".join(lines)
+
+
+def _in_foreground() -> bool:
+    try:
+        with open("/dev/tty") as tty:
+            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks)."""
+    home = Path(kit.errors.__file__).resolve().parents[1]
+    path = os.environ.get("PYTHONPATH", "")
+    if home.name not in ("site-packages", "dist-packages") and str(home) not in path.split(os.pathsep):
+        path = os.pathsep.join(filter(None, (path, str(home))))
+    return os.environ | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ctrl-C does not end this process; signals that the started jobs would not hear are passed on to them."""
+    started: list[subprocess.Popen[str]] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield started  # only the main thread may set handlers, and only it gets interrupts
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in started if not (terminal and number == signal.SIGINT) else ():
+            with contextlib.suppress(OSError):
+                process.send_signal(number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield started
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _outcome(code: int, output: str, error_file: Path) -> Outcome:
+    if code in (DONE, STOPPED):
+        return Outcome(code, output=output)
+    if code == -signal.SIGINT:
+        return Outcome(STOPPED, output=output)
+    if code == USER_ERROR and error_file.is_file():
+        report = json.loads(error_file.read_text(encoding="utf-8"))
+        kind = getattr(kit.errors, report["kind"], None)
+        if not (isinstance(kind, type) and issubclass(kind, KitError)):
+            kind = KitError
+        return Outcome(USER_ERROR, kind(report["message"]), True, output)
+    if code == -signal.SIGKILL:
+        text = "The process was killed (signal 9), most often because memory ran out. "
+        text += "Lower optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
+    elif code < 0:
+        text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
+    else:
+        text = f"The process crashed with exit code {code}; what it printed says why."
+    return Outcome(CRASHED, RunError(text), False, output)

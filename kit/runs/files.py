@@ -1,0 +1,154 @@
+"""Writing that survives a crash: files by replacement, lines by one append, and clear words when a disk refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.errors import RunError
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free bytes on the file system of `path` or of its nearest existing parent; None when it cannot be asked."""
+    for folder in (path, *path.absolute().parents):
+        if folder.exists():
+            try:
+                return shutil.disk_usage(folder).free
+            except OSError:
+                return None
+    return None
+
+
+def human_size(size: float) -> str:
+    """`1.5 GB`: bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns the refusals of a disk (full, read-only, not permitted, ...) into a `RunError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(_explain(error, path)) from error
+
+
+def _explain(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = free_bytes(path)
+        seen = "unknown" if free is None else human_size(free)
+        return (
+            f"No space left while writing {path} (free there: {seen}). Free some space, "
+            f"lower run.keep_checkpoints, or set run.root to a folder on another disk."
+        )
+    if error.errno == errno.EROFS:
+        return f"{path} lies on a read-only file system. Set run.root to a folder that can be written."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{path} may not be written by this user. Change its permissions, or set run.root to another folder."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"{path} cannot be made: a file stands where a folder is needed. Set run.root to another folder."
+    return f"{path} cannot be written: {error.strerror or error}. Set run.root to a folder that can be written."
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replaces `path` as a whole: readers see the old text or the new one. Raises `RunError` when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    with disk_errors(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Adds one JSON line. A line that a crash or a full disk left half-written is taken back first.
+
+    Raises `RunError` when the disk refuses; the file then ends with its last whole line.
+    """
+    data = (to_json(record) + "\n").encode()
+    with disk_errors(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            end = _drop_half_line(handle)
+            try:
+                while data:
+                    data = data[os.write(handle, data) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, end)
+                raise
+        finally:
+            os.close(handle)
+
+
+def _drop_half_line(handle: int) -> int:
+    """Cuts the file after its last line end, and returns its size."""
+    size = os.fstat(handle).st_size
+    end, block = size, 4096
+    while end > 0:
+        start = max(0, end - block)
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        end = start + newline + 1
+        if newline >= 0:
+            break
+    if end < size:
+        os.ftruncate(handle, end)
+    return end
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole JSON lines; a half-written last one is left out, no file means none.
+
+    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+    records = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            raise RunError(f"{path}, line {number}: not a JSON object. The file is damaged; remove the line.") from None
+    return records
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON: NaN and infinities become null, numbers of other libraries become plain ones, paths become text."""
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # arrays and tensors of any library, scalars of theirs included
+        return _plain(value.tolist())
+    return str(value)

@@ -1,0 +1,273 @@
+"""kit.runs.child and kit.api: how a job in another process is started, interrupted and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit import api
+from kit.errors import ConfigError, KitError, RunError
+from kit.runs import child
+
+JOB = """
+import sys, time, os, signal
+from kit.runs.child import serve
+from kit.runs.store import RunStore
+
+def job(request, quiet):
+    {body}
+
+sys.exit(serve(job))
+"""
+
+
+@pytest.fixture
+def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module `a_job` with the given body, which `kit.train` starts instead of a training."""
+
+    def write(body: str) -> None:
+        (tmp_path / "a_job.py").write_text(JOB.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(api, "TRAINER", "a_job")
+    monkeypatch.setattr(api, "EVALUATOR", "a_job")
+    monkeypatch.chdir(tmp_path)
+    return write
+
+
+WHOLE_RUN = """
+    section = request["config"]["run"]
+    run = RunStore(section["root"]).create(section["id"])
+    for step in range(1, 11):
+        run.append_metrics({"step": step, "reward": step / 10, "reward_std": 0.1, "kl": 0.01 * step,
+                            "entropy": 1.0, "completions/mean_length": 30.0})
+    for name, value in (("before", 0.4), ("again", 0.9), ("step-00005", 0.5), ("after", 0.9)):
+        score = {"value": value, "low": value - 0.05, "high": value + 0.05}
+        run.write_json(f"eval/{name}.json", {"greedy_accuracy": score, "pass@1": score})
+    run.write_status("finished", step=10, total_steps=request["config"]["optimisation"]["steps"])
+"""
+
+
+def test_a_finished_run_comes_back_as_a_handle_on_its_directory(write_job, tmp_path: Path) -> None:
+    write_job(WHOLE_RUN)
+    run = kit.train("quickstart", steps=10, seed=3, objective="grpo", run_id="mine", overrides=["run.root=here"])
+    assert run.path == Path("here/mine")
+    assert run.status["state"] == "finished"
+    assert run.metrics()[-1]["reward"] == 1.0
+    assert list(run.evaluations()) == ["before", "step-00005", "after", "again"]
+    assert repr(run) == "<Run mine, finished, step 10/10, reward 1.000, in here/mine>"
+    assert repr(kit.Run("mine", "here")) == repr(run)
+
+
+def test_the_figure_shows_every_quantity_with_labelled_axes(write_job, tmp_path: Path) -> None:
+    write_job(WHOLE_RUN)
+    run = kit.train("quickstart", run_id="mine")
+    figure = run.plot(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 4
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    (heldout,) = [axes for axes in figure.axes if "held-out" in axes.get_title()]
+    assert [0, 5, 10] in [list(line.get_xdata()) for line in heldout.lines]
+    with pytest.raises(RunError, match="cannot be saved"):
+        run.plot(tmp_path / "no" / "folder.png")
+
+
+def test_a_run_without_metrics_has_nothing_to_draw(write_job) -> None:
+    write_job("RunStore('runs').create(request['config']['run']['id'])")
+    with pytest.raises(RunError, match="nothing to draw"):
+        kit.train("quickstart").plot()
+
+
+def test_a_run_without_a_name_gets_one_with_the_time(write_job) -> None:
+    write_job("RunStore('runs').create(request['config']['run']['id'])")
+    assert kit.train("quickstart").id.startswith("quickstart-20")
+    assert kit.train({"model": {"name": "embedded"}}).id.startswith("run-20")
+
+
+def test_completions_are_read_by_step(write_job) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    write_job("RunStore('runs').create('mine')")
+    run = kit.train("quickstart", run_id="mine")
+    assert run.completions() == []
+    folder = run.path / "completions"
+    folder.mkdir()
+    for step in (1, 2):
+        pyarrow.parquet.write_table(
+            pyarrow.table({"step": [step], "completion": ["x"]}), folder / f"step-{step}.parquet"
+        )
+    assert len(run.completions()) == 2
+    assert run.completions(step=2) == [{"step": 2, "completion": "x"}]
+
+
+def test_a_user_error_in_the_job_arrives_with_its_kind_and_words(write_job, capfd: pytest.CaptureFixture[str]) -> None:
+    write_job("from kit.errors import DataError; raise DataError('no rows\\nsecond line')")
+    with pytest.raises(kit_error("DataError"), match="no rows\nsecond line"):
+        kit.train("quickstart")
+    assert capfd.readouterr().err == "error: no rows\nsecond line\n"  # once, by the job
+
+
+def kit_error(name: str) -> type[KitError]:
+    return getattr(sys.modules["kit.errors"], name)
+
+
+def test_an_error_of_the_rewards_package_is_a_user_error(write_job) -> None:
+    write_job("import rewards; rewards.load('gsm8k-resoning')")
+    with pytest.raises(KitError, match="gsm8k-reasoning"):
+        kit.train("quickstart")
+
+
+def test_a_crash_is_a_run_error_and_keeps_its_traceback(write_job, capfd: pytest.CaptureFixture[str]) -> None:
+    write_job("1 / 0")
+    with pytest.raises(RunError, match="crashed with exit code 1"):
+        kit.train("quickstart")
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_killed_job_points_at_memory(write_job) -> None:
+    write_job("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(RunError, match="memory ran out"):
+        kit.train("quickstart")
+
+
+def test_an_evaluation_returns_the_last_line(write_job) -> None:
+    write_job("RunStore('runs').create('mine')")
+    run = kit.train("quickstart", run_id="mine")
+    write_job("import json; print('progress'); print(json.dumps(request['overrides']))")
+    assert run.evaluate(prompts=50) == {"prompts": 50}
+
+
+def test_quiet_reaches_the_job(write_job) -> None:
+    write_job("RunStore('runs').create('quiet' if quiet else 'loud')")
+    assert kit.train("quickstart", run_id="quiet", progress=False).id == "quiet"
+    assert kit.train("quickstart", run_id="loud").id == "loud"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_lets_the_job_save_and_the_caller_gets_the_stopped_run(write_job, number: int) -> None:
+    write_job("""
+        run = RunStore('runs').create('mine')
+        run.write_status('running')
+        os.kill(os.getppid(), request['config']['optimisation']['steps'])
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            run.write_status('stopped')
+            raise
+    """)
+    caller = "import kit, sys; run = kit.train('quickstart', steps=int(sys.argv[1]), run_id='mine'); print(repr(run))"
+    # A session of its own has no terminal: the caller must pass the signal on, once.
+    done = subprocess.run(
+        [sys.executable, "-c", caller_with_job(caller), str(int(number))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<Run mine, stopped" in done.stdout
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) -> None:
+    write_job("""
+        run = RunStore('runs').create('mine')
+        run.write_status('running')
+        print('ready', flush=True)
+        count = 0
+        end = time.time() + 30
+        while time.time() < end:
+            try:
+                time.sleep(0.5 if count else 30)
+                break
+            except KeyboardInterrupt:
+                count += 1
+        run.write_status('stopped', interrupts=count)
+        raise KeyboardInterrupt
+    """)
+    code = caller_with_job("import kit; print(kit.train('quickstart', run_id='mine').status['interrupts'])")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    output = b""
+    while b"ready" not in output:
+        output += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # how a terminal tells that its last process has ended
+        while more := os.read(terminal, 1000):
+            output += more
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, output
+    assert output.split()[-1].removeprefix(b"^C") == b"1"
+
+
+def caller_with_job(code: str) -> str:
+    return f"from kit import api; api.TRAINER = 'a_job'; {code}"
+
+
+def test_a_job_stopped_before_it_began_is_an_error(write_job) -> None:
+    write_job("raise KeyboardInterrupt")
+    with pytest.raises(RunError, match="stopped before it had begun"):
+        kit.train("quickstart")
+
+
+def test_an_unknown_argument_is_met_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no argument 'step'\. Did you mean 'steps'"):
+        kit.train("quickstart", step=3)
+
+
+def test_an_objective_is_a_name_or_a_mapping() -> None:
+    assert api.prepare("quickstart", objective="grpo").objective.recipe == "grpo"
+    mapping = {"recipe": "dapo", "clip": {"eps_high": 0.3}}
+    assert api.prepare("quickstart", objective=mapping).objective.clip == {"eps_high": 0.3}
+    with pytest.raises(ConfigError, match="takes a recipe's name or a mapping"):
+        api.prepare("quickstart", objective=object())
+
+
+def test_a_run_id_of_digits_stays_text() -> None:
+    assert api.prepare("quickstart", run_id="20260101").run.id == "20260101"
+
+
+def test_the_public_names_exist_and_the_light_ones_resolve() -> None:
+    assert sorted(kit.__all__) == kit.__all__
+    assert set(kit.__all__) <= set(dir(kit))
+    for name in ("Run", "RunConfig", "__version__", "load_config", "recipes", "train"):
+        assert getattr(kit, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kit.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("first", ["import kit.train", "from kit import train", "import kit; kit.train"])
+def test_train_is_callable_whatever_was_imported_first(first: str) -> None:
+    call = "try: kit.train('no-such-preset')\nexcept kit.errors.ConfigError as error: print(error)"
+    code = f"{first}\nimport kit, kit.train\n{call}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "no preset of that name" in done.stdout, done.stderr
+
+
+def test_the_child_finds_the_kit_where_only_sys_path_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    home = str(Path(kit.__file__).parents[1])
+    path = child._environment().get("PYTHONPATH", "").split(os.pathsep)
+    assert home in path or Path(home).name in ("site-packages", "dist-packages")
+
+
+def test_the_request_is_whole_json(write_job) -> None:
+    write_job("RunStore('runs').create('mine').write_json('seen.json', request)")
+    run = kit.train("quickstart", run_id="mine")
+    seen = json.loads((run.path / "seen.json").read_text())
+    assert kit.RunConfig.model_validate(seen["config"]).run.id == "mine"

@@ -1,0 +1,377 @@
+"""kit.runs.store: a run directory stays whole and tells the truth, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import RunError
+from kit.runs import files, process
+from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "runs")
+
+
+@pytest.fixture
+def run(store: RunStore) -> RunDir:
+    return store.create("one")
+
+
+def full(*_: Any, **__: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# --- ids and folders -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_is_starting_and_can_be_opened(store: RunStore) -> None:
+    run = store.create("one")
+    assert run.status()["state"] == "starting"
+    assert store.open("one").path == run.path
+    assert [found.id for found in store.list()] == ["one"]
+
+
+def test_a_taken_id_is_refused_with_what_to_do(store: RunStore, run: RunDir) -> None:
+    run.append_metrics({"step": 1})
+    with pytest.raises(RunError, match=r"already a run 'one'.*-o run.id=NAME"):
+        store.create("one")
+    assert run.metrics() == [{"step": 1}]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/abs", "", ".", "..", "A", "a.b", "a\n", "-a", None, 3])
+def test_an_id_is_never_a_path(store: RunStore, name: Any) -> None:
+    for action in (store.create, store.open):
+        with pytest.raises(RunError, match="is not a run id"):
+            action(name)
+    assert not store.root.exists()
+
+
+def test_of_two_processes_that_want_one_id_exactly_one_gets_it(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from kit.runs import RunStore; from kit.errors import RunError\n"
+        "while time.time() < float(sys.argv[2]): pass\n"
+        "won = 0\n"
+        "for i in range(50):\n"
+        "    try: RunStore(sys.argv[1]).create(f'race-{i}'); won += 1\n"
+        "    except RunError: pass\n"
+        "print(won)"
+    )
+    start = str(time.time() + 1.0)
+    racers = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path), start], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    wins = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    assert sum(wins) == 50
+
+
+def test_an_unknown_run_is_met_with_the_latest_ones(store: RunStore, run: RunDir) -> None:
+    with pytest.raises(RunError, match=r"no run 'two'.*The latest there: one"):
+        store.open("two")
+
+
+def test_the_latest_run_is_listed_first_and_other_folders_are_not(store: RunStore) -> None:
+    for name, started in (("b", 1.0), ("a", 3.0), ("c", 2.0)):
+        store.create(name).write_status("finished", started=started)
+    (store.root / "notes").mkdir()
+    (store.root / "UPPER").mkdir()
+    assert [run.id for run in store.list()] == ["a", "c", "b"]
+    assert RunStore(store.root / "nowhere").list() == []
+
+
+def test_new_ids_are_plain_unique_and_short_enough(store: RunStore) -> None:
+    first = store.new_id("My Data_v2!")
+    assert first.startswith("my-data-v2-")
+    store.create(first)
+    second = store.new_id("My Data_v2!")
+    assert second != first
+    store.create(second)
+    store.create(store.new_id("x" * 200))
+    store.create(store.new_id("日本"))
+
+
+def test_a_root_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="a file stands where a folder is needed"):
+        RunStore(tmp_path / "file" / "runs").create("one")
+    with pytest.raises(RunError, match="a file stands where a folder is needed"):
+        RunStore(tmp_path / "file").create("one")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(errno.EACCES, "may not be written"), (errno.EROFS, "read-only"), (errno.ENOSPC, "No space left")],
+)
+def test_a_folder_that_refuses_is_the_users_error(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(RunError, match=f"{words}.*run.root"):
+        store.create("one")
+
+
+def test_a_run_whose_status_cannot_be_written_leaves_no_folder(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        store.create("one")
+    assert list(store.root.iterdir()) == []
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+
+
+def test_status_keeps_what_is_not_told_again(run: RunDir) -> None:
+    run.write_status("running", step=1, total_steps=80)
+    run.write_status("running", step=2, eta_seconds=math.nan)
+    status = run.status()
+    assert (status["state"], status["step"], status["total_steps"], status["pid"]) == ("running", 2, 80, os.getpid())
+    assert status["eta_seconds"] is None
+    assert status["heartbeat"] >= status["started"]
+
+
+def test_an_ended_run_says_how_and_when(run: RunDir) -> None:
+    run.write_status("running", eta_seconds=5)
+    run.write_status("failed", exit=1, reason="no memory")
+    status = run.status()
+    assert (status["state"], status["exit"], status["reason"], status["eta_seconds"]) == (
+        "failed",
+        1,
+        "no memory",
+        None,
+    )
+    assert status["ended"] >= status["started"]
+    run.write_status("running")  # continued
+    assert (run.status()["exit"], run.status()["ended"]) == (None, None)
+
+
+def test_an_unknown_state_is_a_programming_error(run: RunDir) -> None:
+    with pytest.raises(ValueError, match="unknown state 'done'"):
+        run.write_status("done")
+
+
+def test_a_live_state_of_a_dead_process_reads_interrupted(run: RunDir) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    run.write_status("running", pid=child.pid, step=3)
+    status = run.status()
+    assert (status["state"], status["step"]) == ("interrupted", 3)
+    assert "while the run was running" in status["reason"]
+
+
+def test_a_killed_writer_reads_interrupted_also_while_it_is_a_zombie(store: RunStore) -> None:
+    script = (
+        "import sys, time; from kit.runs import RunStore; RunStore(sys.argv[1]).create('k').write_status('running')\n"
+    )
+    script += "print('ready', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", script, str(store.root)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    assert store.open("k").status()["state"] == "running"
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not collected
+    assert store.open("k").status()["state"] == "interrupted"
+    child.wait()
+    child.stdout.close()
+    assert store.open("k").status()["state"] == "interrupted"
+
+
+def test_a_pid_that_is_used_again_is_not_taken_for_the_run(run: RunDir) -> None:
+    run.write_status("running")
+    record = json.loads(run.status_file.read_text())
+    if record["create_time"] is None:
+        pytest.skip("this system does not tell when a process began")
+    run.status_file.write_text(json.dumps(record | {"create_time": record["create_time"] - 60}))
+    assert run.status()["state"] == "interrupted"
+
+
+def test_create_time_is_when_the_process_began() -> None:
+    created = process.create_time()
+    if created is None:
+        pytest.skip("this system does not tell when a process began")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        of_child = process.create_time(child.pid)
+        assert of_child is not None
+        assert abs(of_child - time.time()) < 10
+        assert of_child >= created
+    finally:
+        child.communicate(b"\n")
+
+
+@pytest.mark.parametrize(("silence", "state"), [(0.0, "running"), (SILENCE_LIMIT + 1, "interrupted")])
+def test_a_run_on_another_machine_is_judged_by_its_heartbeat(run: RunDir, silence: float, state: str) -> None:
+    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - silence)
+    assert run.status()["state"] == state
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"state": "running"}', '{"state": "running", "pid": -1}'])
+def test_no_or_broken_status_never_reads_as_finished(run: RunDir, content: str | None) -> None:
+    run.status_file.unlink()
+    if content is not None:
+        run.status_file.write_text(content)
+    assert run.status()["state"] == "interrupted"
+
+
+def test_a_reader_never_sees_half_a_status(run: RunDir) -> None:
+    seen: list[Any] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.append(json.loads(run.status_file.read_text()).get("state"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(100):
+        run.write_status("running", step=step, padding="x" * (step * 100))
+    done.set()
+    reader.join()
+    assert set(seen) <= {"starting", "running"}
+    assert not list(run.path.glob(".*tmp"))
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_come_back_in_order_with_nan_as_null(run: RunDir) -> None:
+    run.append_metrics({"step": 1, "reward": 0.5, "kl": math.nan})
+    run.append_metrics({"step": 2, "reward": math.inf, "path": Path("a"), "nested": {"x": (1, -math.inf)}})
+    assert run.metrics() == [
+        {"step": 1, "reward": 0.5, "kl": None},
+        {"step": 2, "reward": None, "path": "a", "nested": {"x": [1, None]}},
+    ]
+    assert "NaN" not in run.metrics_file.read_text()
+
+
+def test_numbers_of_other_libraries_become_plain_ones(run: RunDir) -> None:
+    numpy = pytest.importorskip("numpy")
+    run.append_metrics(
+        {"a": numpy.float32(0.5), "b": numpy.arange(2), "c": numpy.float64("nan"), "d": numpy.bool_(True)}
+    )
+    assert run.metrics() == [{"a": 0.5, "b": [0, 1], "c": None, "d": True}]
+
+
+def test_a_half_written_last_line_is_left_out_and_then_replaced(run: RunDir) -> None:
+    run.append_metrics({"step": 1})
+    with open(run.metrics_file, "a") as file:
+        file.write('{"step": 2, "rew')
+    assert run.metrics() == [{"step": 1}]
+    run.append_metrics({"step": 2})
+    assert run.metrics() == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("size", [10, 4096, 5000, 10000])
+def test_a_half_line_of_any_length_is_taken_back(run: RunDir, size: int) -> None:
+    for lines in (0, 1):
+        run.metrics_file.write_text('{"step": 1}\n' * lines + "x" * size)
+        run.append_metrics({"step": 2})
+        assert run.metrics() == [{"step": 1}] * lines + [{"step": 2}]
+
+
+def test_a_broken_line_before_the_last_is_told_with_its_number(run: RunDir) -> None:
+    run.metrics_file.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2"):
+        run.metrics()
+
+
+def test_no_file_means_no_lines(run: RunDir) -> None:
+    assert run.metrics() == []
+    assert run.events() == []
+
+
+def test_an_event_has_a_time_and_a_kind(run: RunDir) -> None:
+    run.append_event("phase", name="warm-up")
+    (event,) = run.events()
+    assert (event["kind"], event["name"]) == ("phase", "warm-up")
+    assert abs(event["time"] - time.time()) < 60
+
+
+# --- a disk that refuses ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_in_the_middle_of_a_line_leaves_whole_lines(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.append_metrics({"step": 1})
+    write = os.write
+
+    def write_a_little(handle: int, data: bytes) -> int:
+        if len(data) < 12:
+            full()
+        return write(handle, data[:5])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_a_little)
+        with pytest.raises(
+            RunError, match=r"No space left while writing .*metrics.jsonl \(free there: .*\)\. Free some space"
+        ):
+            run.append_metrics({"step": 2, "reward": 0.25})
+    assert run.metrics_file.read_text() == '{"step": 1}\n'
+
+
+def test_a_full_disk_leaves_the_old_status(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write_status("running", step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="No space left"):
+            run.write_status("running", step=2)
+    assert run.status()["step"] == 1
+    assert not list(run.path.glob(".*tmp"))
+
+
+def test_too_little_space_is_told_before_it_is_needed(run: RunDir) -> None:
+    run.check_free_space(1)
+    with pytest.raises(RunError, match=r"free, but 1000000\.0 TB are needed"):
+        run.check_free_space(10**18)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_and_text_land_inside_the_run(run: RunDir) -> None:
+    assert json.loads(run.write_json("eval/before.json", {"a": math.nan}).read_text()) == {"a": None}
+    assert run.write_text("config.yaml", "a: 1\n") == run.config
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", ""])
+def test_nothing_is_written_outside_the_run(run: RunDir, name: str) -> None:
+    with pytest.raises(RunError, match="not a path inside"):
+        run.write_json(name, {})
+
+
+def test_checkpoints_are_ordered_by_step(run: RunDir) -> None:
+    for name in ("checkpoint-100", "checkpoint-20", "checkpoint-tmp"):
+        (run.path / name).mkdir()
+    assert [path.name for path in run.checkpoints] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_a_live_run_of_another_process_is_not_removed(run: RunDir) -> None:
+    run.write_status("running", pid=os.getppid())
+    with pytest.raises(RunError, match="stop it before removing it"):
+        run.remove()
+    run.write_status("stopped")
+    run.remove()
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e15, "3000.0 TB")]
+)
+def test_sizes_are_readable(size: float, text: str) -> None:
+    assert files.human_size(size) == text
