@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from rewards.components.evaluated_answers import may_be_evaluated
 from rewards.errors import nearest
 from rewards.extract import tagged_answer
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
 __all__ = ["ReasoningGymAccuracy"]
 
@@ -24,7 +24,8 @@ class ReasoningGymAccuracy(ItemComponent):
     Columns: `task`, the dataset's name in reasoning-gym, and `entry`, the generated entry as a JSON string of
     {question, answer, metadata}. Status is `ok` for 1.0 only. Tasks give partial credit to some wrong answers (most
     to any text that contains the right one): `strict` turns it into 0, else it is kept.
-    A task that raises, is not known, or scores outside [0, 1] gives `error`.
+    An answer that the verifier cannot read is `wrong` if it can read the row's own reference; otherwise, as for a task
+    that is not known or scores outside [0, 1], the row is at fault: `error`.
     """
 
     name: str = "accuracy"
@@ -41,12 +42,25 @@ class ReasoningGymAccuracy(ItemComponent):
         score_answer = _score_answer(task)
         if found.value != entry.get("answer") and not may_be_evaluated(task, found.value):
             return Score(None, "wrong", {**info, "reason": "not evaluated: the task would run this answer as code"})
-        value = float(score_answer(found.value, entry))
+        try:
+            value = float(score_answer(found.value, entry))
+        except Exception as failure:
+            if not _accepts_reference(score_answer, _entry(sample)):
+                raise
+            return Score(None, "wrong", {**info, "reason": f"not an answer of this task: {failure_reason(failure)}"})
         if math.isnan(value) or not 0.0 <= value <= 1.0:
             return Score(None, "error", {**info, "reason": f"score_answer returned {value}"})
         if value == 1.0:
             return Score(value, "ok", info)
         return Score(None if self.strict else value, "wrong", info)
+
+
+def _accepts_reference(score_answer: ScoreAnswer, entry: dict[str, Any]) -> bool:
+    """Whether the verifier works on this row at all: it takes the row's own reference for right."""
+    try:
+        return float(score_answer(str(entry["answer"]), entry)) == 1.0
+    except Exception:
+        return False
 
 
 def _entry(sample: Sample) -> dict[str, Any]:

@@ -207,3 +207,15 @@ def test_no_known_hack_fails_or_takes_long_with_any_preset():
             evaluation = evaluate(load(name), hack.completion)
             assert evaluation.failure_share == 0.0, (name, hack.name)
             assert time.process_time() - start < 0.5, (name, hack.name)
+
+
+def test_reasoning_gym_answers_that_the_verifier_cannot_read_are_wrong_not_errors():
+    entry = json.dumps({"question": "Factorise 6.", "answer": "2 × 3", "metadata": {"number": 6, "factors": [2, 3]}})
+    verdict = evaluate(
+        load("reasoning-gym"), answered("two"), answered("2 × 3"), task="prime_factorization", entry=entry
+    )
+    assert verdict.statuses["accuracy"] == ["wrong", "ok"]
+    assert verdict.infos["accuracy"][0]["reason"].startswith("not an answer of this task: ValueError")
+    broken = json.dumps({"question": "Factorise 6.", "answer": "six", "metadata": {"number": 6, "factors": [2, 3]}})
+    verdict = evaluate(load("reasoning-gym"), answered("two"), task="prime_factorization", entry=broken)
+    assert verdict.statuses["accuracy"] == ["error"]  # not even the row's own reference can be read
