@@ -54,6 +54,16 @@ class Rollout:
     extra: Mapping[str, list[Any]]
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """What the last scoring saw and gave: rewards of all processes, the rest of this one."""
+
+    rewards: torch.Tensor  # (N, K)
+    completions: list[Any]
+    completion_ids: list[list[int]]  # whole, also where `mask_truncated_completions` keeps them from training
+    extra: dict[str, list[Any]]
+
+
 @functools.cache
 def make_trainer_class() -> type:
     """The trainer class, a subclass of whatever `trl.GRPOTrainer` is by now. Raises `EnvironmentUnsupported`."""
@@ -97,7 +107,9 @@ def make_trainer_class() -> type:
             self.rollout_sinks = tuple(rollout_sinks)
             self._objective_means: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
             self._losses_computed = 0
-            self._scored: tuple[torch.Tensor, list[Any], dict[str, list[Any]]] | None = None
+            self._scored: _Scored | None = None
+            if objective is not None and args is None and "ref_logps" in objective.needs:
+                raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
             if objective is not None and args is not None:
                 check_arguments(args)
                 # TRL computes reference log-probabilities, and keeps a reference model, if and only if beta is not 0.
@@ -105,8 +117,6 @@ def make_trainer_class() -> type:
                 args.beta = 1.0 if "ref_logps" in objective.needs else 0.0
             super().__init__(model, reward_funcs, args, *rest, **keywords)
             if objective is not None:
-                if args is None and "ref_logps" in objective.needs:
-                    raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
                 self.add_callback(_LossRan(self))
 
         # --- loss -----------------------------------------------------------------------------------------------------
@@ -188,17 +198,17 @@ def make_trainer_class() -> type:
             self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
         ) -> torch.Tensor:
             rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            self._scored = (rewards, completions, {key: list(value) for key, value in self._pending_extra_logs.items()})
+            extra = {key: list(value) for key, value in self._pending_extra_logs.items()}
+            self._scored = _Scored(rewards, completions, [list(ids) for ids in completion_ids_list], extra)
             return rewards
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
             assert self._scored is not None  # set by _calculate_rewards, which super() has just called
-            rewards, completions, extra = self._scored
             if self.objective is not None:
-                output["advantages"] = self._advantages(rewards, output)
+                output["advantages"] = self._advantages(self._scored.rewards, output)
             if self.rollout_sinks:
-                rollout = self._rollout(inputs, output, rewards, completions, extra)
+                rollout = self._rollout(inputs, self._scored, output["advantages"])
                 for sink in self.rollout_sinks:
                     sink(rollout)
             return output
@@ -208,16 +218,16 @@ def make_trainer_class() -> type:
             assert self.objective is not None
             weights = self.reward_weights.to(rewards.device)
             total = (rewards * weights).nansum(dim=1)
-            total[torch.isnan(rewards).all(dim=1)] = (
-                torch.nan
-            )  # nothing applied: no signal, and no part in the baseline
+            # Where no component applied there is no signal, and no part in the baseline.
+            total[torch.isnan(rewards).all(dim=1)] = torch.nan
             size = self.num_generations if self.model.training else self.num_generations_eval
+            trained = output["completion_mask"] * output.get("tool_mask", 1)
             everyone = RewardBatch(
                 rewards=total,
                 group=torch.arange(len(total), device=total.device) // size,
                 components=rewards,
                 component_weights=weights,
-                lengths=self.accelerator.gather(output["completion_mask"].sum(dim=1)),
+                lengths=self.accelerator.gather(trained.sum(dim=1)),
                 step=self.state.global_step,
             )
             advantages = self.objective.compute_advantages(everyone)
@@ -230,29 +240,20 @@ def make_trainer_class() -> type:
             start = self.accelerator.process_index * mine
             return advantages[start : start + mine]
 
-        def _rollout(
-            self,
-            rows: Any,
-            output: dict[str, Any],
-            rewards: torch.Tensor,
-            completions: list[Any],
-            extra: dict[str, Any],
-        ) -> Rollout:
+        def _rollout(self, rows: Any, scored: _Scored, advantages: torch.Tensor) -> Rollout:
             mine = len(rows)
             start = self.accelerator.process_index * mine
-            lengths = output["completion_mask"].sum(dim=1).tolist()
-            ids = [row[:length].tolist() for row, length in zip(output["completion_ids"], lengths, strict=True)]
             return Rollout(
                 step=self.state.global_step,
                 mode=self._mode(),
                 rows=rows,
-                completions=completions,
-                completion_ids=ids,
-                truncated=[not row or row[-1] not in self.eos_token_ids for row in ids],
-                rewards=rewards[start : start + mine],
+                completions=scored.completions,
+                completion_ids=scored.completion_ids,
+                truncated=[not row or row[-1] not in self.eos_token_ids for row in scored.completion_ids],
+                rewards=scored.rewards[start : start + mine],
                 reward_names=list(self.reward_func_names),
-                advantages=output["advantages"],
-                extra=extra,
+                advantages=advantages,
+                extra=scored.extra,
             )
 
         # --- logs and state -------------------------------------------------------------------------------------------
@@ -288,9 +289,9 @@ def make_trainer_class() -> type:
 
         def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
             super()._load_optimizer_and_scheduler(checkpoint)
-            path = Path(checkpoint) / STATE_FILE if checkpoint is not None else None
-            if self.objective is not None and path is not None and path.is_file():
-                self.objective.load_state_dict(json.loads(path.read_text()))
+            if self.objective is not None and checkpoint is not None:
+                path = Path(checkpoint) / STATE_FILE  # not written by an objective without state
+                self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
 
     class _LossRan(TrainerCallback):  # type: ignore[misc]
         """Stops a run whose first step did not go through our loss: an ignored hook is the worst defect there is."""

@@ -1,0 +1,150 @@
+"""A tiny random Qwen3, its tokenizer, a few prompts and a reward, and a factory of trainers around them. No network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
+PROMPTS = [
+    "3 + 5 =",
+    "State the final answer to the following arithmetic problem: 12 - 4 + 7 =",
+    "1 =",
+    "8 - 9 + 2 =",
+    "State the final answer: 6 - 6 =",
+    "The sum of 2 and 7 is",
+    "0 - 1 - 2 - 3 - 4 =",
+    "5 =",
+]
+SPOKEN = 9  # tokens that a completion may hold, of which one ends it: ragged lengths within a few tokens
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def offline() -> Iterator[None]:
+    import huggingface_hub.constants
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> Any:
+    from kit.training.embedded import EmbeddedRecipe
+
+    return EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_recipe: Any) -> Any:
+    from kit.training.embedded import build_tokenizer
+
+    tokenizer = build_tokenizer(tiny_recipe)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def new_model(tiny_recipe: Any, tokenizer: Any) -> Callable[[], Any]:
+    """Builds the model anew: the same random weights every time, in evaluation mode."""
+    from kit.training.embedded import build_model
+
+    return lambda: build_model(tiny_recipe, tokenizer).eval()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Any:
+    """Prompts of 3 to 20-odd tokens, so that left padding is ragged, and a column for rewards."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": PROMPTS, "target": [8, 15, 1, 1, 0, 9, -10, 5]})
+
+
+@pytest.fixture(scope="session")
+def reward() -> Callable[..., list[float]]:
+    """Deterministic, different for nearly every completion: the sum of its ids, each weighed by its place, mod 101."""
+
+    def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+
+    return placed_ids
+
+
+@pytest.fixture(scope="session")
+def arguments(tiny_recipe: Any, tokenizer: Any) -> Callable[..., Any]:
+    """`GRPOConfig` on the CPU in float32: 4 completions of one prompt a micro-batch, of 1 to 8 tokens."""
+    from trl import GRPOConfig
+
+    spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
+    silent = [token for token in range(tiny_recipe.vocabulary) if token not in spoken]
+
+    def make(folder: Path, **changes: Any) -> Any:
+        given: dict[str, Any] = {
+            "output_dir": str(folder),
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "per_device_train_batch_size": 4,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "max_steps": 1,
+            "learning_rate": 0.01,
+            "lr_scheduler_type": "constant",
+            "generation_kwargs": {"suppress_tokens": silent},
+            "report_to": "none",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+        }
+        return GRPOConfig(**given | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def new_trainer(
+    tmp_path_factory: pytest.TempPathFactory,
+    new_model: Callable[[], Any],
+    tokenizer: Any,
+    prompts: Any,
+    reward: Callable[..., list[float]],
+    arguments: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Builds a trainer of a LoRA adapter whose A and B are both random: `new_trainer(objective=..., **GRPOConfig)`.
+
+    `stock=True` gives TRL's own class; `extra` are arguments of the trainer itself.
+    """
+
+    def make(stock: bool = False, objective: Any = None, extra: dict[str, Any] | None = None, **changes: Any) -> Any:
+        from peft import LoraConfig
+        from trl import GRPOTrainer
+
+        from kit.training.trainer import make_trainer_class
+        from kit.training.trl_kernel import install_torch_logprob_kernel
+
+        install_torch_logprob_kernel()
+        given: dict[str, Any] = {
+            "model": new_model(),
+            "reward_funcs": reward,
+            "args": arguments(tmp_path_factory.mktemp("run"), **changes),
+            "train_dataset": prompts,
+            "processing_class": tokenizer,
+            "peft_config": LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False),
+        } | (extra or {})
+        return GRPOTrainer(**given) if stock else make_trainer_class()(**given, objective=objective)
+
+    return make

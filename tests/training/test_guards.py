@@ -1,0 +1,228 @@
+"""Every refusal, each with the defect that it is there for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import EnvironmentUnsupported, ObjectiveError
+from kit.training import guards
+from kit.training.guards import RELIED_ON, TRL_LOSS_ARGUMENTS, check_arguments, check_base_class, check_trl
+from kit.training.trainer import make_trainer_class
+
+NewTrainer = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _tested_versions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KIT_ALLOW_UNTESTED", raising=False)
+
+
+# --- version ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.14.3", "1.16.0", "1.150.0", "11.15.0", "2.0.0", "1.15"])
+def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("trl.__version__", version)
+    with pytest.raises(EnvironmentUnsupported, match=re.escape(f"TRL {version} is installed")) as refusal:
+        check_trl()
+    assert "pip install 'trl==1.15.*'" in str(refusal.value)
+    with pytest.raises(EnvironmentUnsupported):  # and it is in the way to the class
+        make_trainer_class.__wrapped__()
+
+
+def test_an_untested_trl_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.__version__", "1.16.0")
+    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "1")
+    check_trl()
+    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "0")
+    with pytest.raises(EnvironmentUnsupported):
+        check_trl()
+
+
+@pytest.mark.parametrize("version", ["1.15.0", "1.15.7", "1.15.0.dev0"])
+def test_a_tested_trl_passes(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("trl.__version__", version)
+    check_trl()
+
+
+# --- base class -------------------------------------------------------------------------------------------------------
+
+
+def test_the_installed_trl_has_everything_that_is_relied_on() -> None:
+    from trl import GRPOTrainer
+
+    check_base_class(GRPOTrainer)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameter"), [(method, name) for method, names in RELIED_ON.items() for name in names]
+)
+def test_a_base_class_with_a_parameter_gone_is_refused(method: str, parameter: str) -> None:
+    from trl import GRPOTrainer
+
+    def other(self: Any, *args: Any, **keywords: Any) -> None: ...
+
+    signature = inspect.signature(getattr(GRPOTrainer, method))
+    left = [value for name, value in signature.parameters.items() if name != parameter]
+    other.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    changed = type("Changed", (GRPOTrainer,), {method: other})
+    with pytest.raises(EnvironmentUnsupported, match=rf"Changed\.{method} has no parameter {parameter}:"):
+        check_base_class(changed)
+
+
+def test_a_base_class_with_a_method_gone_is_refused() -> None:
+    with pytest.raises(EnvironmentUnsupported, match=r"Bare\.compute_loss has no parameter model, inputs"):
+        check_base_class(type("Bare", (), {}))
+
+
+def test_a_changed_base_class_never_becomes_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl import GRPOTrainer
+
+    changed = type("Changed", (GRPOTrainer,), {"_compute_loss": lambda self, model, batch: None})
+    monkeypatch.setattr("trl.GRPOTrainer", changed)
+    with pytest.raises(EnvironmentUnsupported, match=r"_compute_loss has no parameter inputs"):
+        make_trainer_class.__wrapped__()
+
+
+@pytest.mark.parametrize("method", list(RELIED_ON))
+def test_every_method_that_is_guarded_is_overridden(method: str) -> None:
+    assert method in vars(make_trainer_class())
+
+
+# --- arguments of TRL's own loss --------------------------------------------------------------------------------------
+
+OTHER_VALUES: dict[str, Any] = {
+    "beta": 0.04,
+    "epsilon": 0.1,
+    "epsilon_high": 0.28,
+    "delta": 2.0,
+    "loss_type": "grpo",
+    "importance_sampling_level": "sequence",
+    "scale_rewards": "none",
+    "multi_objective_aggregation": "normalize_then_sum",
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.01,
+    "use_adaptive_entropy": True,
+    "off_policy_mask_threshold": 0.5,
+    "use_bias_correction_kl": False,
+    "sapo_temperature_neg": 1.5,
+    "sapo_temperature_pos": 1.5,
+    "vespo_k_pos": 1.5,
+    "vespo_lambda_pos": 1.5,
+    "vespo_k_neg": 1.5,
+    "vespo_lambda_neg": 1.5,
+}
+
+
+def test_every_guarded_argument_is_tried() -> None:
+    assert set(OTHER_VALUES) == set(TRL_LOSS_ARGUMENTS)
+
+
+@pytest.mark.parametrize(("name", "value"), list(OTHER_VALUES.items()))
+def test_an_argument_of_trls_loss_beside_an_objective_is_refused_by_name(
+    arguments: Callable[..., Any], tmp_path: Path, name: str, value: Any
+) -> None:
+    with pytest.raises(ObjectiveError, match=re.escape(f"{name}={value!r} would be ignored")):
+        check_arguments(arguments(tmp_path, **{name: value}))
+
+
+def test_all_ignored_arguments_are_named_at_once(arguments: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match=r"beta=0\.04, epsilon=0\.1, loss_type='grpo' would be ignored"):
+        check_arguments(arguments(tmp_path, beta=0.04, loss_type="grpo", epsilon=0.1))
+
+
+def test_default_arguments_pass_also_when_spelt_out(arguments: Callable[..., Any], tmp_path: Path) -> None:
+    check_arguments(arguments(tmp_path))
+    check_arguments(arguments(tmp_path, beta=0.0, loss_type="dapo", epsilon=0.2, scale_rewards=True))
+
+
+def test_the_guard_covers_every_argument_that_trls_loss_reads() -> None:
+    """So that a new argument of TRL cannot be ignored without notice."""
+    from trl import GRPOTrainer
+
+    read = set(re.findall(r"self\.args\.(\w+)", inspect.getsource(GRPOTrainer._compute_loss)))
+    ours_too = {"steps_per_generation"}
+    details_of_adaptive_entropy = {name for name in read if name.startswith("entropy_")}  # nothing without its switch
+    assert read - ours_too - details_of_adaptive_entropy <= set(guards.TRL_LOSS_ARGUMENTS)
+
+
+def test_the_refusal_is_in_the_trainer_and_only_beside_an_objective(new_trainer: NewTrainer) -> None:
+    with pytest.raises(ObjectiveError, match=r"beta=0\.04 would be ignored"):
+        new_trainer(objective="grpo", beta=0.04)
+    assert new_trainer(beta=0.04, loss_type="grpo").beta == 0.04
+
+
+def test_the_callers_arguments_are_left_alone(
+    new_trainer: NewTrainer, arguments: Callable[..., Any], tmp_path: Path
+) -> None:
+    given = arguments(tmp_path)
+    trainer = new_trainer(objective={"regularizers": ["kl"]}, extra={"args": given})
+    assert trainer.beta != 0  # how TRL is told to keep a reference
+    assert given.beta == 0
+
+
+# --- objective --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_needs_arguments(new_trainer: NewTrainer) -> None:
+    with pytest.raises(ObjectiveError, match=r"needs a reference policy: pass args=GRPOConfig"):
+        new_trainer(objective={"regularizers": ["kl"]}, extra={"args": None})
+
+
+def test_a_hook_that_wants_what_the_run_lacks_stops_it(new_trainer: NewTrainer) -> None:
+    from kit.objective import Objective
+
+    def correction(batch: Any) -> Any:
+        return (batch.old_logps - batch.sampler_logps).exp()
+
+    correction.needs = {"sampler_logps"}  # type: ignore[attr-defined]
+    with pytest.raises(ObjectiveError, match="needs sampler_logps, but the generation engine reported no"):
+        new_trainer(objective=Objective(weights=[correction])).train()
+
+
+def stock_loss(trainer: Any) -> Callable[..., Any]:
+    from trl import GRPOTrainer
+
+    return GRPOTrainer._compute_loss.__get__(trainer)
+
+
+@pytest.mark.parametrize("method", ["_compute_loss", "compute_loss"])
+def test_a_loss_replaced_after_construction_stops_the_first_step(new_trainer: NewTrainer, method: str) -> None:
+    trainer = new_trainer(objective="grpo", max_steps=3)
+    stock = stock_loss(trainer)
+    setattr(trainer, method, lambda model, inputs, *args, **keywords: stock(model, inputs))
+    with pytest.raises(ObjectiveError, match="without calling the objective"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_subclass_that_replaces_the_loss_is_stopped_too(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo")
+    mine = type(trainer)
+    trainer.__class__ = type(
+        "Other", (mine,), {"_compute_loss": lambda self, m, i: super(mine, self)._compute_loss(m, i)}
+    )
+    with pytest.raises(ObjectiveError, match="without calling the objective"):
+        trainer.train()
+
+
+def test_replacing_trls_loss_without_an_objective_is_nobodys_business(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer()
+    trainer._compute_loss = stock_loss(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_outputs_of_the_model_are_not_returned_with_the_loss(new_trainer: NewTrainer) -> None:
+    for objective in ("grpo", None):
+        trainer = new_trainer(objective=objective)
+        with pytest.raises(ValueError, match="outputs"):
+            trainer.compute_loss(trainer.model, {}, return_outputs=True)
