@@ -62,6 +62,8 @@ def check_arguments(args: Any) -> None:
         for name in TRL_LOSS_ARGUMENTS
         if name in defaults and getattr(args, name) != defaults[name]
     ]
+    if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
+        ignored.append("vllm_importance_sampling_correction=True")
     if ignored:
         raise ObjectiveError(
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "

@@ -139,6 +139,19 @@ def test_all_ignored_arguments_are_named_at_once(arguments: Callable[..., Any], 
         check_arguments(arguments(tmp_path, beta=0.04, loss_type="grpo", epsilon=0.1))
 
 
+def test_trls_sampler_correction_beside_an_objective_is_refused_and_without_vllm_left_alone(
+    arguments: Callable[..., Any], tmp_path: Path
+) -> None:
+    given = arguments(tmp_path)
+    assert given.vllm_importance_sampling_correction
+    check_arguments(given)  # TRL's default, but it multiplies the loss only where vLLM generates
+    given.use_vllm = True
+    with pytest.raises(ObjectiveError, match="vllm_importance_sampling_correction=True would be ignored"):
+        check_arguments(given)
+    given.vllm_importance_sampling_correction = False
+    check_arguments(given)
+
+
 def test_default_arguments_pass_also_when_spelt_out(arguments: Callable[..., Any], tmp_path: Path) -> None:
     check_arguments(arguments(tmp_path))
     check_arguments(arguments(tmp_path, beta=0.0, loss_type="dapo", epsilon=0.2, scale_rewards=True))
