@@ -6,10 +6,7 @@ allocated ends with it. `kit.train(...)` in Python does the same and waits.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kit.api import CallableModule
@@ -17,8 +14,8 @@ from kit.config import RunConfig, load_config
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
-    from kit.training.callbacks import Stop
     from kit.training.console import Reporter
+    from kit.training.quiet import LogBook
 
 sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
 
@@ -30,12 +27,18 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
     stands in the run directory: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
     """
     from kit.training.console import Reporter
+    from kit.training.quiet import LogBook
 
-    reporter = Reporter(quiet)
-    reporter.say(f"grpo-kit: run '{config.run.id}'")
+    reporter, logs = Reporter(quiet), LogBook()
+    with logs.collecting():
+        reporter.say(f"grpo-kit: run '{config.run.id}'")
+        return _run(config, reporter, logs)
 
+
+def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
     # Everything that can be wrong is looked at before anything is written.
     from kit.training.backend import use_threads
+    from kit.training.lifecycle import create_run_directory, lifecycle
     from kit.training.preparation import prepare
 
     threads = use_threads(config.run.threads)
@@ -43,10 +46,12 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
         parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"))
     config, data = parts.config, parts.data
     folder = create_run_directory(config)
-    folder.write_json("data.json", data.info)
-    reporter.say(f"{len(data.train)} training and {len(data.heldout)} held-out problems from {config.data.source}")
 
-    with lifecycle(folder, reporter) as stop:
+    with lifecycle(folder, logs, reporter) as stop:
+        folder.write_text("config.yaml", config.to_yaml())
+        folder.write_json("data.json", data.info)
+        reporter.data(data.info)
+
         # Model, reward functions, and TRL's arguments with every default pinned.
         from kit.training.arguments import grpo_config
         from kit.training.environment import environment
@@ -60,11 +65,13 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
 
         # The trainer: TRL's, with our objective as its loss.
         from kit.training.callbacks import Evaluator, Recorder
+        from kit.training.quiet import silence_steps
         from kit.training.recording import CompletionWriter, FailureWatch
         from kit.training.trainer import make_trainer_class
 
+        batches = config.optimisation.steps // config.optimisation.iterations
         writer = CompletionWriter(folder.completions, config.run.save_completions)
-        watch = FailureWatch(rewards, config.reward.max_failure_share)
+        watch = FailureWatch(rewards, config.reward.max_failure_share, reporter.say, batches)
         trainer = make_trainer_class()(
             loaded.model,
             rewards,
@@ -75,7 +82,7 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
             objective=parts.objective,
             rollout_sinks=[writer, watch],
         )
-        quieten(trainer)
+        silence_steps(trainer)
         trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
         reporter.say(
             f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
@@ -108,66 +115,8 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
         trainer.save_model(str(folder.adapter))
         if config.evaluation.after and not stop.asked():
             score(trainer.model, "after")
-
-    draw_curves(folder, scores)
-    if scores:
-        reporter.scores({name: scores[name] for name in ("before", "after") if name in scores})
-        for name in ("before", "after"):
-            if name in scores:
-                reporter.samples(f"Held-out completions, {name} (greedy)", scores[name]["samples"])
-    reporter.closing(folder.path, hints(config, folder))
+        reporter.result(folder, scores, stop.reason)
     return folder
-
-
-def create_run_directory(config: RunConfig) -> RunDir:
-    """A new run directory with the configuration in it. Raises `RunError` if the id is taken or the disk refuses."""
-    from kit.runs.store import RunStore
-
-    assert config.run.id is not None, "every face gives a run its id"
-    folder = RunStore(config.run.root).create(config.run.id)
-    folder.write_status("starting", total_steps=config.optimisation.steps, step=0)
-    folder.check_free_space(200 * 1024 * 1024)
-    folder.write_text("config.yaml", config.to_yaml())
-    return folder
-
-
-@contextmanager
-def lifecycle(folder: RunDir, reporter: Reporter) -> Iterator[Stop]:
-    """Writes how the run ends, whatever ends it, and lets Ctrl-C end it in order."""
-    from kit.training.callbacks import Stop
-    from kit.training.failures import explained
-
-    handler = logging.FileHandler(folder.log, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("kit").setLevel(logging.INFO)
-    stop = Stop(folder)
-    try:
-        with stop.listening(reporter.say), explained():
-            yield stop
-    except KeyboardInterrupt:
-        folder.write_status("stopped", reason=stop.reason or "interrupted at once, without a checkpoint", exit=130)
-        raise
-    except BaseException as error:
-        logging.getLogger("kit").exception("the run failed")
-        folder.write_status("failed", reason=f"{type(error).__name__}: {error}", exit=getattr(error, "exit_code", 1))
-        raise
-    else:
-        folder.write_status(
-            "stopped" if stop.reason else "finished", reason=stop.reason, exit=130 if stop.reason else 0
-        )
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-
-
-def quieten(trainer: Any) -> None:
-    """Leaves the terminal to our own reporter: no dictionary a step, no bars of libraries below."""
-    from transformers.trainer_callback import PrinterCallback
-    from transformers.utils.logging import disable_progress_bar
-
-    trainer.remove_callback(PrinterCallback)
-    disable_progress_bar()
 
 
 def seed_everything(seed: int) -> None:
@@ -175,25 +124,6 @@ def seed_everything(seed: int) -> None:
     from transformers import set_seed
 
     set_seed(seed)
-
-
-def draw_curves(folder: RunDir, scores: dict[str, dict[str, Any]]) -> None:
-    """Draws `curves.png` into the run directory, if a step was made."""
-    if metrics := folder.metrics():
-        from kit.figures import draw
-
-        draw(folder.id, metrics, scores, folder.path / "curves.png")
-
-
-def hints(config: RunConfig, folder: RunDir) -> list[str]:
-    """What to look at and try next."""
-    return [
-        f"curves         {folder.path / 'curves.png'}",
-        f"completions    {folder.completions}/  (Parquet: every completion with its rewards)",
-        f"adapter        {folder.adapter}/",
-        "try next       grpo-kit quickstart --objective dr_grpo --seed 1",
-        "your own data  grpo-kit init run.yaml, then grpo-kit train run.yaml",
-    ]
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:

@@ -17,6 +17,7 @@ from kit.errors import RunError
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 
 if TYPE_CHECKING:
+    from kit.runs.store import RunDir
     from rewards import Preset, Sample
 
 SHOWN = 8
@@ -198,17 +199,24 @@ def question(prompt: str | list[dict[str, Any]]) -> str:
 
 def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """Scores a finished run's adapter with the run's own data, reward and settings, `overrides` aside."""
+    from kit.runs.store import RunDir
+    from kit.training.quiet import LogBook
+
+    run, logs = RunDir(Path(request["run_dir"])), LogBook()
+    with logs.collecting(), logs.written_to(run.log):
+        return _evaluate_run(run, request)
+
+
+def _evaluate_run(run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
     import json
 
     from peft import PeftModel
 
     from kit.data import load_data
-    from kit.runs.store import RunDir
     from kit.training.backend import use_threads
     from kit.training.models import find_model, load_model
     from kit.training.preparation import build_reward
 
-    run = RunDir(Path(request["run_dir"]))
     changes = [f"evaluation.{key}={json.dumps(value)}" for key, value in request["overrides"].items()]
     config: RunConfig = load_config(run.config, changes)
     if not (run.adapter / "config.json").is_file() and not (run.adapter / "adapter_config.json").is_file():

@@ -76,7 +76,7 @@ def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weight
         logging_steps=1,
         logging_first_step=True,
         log_completions=False,
-        save_strategy="steps" if run.save_every else "no",
+        save_strategy="steps",
         save_steps=run.save_every or optimisation.steps,
         save_total_limit=run.keep_checkpoints,
         save_only_model=False,

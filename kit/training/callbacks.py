@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from transformers import TrainerCallback
@@ -14,6 +14,10 @@ from kit.runs.store import RunDir
 from kit.training.console import Advance
 
 HEARTBEAT_SECONDS = 1.0
+
+
+class Stopped(KeyboardInterrupt):
+    """Work that has nothing to save was given up, because somebody wants the run to end."""
 
 
 class Stop:
@@ -30,9 +34,9 @@ class Stop:
         return self.reason is not None
 
     def check(self) -> None:
-        """Raises `KeyboardInterrupt` if somebody wants the run to end; for work that has nothing to save."""
+        """Raises `Stopped` if somebody wants the run to end; for work that has nothing to save."""
         if self.asked():
-            raise KeyboardInterrupt
+            raise Stopped
 
     @contextmanager
     def listening(self, tell: Callable[[str], None]) -> Iterator[None]:
@@ -42,7 +46,8 @@ class Stop:
             if self.reason is not None:
                 raise KeyboardInterrupt
             self.reason = signal.Signals(number).name
-            tell("Stopping after this step, with a checkpoint. Once more to stop at once, without one.")
+            with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
+                tell("Stopping after this step, with a checkpoint. Once more to stop at once, without one.")
 
         before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -64,6 +69,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
         self.run.write_status("running", step=state.global_step, total_steps=state.max_steps)
+        self.advance(state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "reward" not in logs:  # the closing summary of the trainer is no step
@@ -102,5 +108,10 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.every and state.global_step % self.every == 0 and state.global_step < state.max_steps:
-            result = self.score(model, f"step-{state.global_step:05d}")
+            try:
+                result = self.score(model, f"step-{state.global_step:05d}")
+            except Stopped:  # the score is given up, but what was learned is saved
+                self.run.write_status("stopping", step=state.global_step)
+                control.should_save = control.should_training_stop = True
+                return
             self.run.append_event("evaluation", step=state.global_step, seconds=result["seconds"])

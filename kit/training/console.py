@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from kit.errors import RunError
+
+if TYPE_CHECKING:
+    from kit.runs.store import RunDir
 
 log = logging.getLogger("kit")
 LINES = 10
@@ -34,16 +39,26 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line, for the person and for the log."""
         self.console.print(escape(text))
-        log.info(text)
+        log.info(text.strip())
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Advance]:
-        """Progress of one piece of long work, with ETA: a live bar on a terminal, about ten lines elsewhere."""
-        if self.console.is_terminal and not self.console.quiet:
-            with self._live(title) as advance:
-                yield advance
-        else:
-            yield self._lines(title)
+        """Progress of one piece of long work, with ETA: a live bar on a terminal, about ten lines elsewhere.
+
+        Nothing is shown before the first report, so that work which turns out not to be needed leaves no trace.
+        """
+        live = self.console.is_terminal and not self.console.quiet
+        lines = self._lines(title, log.info if live else self.say)
+        if not live:
+            yield lines
+            return
+        with self._live(title) as advance:
+
+            def both(done: int, total: int, note: str = "") -> None:
+                advance(done, total, note)
+                lines(done, total, note)
+
+            yield both
 
     @contextmanager
     def _live(self, title: str) -> Iterator[Advance]:
@@ -56,15 +71,23 @@ class Reporter:
             TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[note]}"),
         )
-        with Progress(*parts, console=self.console) as progress:
-            task = progress.add_task(escape(title), total=None, note="")
+        progress = Progress(*parts, console=self.console)
+        task = progress.add_task(escape(title), total=None, note="", start=False)
 
-            def advance(done: int, total: int, note: str = "") -> None:
-                progress.update(task, completed=done, total=total, note=escape(note))
+        def advance(done: int, total: int, note: str = "") -> None:
+            if not progress.live.is_started:
+                progress.start_task(task)
+                progress.start()
+            progress.update(task, completed=done, total=total, note=escape(note))
 
+        try:
             yield advance
+        finally:
+            if progress.live.is_started:
+                progress.stop()
 
-    def _lines(self, title: str) -> Advance:
+    @staticmethod
+    def _lines(title: str, say: Callable[[str], None]) -> Advance:
         started, shown = time.perf_counter(), 0
 
         def advance(done: int, total: int, note: str = "") -> None:
@@ -75,9 +98,38 @@ class Reporter:
             shown = share
             elapsed = time.perf_counter() - started
             eta = elapsed / max(done, 1) * (total - done)
-            self.console.print(escape(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip()))
+            say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
 
         return advance
+
+    def data(self, info: Mapping[str, Any]) -> None:
+        """How many rows there are, how many were left out and why, and what else was noted when they were read."""
+        rows = info["rows"]
+        self.say(f"{rows['train']} training and {rows['heldout']} held-out problems from {info['source']}")
+        if skipped := rows.get("skipped"):
+            first = "; ".join(f"row {row['row']}: {row['reason']}" for row in info["bad_rows"][:1])
+            self.say(
+                f"{skipped} bad row{'s' * (skipped > 1)} left out ({first}{', ...' * (skipped > 1)}); see data.json"
+            )
+        if rows.get("too_long"):
+            self.say(f"{rows['too_long']} rows left out: prompts of more than {info['max_prompt_tokens']} tokens")
+        for note in info.get("notes", []):
+            self.say(f"note: {note}")
+
+    def result(self, run: RunDir, scores: Mapping[str, Mapping[str, Any]], stopped: str | None) -> None:
+        """The last words: how it ended, the scores before and after, samples, where everything lies, what to try."""
+        ends = {name: scores[name] for name in ("before", "after") if name in scores}
+        if ends:
+            self.scores(ends)
+        for name, score in ends.items():
+            self.samples(f"Held-out completions, {name} (greedy)", score["samples"])
+        curves = draw_curves(run, scores)
+        if stopped is not None:
+            last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
+            self.say(f"Stopped by {stopped}{last}")
+        self.say(f"\nEverything of this run lies in {run.path}")
+        for hint in hints(run, curves):
+            self.say(f"  {hint}")
 
     def scores(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
         """The before/after table of held-out scores, with 95 % intervals."""
@@ -87,9 +139,8 @@ class Reporter:
             table.add_column(name)
         for row in rows_of(scores):
             table.add_row(*row)
+            log.info("%s: %s", row[0], " -> ".join(row[1:]))
         self.console.print(table)
-        for name, score in scores.items():
-            log.info("%s: %s", name, {key: value for key, value in score.items() if key != "samples"})
 
     def samples(self, title: str, samples: list[dict[str, Any]], limit: int = 3) -> None:
         """A few completions as they came."""
@@ -98,13 +149,32 @@ class Reporter:
             self.console.print(f"  [dim]{escape(shorten(sample['prompt'], 100))}[/dim]")
             reward = "" if sample["reward"] is None else f"   reward {sample['reward']:.2f}"
             text = escape(shorten(sample["completion"], 160))
-            self.console.print(f"  {text}{reward}   (reference {escape(str(sample['reference']))})")
+            reference = "" if sample["reference"] is None else f"   (reference {escape(str(sample['reference']))})"
+            self.console.print(f"  {text}{reward}{reference}")
 
-    def closing(self, folder: Path, hints: list[str]) -> None:
-        """Where everything lies and what to try next."""
-        self.console.print(f"\nEverything of this run lies in [bold]{escape(str(folder))}[/bold]")
-        for hint in hints:
-            self.console.print(f"  {escape(hint)}")
+
+def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | None:
+    """Draws `curves.png` into the run directory, if a step was made; a figure that cannot be drawn ends no run."""
+    from kit.figures import draw
+
+    path = run.path / "curves.png"
+    try:
+        draw(run.id, run.metrics(), scores, path)
+    except RunError as error:
+        log.warning("no curves: %s", error)
+        return None
+    return path
+
+
+def hints(run: RunDir, curves: Path | None) -> list[str]:
+    """What to look at and try next."""
+    return [
+        *([f"curves         {curves}"] if curves else []),
+        f"completions    {run.completions}/  (Parquet: every completion with its rewards)",
+        f"adapter        {run.adapter}/",
+        "try next       grpo-kit quickstart --objective dr_grpo --seed 1",
+        "your own data  grpo-kit init run.yaml, then grpo-kit train run.yaml",
+    ]
 
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

@@ -6,10 +6,10 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kit.errors import ModelError, RunError
+from kit.errors import KitError, ModelError, RunError
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc")
-DISK_FULL = ("no space left on device", "disk quota exceeded")
+DISK_FULL = ("no space left on device", "disk quota exceeded", "pytorchstreamwriter failed")
 
 
 @contextmanager
@@ -17,6 +17,8 @@ def explained() -> Iterator[None]:
     """Turns out-of-memory and full-disk failures into `ModelError` and `RunError` with advice; others pass."""
     try:
         yield
+    except KitError:
+        raise  # explained already
     except Exception as error:
         text = str(error).lower()
         if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EMBEDDED, ModelConfig
-from kit.errors import ModelError
+from kit.errors import KitError, ModelError
 from kit.training.backend import Backend, choose_backend, quantization_config, torch_dtype
 from kit.training.embedded import embedded_model_folder
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kit.training.embedded import Progress
 
 GIB = 1024**3
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
 BYTES_PER_WEIGHT = {"torch.float32": 4.0, "torch.bfloat16": 2.0, "torch.float16": 2.0}
 
 
@@ -48,8 +49,10 @@ def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = N
     Builds the embedded model if that is asked for and not in the cache. Raises `ModelError` when something is missing.
     """
     backend = choose_backend(config)
+    check_quantization(config, backend)
     source = str(embedded_model_folder(progress=progress)) if config.name == EMBEDDED else config.name
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    check_folder(source)
     tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
     from kit.training.trl_kernel import check_logit_transforms
@@ -75,19 +78,20 @@ def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
     if files.backend.device == "cuda":
         keywords["device_map"] = {"": 0}
-    model = _load(files.source, "its weights", _auto("AutoModelForCausalLM"), keywords)
+    keywords["output_loading_info"] = True
+    model, info = _load(files.source, "its weights", _auto("AutoModelForCausalLM"), keywords)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{files.source}: its files lack {len(missing)} of the weights that its config.json asks for ({missing[0]}, for "
+            "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
+        )
     model.config.use_cache = True
     return LoadedModel(model, files.tokenizer, adapter(config), files.backend)
 
 
 def adapter(config: ModelConfig) -> Any | None:
-    """PEFT's description of the adapter, or None when all weights train. Raises `ModelError` for 4-bit without LoRA."""
+    """PEFT's description of the adapter, or None when all weights train."""
     if config.lora is None:
-        if config.load_in_4bit:
-            raise ModelError(
-                "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
-                "Keep the LoRA section, or set load_in_4bit: false."
-            )
         return None
     from peft import LoraConfig
 
@@ -100,6 +104,27 @@ def adapter(config: ModelConfig) -> Any | None:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def check_folder(source: str) -> None:
+    """Refuses a model folder that lacks a part: libraries fill some gaps silently. Raises `ModelError`; hub ids pass."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return
+    parts = {"configuration": ["config.json"], "tokenizer": TOKENIZER_FILES, "weights": ["*.safetensors"]}
+    for part, patterns in parts.items():
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            adapter = "it holds an adapter alone; merge it into its base model first" if _is_adapter(folder) else ""
+            advice = adapter or f"expected {patterns[0]}; copy what is missing from the model it was made of"
+            raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
 
 
 def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None, **keywords: Any) -> Any:
@@ -137,6 +162,18 @@ def count_parameters(model_config: Any) -> int:
     except ValueError:
         return 0
     return sum(weight.numel() for weight in model.parameters())
+
+
+def check_quantization(config: ModelConfig, backend: Backend) -> None:
+    """Refuses 4-bit weights that nothing would train, or that this machine cannot make. Raises `KitError`."""
+    if not config.load_in_4bit:
+        return
+    if config.lora is None:
+        raise ModelError(
+            "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
+            "Keep the LoRA section, or set load_in_4bit: false."
+        )
+    quantization_config(torch_dtype(config.dtype, backend.device), backend.device)
 
 
 def check_memory(config: ModelConfig, parameters: int, backend: Backend) -> None:
@@ -191,7 +228,9 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
         return loader(source, **keywords)
     except ImportError as error:
         raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # readers of files raise what they like; what is not about the files passes
+        if isinstance(error, (MemoryError, KitError)) or "memory" in str(error).lower():
+            raise
         raise ModelError(_why(source, what, error)) from error
 
 
@@ -200,11 +239,9 @@ def _why(source: str, what: str, error: Exception) -> str:
     first = lines[0] if lines else type(error).__name__
     folder = Path(source).expanduser()
     if folder.is_dir():
-        files = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
         return (
-            f"{source}: {what} could not be loaded. The folder holds: {files}. A model folder needs config.json, "
-            f"*.safetensors, and the tokenizer's files (tokenizer.json, tokenizer_config.json); copy what is missing "
-            f"from the model it was made of. ({first})"
+            f"{source}: {what} could not be loaded ({first}). A file is broken, or of another model; copy the folder again "
+            f"from the model it was made of. It holds: {_listing(folder)}."
         )
     if "trust_remote_code" in str(error):
         return (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from rewards import Evaluation
     from rewards.adaptors import TrlRewards
 
+log = logging.getLogger("kit")
 PATIENCE = 5
 
 
@@ -72,13 +75,18 @@ def _text(value: Any) -> str | None:
 
 
 class FailureWatch:
-    """Stops a run whose rewards keep failing: more than `limit` of the scores errors or timeouts, 5 batches in a row.
+    """Stops a run whose rewards keep failing, and says so at the first failure.
 
-    Called with every rollout. Raises `RewardError` with the last reason seen.
+    Failing: more than `limit` of a batch's scores are errors or timeouts, 5 batches in a row, or in every batch of a run
+    that has fewer. Called with every rollout. Raises `RewardError` with the last reason seen.
     """
 
-    def __init__(self, rewards: TrlRewards, limit: float) -> None:
-        self.rewards, self.limit, self.bad = rewards, limit, 0
+    def __init__(
+        self, rewards: TrlRewards, limit: float, tell: Callable[[str], None] = log.warning, batches: int = PATIENCE
+    ) -> None:
+        self.rewards, self.limit, self.tell = rewards, limit, tell
+        self.patience = max(1, min(PATIENCE, batches))
+        self.bad, self.told = 0, False
 
     def __call__(self, rollout: Rollout) -> None:
         evaluation = self.rewards.last_evaluation
@@ -86,18 +94,25 @@ class FailureWatch:
             return
         share = evaluation.failure_share
         self.bad = self.bad + 1 if share > self.limit else 0
-        if self.bad >= PATIENCE:
+        if self.bad >= self.patience:
             raise RewardError(
-                f"{share:.0%} of the rewards failed in each of the last {PATIENCE} steps or more (limit "
-                f"{self.limit:.0%}, reward.max_failure_share). {first_failure(evaluation)}"
+                f"{share:.0%} of the rewards failed, and more than {self.limit:.0%} (reward.max_failure_share) in each of "
+                f"{self.patience} batches in a row. {first_failure(evaluation)}. Mend the reward; what came of every "
+                "completion stands in completions/*.parquet."
+            )
+        if share and not self.told:
+            self.told = True
+            self.tell(
+                f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
+                f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
             )
 
 
 def first_failure(evaluation: Evaluation) -> str:
-    """The reason of the first failed score, in words."""
+    """The reason of the first failed score, in words, without a full stop."""
     for name, statuses in evaluation.statuses.items():
         for index, status in enumerate(statuses):
             if status in ("error", "timeout", "infra"):
                 reason = evaluation.infos[name][index].get("reason", "no reason given")
-                return f"'{name}' on completion {index + 1} of the batch: {status}: {reason}"
-    return "No single failure is on record."
+                return f"'{name}' on completion {index + 1} of the batch: {status}: {reason}".rstrip(".")
+    return "No single failure is on record"

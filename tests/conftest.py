@@ -1,0 +1,118 @@
+"""What end-to-end tests share: a tiny embedded model, built once a session, and runs of it that take a second."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Tree = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def small_recipe() -> Any:
+    """An embedded model that keeps to the answer format and cannot calculate, built in two seconds."""
+    from kit.training.embedded import EmbeddedRecipe
+
+    return EmbeddedRecipe(
+        hidden=64,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        intermediate=128,
+        skill_steps=0,
+        steps=60,
+        batch=16,
+        learning_rate=0.01,
+    )
+
+
+@pytest.fixture(scope="session")
+def model_folder(small_recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model and tokenizer of `small_recipe` in HF layout."""
+    import torch
+
+    from kit.training.embedded import build
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    folder.mkdir()
+    with torch.random.fork_rng():
+        build(small_recipe, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def embedded_cache(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which the embedded model is found: the tiny one, in the place of the one that takes a minute."""
+    from kit.training.embedded import EmbeddedRecipe
+
+    cache = tmp_path_factory.mktemp("cache")
+    shutil.copytree(model_folder, cache / f"embedded-{EmbeddedRecipe().key}")
+    return cache
+
+
+@pytest.fixture
+def tree(model_folder: Path, tmp_path: Path) -> Tree:
+    """A run of two steps of eight completions, without evaluation, checkpoints at the end only."""
+    return {
+        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
+        "data": {
+            "source": "reasoning-gym:chain_sum",
+            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "limit": 40,
+            "heldout": 8,
+        },
+        "reward": {"preset": "reasoning-gym"},
+        "generation": {"num_generations": 4, "max_completion_tokens": 12},
+        "optimisation": {"steps": 2, "batch_size": 8, "learning_rate": 1e-3},
+        "evaluation": {"before": False, "after": False, "prompts": 4, "k": 2},
+        "run": {"id": "it", "root": str(tmp_path / "runs"), "threads": 1, "save_every": 0},
+    }
+
+
+@dataclass
+class Attempt:
+    """How a run in this process ended: the exit code of its process, what it printed, and its directory if there is one."""
+
+    code: int
+    shown: str
+    message: str
+    folder: Any
+    error: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture
+def attempt(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Attempt]]:
+    """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`."""
+    import kit.train
+    from kit.config import load_config
+    from kit.runs.child import serve
+    from kit.runs.store import RunDir
+
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*overrides: str) -> Attempt:
+        config = load_config(copy.deepcopy(tree), overrides)
+        request, report = tmp_path / "request.json", tmp_path / "error.json"
+        report.unlink(missing_ok=True)
+        request.write_text(json.dumps({"config": config.model_dump(mode="json")}))
+        capsys.readouterr()
+        code = serve(kit.train.main, [str(request), "--error-file", str(report)])
+        printed = capsys.readouterr()
+        error = json.loads(report.read_text()) if report.exists() else {}
+        path = Path(config.run.root) / str(config.run.id)
+        return Attempt(code, printed.out, printed.err, RunDir(path) if path.is_dir() else None, error)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,136 @@
+"""kit.evaluation.heldout: scores by arithmetic on completions that are known, and no trace left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rewards
+from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
+from kit.evaluation.heldout import HeldOut, end_tokens, question, render
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder: Path) -> Any:
+    from kit.training.models import find_model, load_model
+
+    config = ModelConfig(name=str(model_folder), dtype="float32")
+    return load_model(find_model(config, chat=True), config)
+
+
+ROWS = [
+    {"prompt": [{"role": "user", "content": f"What is {n} + 1?"}], "reference": str(n + 1), "answer": f"#### {n + 1}"}
+    for n in range(4)
+]
+
+
+def heldout(loaded: Any, preset: Any = None, **changes: Any) -> HeldOut:
+    config = EvaluationConfig(**{"prompts": 4, "k": 2, "batch_size": 3} | changes)
+    preset = preset or rewards.load("gsm8k-hash")
+    return HeldOut(ROWS, preset, loaded.tokenizer, config, GenerationConfig(max_completion_tokens=8))
+
+
+def scripted(
+    loaded: Any, greedy: list[str], sampled: list[str], monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> Any:
+    """The score when the model says just this."""
+
+    def complete(self: HeldOut, model: Any, prompts: list[str], sample: bool, *_: Any) -> list[tuple[list[int], bool]]:
+        texts = sampled if sample else greedy
+        assert len(prompts) == len(texts)
+        return [(loaded.tokenizer(text)["input_ids"], not text) for text in texts]
+
+    monkeypatch.setattr(HeldOut, "_complete", complete)
+    return heldout(loaded, **changes).score(loaded.model)
+
+
+def test_scores_are_those_of_the_answers(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = ["#### 1", "#### 2", "#### 9", ""]
+    sampled = ["#### 1", "#### 1", "#### 2", "no", "#### 3", "#### 9", "", "#### 0"]
+    score = scripted(loaded, greedy, sampled, monkeypatch)
+    assert score["greedy_accuracy"]["value"] == 0.5  # 2 of 4
+    assert score["pass@1"]["value"] == pytest.approx((2 / 2 + 1 / 2 + 1 / 2 + 0) / 4)
+    assert score["pass@2"]["value"] == pytest.approx((1 + 1 + 1 + 0) / 4)
+    assert score["truncated_share"] == 1 / 8
+    assert score["problems"] == 4
+    assert [sample["completion"] for sample in score["samples"]] == greedy
+    assert score["samples"][0]["prompt"] == "What is 0 + 1?"
+    assert score["samples"][0]["reference"] == "1"
+
+
+def test_without_a_checker_only_the_reward_is_reported(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def size(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        return [float(len(str(text))) for text in completions]
+
+    def twice(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        return [2.0 for _ in completions]
+
+    preset = rewards.from_functions([(size, 0.0), (twice, 1.0)], allow_shaping_above_correctness=True)
+    score = scripted(loaded, ["a"] * 4, ["b"] * 8, monkeypatch, preset=preset)
+    assert score["greedy_reward"]["value"] == 2.0
+    assert not [key for key in score if key.startswith(("pass@", "greedy_accuracy"))]
+
+
+def test_the_score_repeats_and_does_not_depend_on_the_batch(loaded: Any) -> None:
+    def stable(score: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in score.items() if key != "seconds"}
+
+    first = stable(heldout(loaded).score(loaded.model))
+    assert stable(heldout(loaded).score(loaded.model)) == first
+    other = stable(heldout(loaded, batch_size=1).score(loaded.model))
+    assert other["samples"] == first["samples"]  # greedy completions: padding changes nothing
+
+
+def test_progress_counts_every_completion(loaded: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    heldout(loaded).score(loaded.model, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (12, 12)  # 4 greedy + 4 x 2 sampled
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_only_so_many_problems_are_used(loaded: Any) -> None:
+    assert heldout(loaded, prompts=2).score(loaded.model)["problems"] == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_random_state_and_mode_are_as_before(loaded: Any, training: bool) -> None:
+    import torch
+
+    loaded.model.train(training)
+    before = torch.random.get_rng_state()
+    heldout(loaded).score(loaded.model)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert loaded.model.training is training
+
+
+def test_gradient_checkpointing_is_off_inside_and_on_again_even_after_a_failure(loaded: Any) -> None:
+    inside: list[bool] = []
+
+    def fail(*_: Any) -> None:
+        inside.append(loaded.model.is_gradient_checkpointing)
+        raise ZeroDivisionError
+
+    loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+    try:
+        with pytest.raises(ZeroDivisionError):
+            heldout(loaded).score(loaded.model, fail)
+        assert inside == [False]
+        assert loaded.model.is_gradient_checkpointing
+    finally:
+        loaded.model.gradient_checkpointing_disable()
+
+
+def test_completions_end_at_any_token_that_the_model_or_tokenizer_declares(loaded: Any) -> None:
+    ends = end_tokens(loaded.model, loaded.tokenizer)
+    assert loaded.tokenizer.eos_token_id in ends
+    assert len(ends) == len(set(ends))
+
+
+def test_prompts_are_rendered_with_the_template_and_texts_as_they_are(loaded: Any) -> None:
+    assert render(loaded.tokenizer, "as it is") == "as it is"
+    expected = "<|im_start|>user\nWhat is 0 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert render(loaded.tokenizer, ROWS[0]["prompt"]) == expected
+    assert question(ROWS[0]["prompt"]) == "What is 0 + 1?"
+    assert question("text") == "text"

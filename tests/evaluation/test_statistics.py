@@ -1,0 +1,118 @@
+"""kit.evaluation.statistics: estimators against enumeration, published values and arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_correct_one(samples: int) -> None:
+    for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        draws = list(itertools.combinations([True] * correct + [False] * (samples - correct), k))
+        assert pass_at_k(samples, correct, k) == pytest.approx(sum(any(draw) for draw in draws) / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("samples", "correct", "k", "value"),
+    [
+        (4, 1, 1, 0.25),  # c/n
+        (4, 1, 2, 0.5),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
+        (5, 2, 3, 0.9),  # 1 - C(3,3)/C(5,3) = 1 - 1/10
+        (10, 3, 5, 1 - 21 / 252),  # 1 - C(7,5)/C(10,5)
+        (8, 0, 8, 0.0),
+        (8, 1, 8, 1.0),
+        (200, 1, 100, 0.5),  # k/n: the one correct sample is in 100 of 200 places
+    ],
+)
+def test_pass_at_k_by_hand(samples: int, correct: int, k: int, value: float) -> None:
+    assert pass_at_k(samples, correct, k) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_refuses_what_cannot_be_drawn(samples: int, correct: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@k needs"):
+        pass_at_k(samples, correct, k)
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_a_probability_that_grows_with_k(case: tuple[int, int, int]) -> None:
+    samples, correct, k = case
+    value = pass_at_k(samples, correct, k)
+    assert -1e-12 <= value <= 1
+    assert value >= pass_at_k(samples, correct, max(1, k - 1)) - 1e-12
+    assert pass_at_k(samples, correct, 1) == pytest.approx(correct / samples, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("correct", "samples", "low", "high"),
+    [
+        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (score without continuity correction).
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_gives_the_published_intervals(correct: int, samples: int, low: float, high: float) -> None:
+    estimate = wilson(correct, samples)
+    assert estimate.value == correct / samples
+    assert estimate.low == pytest.approx(low, abs=5e-5)
+    assert estimate.high == pytest.approx(high, abs=5e-5)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_mirrors(case: tuple[int, int]) -> None:
+    correct, samples = case
+    one, other = wilson(correct, samples), wilson(samples - correct, samples)
+    assert 0 <= one.low <= one.value <= one.high <= 1
+    assert one.low == pytest.approx(1 - other.high, abs=1e-12)
+    assert one.low < one.high  # even where every sample is right
+
+
+def test_no_samples_say_nothing() -> None:
+    for estimate in (wilson(0, 0), bootstrap_mean([])):
+        assert math.isnan(estimate.value)
+        assert (estimate.low, estimate.high) == (0.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_bootstrap_holds_the_mean_and_repeats(values: list[float]) -> None:
+    estimate = bootstrap_mean(values, seed=5)
+    assert estimate == bootstrap_mean(values, seed=5)
+    assert estimate.value == pytest.approx(sum(values) / len(values), abs=1e-9)
+    assert min(values) - 1e-9 <= estimate.low <= estimate.high <= max(values) + 1e-9
+
+
+def test_bootstrap_is_about_two_standard_errors_wide() -> None:
+    values = np.random.default_rng(0).normal(0.5, 0.1, size=400)
+    estimate = bootstrap_mean(list(values))
+    # 1.96 x 0.1 / sqrt(400) = 0.0098 to either side
+    assert estimate.high - estimate.value == pytest.approx(0.0098, abs=0.001)
+    assert estimate.value - estimate.low == pytest.approx(0.0098, abs=0.001)
+    assert bootstrap_mean(list(values), seed=1) != estimate
+
+
+def test_intervals_cover_the_truth_about_95_times_in_100() -> None:
+    rng, truth, samples = np.random.default_rng(1), 0.3, 100
+    draws = rng.random((200, samples)) < truth
+    by_wilson = [wilson(int(draw.sum()), samples) for draw in draws]
+    by_bootstrap = [bootstrap_mean([float(x) for x in draw]) for draw in draws]
+    for estimates in (by_wilson, by_bootstrap):
+        covered = sum(estimate.low <= truth <= estimate.high for estimate in estimates) / len(estimates)
+        assert 0.90 <= covered <= 0.99
+
+
+def test_overlap_is_sharing_a_point() -> None:
+    one, two, three = Estimate(0.4, 0.3, 0.5), Estimate(0.6, 0.5, 0.7), Estimate(0.8, 0.71, 0.9)
+    assert one.overlaps(two)
+    assert two.overlaps(one)
+    assert not two.overlaps(three)
+    assert str(one) == "0.400 [0.300, 0.500]"

@@ -1,0 +1,436 @@
+"""kit.train end to end: real runs of a tiny model, in this process where that is enough, as a person starts them elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kit
+from kit.config import load_config
+from kit.runs.store import RunDir
+
+TIMES = ("time", "step_time", "latency")
+FEW = ["run.threads=1", "evaluation.prompts=6", "evaluation.k=2", "optimisation.batch_size=16"]
+VARIED = "\n    return [len(set(str(text))) / 40 for text in completions]"  # differs within every group
+
+
+def numbers(folder: RunDir) -> list[dict[str, Any]]:
+    """Metrics without clocks."""
+    return [
+        {key: value for key, value in line.items() if not any(word in key for word in TIMES)}
+        for line in folder.metrics()
+    ]
+
+
+def write_function(code: str, name: str = "mine.py") -> None:
+    Path(name).write_text(f"import os, signal, time, pathlib\nimport torch\ncalls = []\n\n{code}\n")
+
+
+def varied(attempt: Any, *overrides: str) -> Any:
+    """A run whose reward differs between completions, so that the weights move."""
+    write_function(f"def score(prompts, completions, **columns):{VARIED}", "varied.py")
+    result = attempt('reward.functions=[{"path": "varied.py:score"}]', *overrides)
+    assert result.code == 0, result.message
+    return result
+
+
+# --- quickstart, as a person starts it --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quickstart(embedded_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
+    """`kit.train("quickstart")` in a process of its own, with what must never be written in its environment."""
+    root = tmp_path_factory.mktemp("quickstart")
+    with pytest.MonkeyPatch.context() as patch, terminal_into(root / "shown.txt"):
+        patch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+        patch.setenv("HF_TOKEN", "hf_planted_secret")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return kit.train(
+            "quickstart", steps=3, seed=3, objective="dr_grpo", run_id="first", overrides=[*FEW, f"run.root={root}"]
+        )
+
+
+@contextlib.contextmanager
+def terminal_into(path: Path) -> Iterator[None]:
+    """Collects what this process and its children write to stdout and stderr."""
+    kept = [os.dup(number) for number in (1, 2)]
+    with path.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+        try:
+            yield
+        finally:
+            for number, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+@pytest.mark.slow
+def test_quickstart_finishes_and_says_so(quickstart: kit.Run) -> None:
+    status = quickstart.status
+    assert (status["state"], status["exit"], status["step"], status["total_steps"]) == ("finished", 0, 3, 3)
+    assert repr(quickstart).startswith("<Run first, finished, step 3/3, reward ")
+
+
+@pytest.mark.slow
+def test_the_terminal_shows_our_lines_and_nothing_else(quickstart: kit.Run) -> None:
+    shown = (quickstart.path.parent / "shown.txt").read_text()
+    lines = shown.splitlines()
+    assert lines[0] == "grpo-kit: run 'first'"
+    assert lines[1] == "2000 training and 200 held-out problems from reasoning-gym:chain_sum"
+    assert lines[2].startswith("embedded: ")
+    assert "Building the embedded model" not in shown  # it was there already
+    for word in ("{'", "Warning", "warning", "Loading weights", "it/s", "\r", "\x1b", "Failed"):
+        assert word not in shown
+    for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "try next"):
+        assert word in shown
+
+
+@pytest.mark.slow
+def test_quickstart_logs_one_line_a_step(quickstart: kit.Run) -> None:
+    lines = quickstart.metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert {"reward", "loss", "grad_norm", "entropy", "completions/mean_length", "time"} <= line.keys()
+
+
+@pytest.mark.slow
+def test_quickstart_keeps_every_completion_with_its_rewards(quickstart: kit.Run) -> None:
+    rows = quickstart.completions()
+    assert len(rows) == 3 * 16
+    assert rows[0].keys() >= {
+        "step", "prompt", "reference", "completion", "tokens", "finish_reason", "advantage",
+        "reward/accuracy", "reward/accuracy/status", "reward/format", "reward/format/status",
+    }  # fmt: skip
+    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+    assert {row["reward/format/status"] for row in rows} <= {"ok", "format"}
+    for row in rows:
+        assert 1 <= row["tokens"] <= 64
+        assert (row["finish_reason"] == "length") <= (row["tokens"] == 64)
+        assert "State the final answer" in row["prompt"]
+    for start in range(0, len(rows), 8):  # a group answers one prompt, and dr_grpo's advantages are r - mean(r)
+        group = rows[start : start + 8]
+        assert len({row["prompt"] for row in group}) == 1
+        assert abs(sum(row["advantage"] for row in group)) < 1e-5
+
+
+@pytest.mark.slow
+def test_quickstart_scores_before_and_after(quickstart: kit.Run) -> None:
+    scores = quickstart.evaluations()
+    assert list(scores) == ["before", "after"]
+    for score in scores.values():
+        assert score["problems"] == 6
+        for name in ("greedy_accuracy", "pass@1", "pass@2", "greedy_reward"):
+            assert score[name]["low"] <= score[name]["value"] <= score[name]["high"]
+        assert score["samples"][0].keys() == {"prompt", "reference", "completion", "reward"}
+
+
+@pytest.mark.slow
+def test_quickstart_records_what_it_stood_on_and_no_secret(quickstart: kit.Run) -> None:
+    env = json.loads((quickstart.path / "env.json").read_text())
+    assert env["seeds"] == {"run": 3, "trainer": 3, "data_order": 3, "engine": 3}
+    assert env["packages"].keys() >= {"torch", "trl", "transformers", "peft"}
+    assert env["trainer_arguments"]["per_device_train_batch_size"] == 16
+    assert env["threads"] == 1
+    for path in quickstart.path.rglob("*"):
+        if path.is_file():
+            assert b"hf_planted_secret" not in path.read_bytes(), path
+
+
+@pytest.mark.slow
+def test_quickstart_writes_its_configuration_out_in_full(quickstart: kit.Run) -> None:
+    tree = yaml.safe_load((quickstart.path / "config.yaml").read_text())
+    config = load_config(quickstart.path / "config.yaml")
+    assert config.model_dump(mode="json") == tree
+    assert tree["objective"]["recipe"] == "dr_grpo"
+    assert tree["objective"]["advantage"]["name"] == "group_mean"
+    assert tree["objective"]["clip"] == {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
+    assert tree["objective"]["weights"] == []
+    assert tree["objective"]["regularizers"] == []
+    assert tree["run"]["seed"] == 3
+    data = json.loads((quickstart.path / "data.json").read_text())
+    assert data["source"] == "reasoning-gym:chain_sum"
+    assert data["rows"]["train"] == 2000
+    assert len(data["sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_quickstart_leaves_a_log_a_picture_and_a_checkpoint(quickstart: kit.Run) -> None:
+    log = (quickstart.path / "log.txt").read_text()
+    assert "Training  3/3" in log
+    assert "greedy accuracy: " in log
+    assert (quickstart.path / "curves.png").stat().st_size > 10_000
+    assert (quickstart.path / "checkpoint-3" / "trainer_state.json").is_file()
+    assert quickstart.events()[-1]["kind"] == "checkpoint"
+    assert not (quickstart.path / ".reserve").exists()
+
+
+@pytest.mark.slow
+def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.Run, embedded_cache: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    (base,) = embedded_cache.glob("embedded-*")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(quickstart.path / "adapter"))
+    ids = torch.arange(20, 40).unsqueeze(0)
+    with torch.no_grad():
+        tuned = model(ids).logits
+        with model.disable_adapter():
+            assert not torch.equal(model(ids).logits, tuned)
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_again_from_what_it_left(
+    quickstart: kit.Run, embedded_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+    with terminal_into(tmp_path / "shown.txt"):
+        again = quickstart.evaluate()
+    after = quickstart.evaluations()["after"]
+    assert (tmp_path / "shown.txt").read_text() == ""
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
+    assert len(quickstart.plot(tmp_path / "figure.png").axes) >= 3
+
+
+def grpo_kit(cache: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kit.cli", *arguments, *(part for key in FEW for part in ("-o", key))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GRPO_KIT_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_reads_as_interrupted(
+    embedded_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other in the same test: both runs start while the other is being watched."""
+    monkeypatch.chdir(tmp_path)
+    plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
+    stopped = grpo_kit(embedded_cache, "train", "quickstart", "--run-id", "stopped", *plain)
+    killed = grpo_kit(embedded_cache, "train", "quickstart", "--run-id", "killed", *plain)
+    try:
+        one, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
+        wait_for(lambda: one.metrics() and two.metrics())
+        os.kill(two.status()["pid"], signal.SIGKILL)
+        stopped.send_signal(signal.SIGINT)
+        shown, errors = stopped.communicate(timeout=60)
+        assert (stopped.returncode, errors) == (130, "")
+        status = one.status()
+        assert (status["state"], status["exit"], status["reason"]) == ("stopped", 130, "SIGINT")
+        assert [path.name for path in one.checkpoints] == [f"checkpoint-{status['step']}"]
+        assert "Stopping after this step, with a checkpoint" in shown
+        assert f"Stopped by SIGINT; the checkpoint is {one.checkpoints[0]}" in shown
+        _, errors = killed.communicate(timeout=60)
+        assert killed.returncode == 1
+        assert "signal 9" in errors
+        assert two.status()["state"] == "interrupted"
+    finally:
+        for process in (stopped, killed):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(what: Any, seconds: float = 200.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.2)
+
+
+# --- the same numbers -------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others(attempt: Any) -> None:
+    first, again, other = (
+        varied(attempt, f"run.id=run-{name}", f"run.seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert numbers(first.folder) == numbers(again.folder)
+    assert numbers(first.folder) != numbers(other.folder)
+    weights = [(run.folder.adapter / "adapter_model.safetensors").read_bytes() for run in (first, again, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> None:
+    common = ["optimisation.steps=4", "evaluation.prompts=3"]
+    without = varied(attempt, "run.id=without", *common)
+    with_it = varied(
+        attempt, "run.id=with", "evaluation.every=2", "evaluation.before=true", "evaluation.after=true", *common
+    )
+    assert numbers(without.folder) == numbers(with_it.folder)
+    run = kit.Run("with", with_it.folder.path.parent)
+    assert list(run.evaluations()) == ["before", "step-00002", "after"]
+    assert not kit.Run("without", with_it.folder.path.parent).evaluations()
+    assert [(event["kind"], event["step"]) for event in run.events()] == [("evaluation", 2), ("checkpoint", 4)]
+
+
+def test_micro_batches_do_not_change_the_first_step(attempt: Any) -> None:
+    whole = varied(attempt, "run.id=whole", "optimisation.steps=1")
+    halves = varied(attempt, "run.id=halves", "optimisation.steps=1", "optimisation.micro_batch_size=2")
+    one, two = whole.folder.metrics()[0], halves.folder.metrics()[0]
+    assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
+    assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-3)
+
+
+# --- hooks and functions of the user's own ----------------------------------------------------------------------------
+
+
+def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) -> None:
+    write_function("def half(batch, share: float = 0.5):\n    return -share * batch.advantages * batch.ratio\n")
+    plain = varied(attempt, "run.id=plain", "optimisation.max_grad_norm=0")
+    hooked = varied(attempt, "run.id=hooked", "optimisation.max_grad_norm=0", "objective.clip=mine.py:half")
+    one, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
+    assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
+
+
+def test_a_reward_function_from_a_file_is_scored_beside_the_preset(attempt: Any) -> None:
+    result = varied(attempt, "optimisation.steps=1")
+    (line,) = result.folder.metrics()
+    assert 0 < line["rewards/score/mean"] < 2
+    assert "rewards/accuracy/mean" in line
+    assert line["reward"] >= line["rewards/score/mean"] - 1e-6
+
+
+def test_a_preset_without_a_checker_reports_reward_and_no_accuracy(attempt: Any) -> None:
+    write_function(f"def score(prompts, completions, **columns):{VARIED}\n\ndef other(prompts, completions):{VARIED}")
+    functions = 'reward.functions=[{"path": "mine.py:score"}, {"path": "mine.py:other"}]'
+    result = attempt(functions, "reward.preset=null", "evaluation.after=true", "optimisation.steps=1")
+    assert result.code == 0, result.message
+    score = json.loads((result.folder.eval / "after.json").read_text())
+    assert "greedy_reward" in score
+    assert not [key for key in score if key.startswith(("pass@", "greedy_accuracy"))]
+    assert "greedy reward" in result.shown
+
+
+def test_a_jsonl_file_trains(attempt: Any, tree: Any) -> None:
+    rows = [{"question": f"{i} + 1 =", "answer": f"#### {i + 1}"} for i in range(12)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree["data"] = {"source": "rows.jsonl", "heldout": 4, "system_prompt": "Answer."}
+    tree["reward"] = {"preset": "gsm8k-hash"}
+    result = attempt("evaluation.before=true")
+    assert result.code == 0, result.message
+    assert len(result.folder.metrics()) == 2
+    assert json.loads((result.folder.eval / "before.json").read_text())["problems"] == 4
+
+
+def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> None:
+    result = varied(
+        attempt, "model.lora=null", "objective.regularizers=[{name: kl, coef: 0.1}]", "evaluation.after=true"
+    )
+    assert (result.folder.adapter / "model.safetensors").is_file()
+    lines = result.folder.metrics()
+    divergence = [line[key] for line in lines for key in line if key.startswith("kl")]
+    assert divergence[0] == pytest.approx(0, abs=1e-6)  # the policy is the reference before the first step
+    assert divergence[-1] > 0
+
+
+def test_kl_against_the_base_model_needs_no_second_one(attempt: Any) -> None:
+    result = varied(attempt, "objective.regularizers=[{name: kl, coef: 0.1}]", "model.reference=base")
+    assert any(key.startswith("kl") for key in result.folder.metrics()[1])
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+STOP = """
+def score(prompts, completions, **columns):
+    calls.append(1)
+    if len(calls) == 2:
+        {act}
+    return [len(set(str(text))) / 40 for text in completions]
+"""
+SENTINEL = "pathlib.Path('runs/it/control').mkdir(exist_ok=True); pathlib.Path('runs/it/control/stop').touch()"
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGINT)", "SIGINT"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "SIGTERM"),
+        (SENTINEL, "control/stop"),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "control/stop"],
+)
+def test_a_wish_to_stop_ends_the_run_after_its_step_with_a_checkpoint(act: str, reason: str, attempt: Any) -> None:
+    write_function(STOP.format(act=act))
+    result = attempt('reward.functions=[{"path": "mine.py:score"}]', "optimisation.steps=50", "evaluation.after=true")
+    assert (result.code, result.message) == (130, "")
+    status = result.folder.status()
+    assert (status["state"], status["reason"], status["exit"], status["step"]) == ("stopped", reason, 130, 2)
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2"]
+    assert (result.folder.adapter / "adapter_model.safetensors").is_file()
+    assert len(result.folder.metrics()) == 2
+    assert not list(result.folder.eval.glob("*"))
+    assert f"Stopped by {reason}" in result.shown
+
+
+def test_a_second_ctrl_c_stops_at_once(attempt: Any) -> None:
+    write_function(STOP.format(act="[os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]"))
+    result = attempt('reward.functions=[{"path": "mine.py:score"}]', "optimisation.steps=50")
+    assert result.code == 130
+    status = result.folder.status()
+    assert (status["state"], status["exit"]) == ("stopped", 130)
+    assert not result.folder.checkpoints
+    assert not result.folder.adapter.exists()
+
+
+def test_ctrl_c_while_the_held_out_score_is_taken_keeps_what_was_learned(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.evaluation.heldout import HeldOut
+
+    score = HeldOut.score
+
+    def interrupted(self: HeldOut, model: Any, progress: Any = None) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return score(self, model, progress)
+
+    monkeypatch.setattr(HeldOut, "score", interrupted)
+    result = attempt("evaluation.every=2", "optimisation.steps=50")
+    assert result.code == 130
+    assert result.folder.status()["state"] == "stopped"
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2"]
+    assert (result.folder.adapter / "adapter_model.safetensors").is_file()
+    assert not list(result.folder.eval.glob("*"))
+
+
+def test_ctrl_c_before_the_first_step_leaves_a_stopped_run_without_weights(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.evaluation.heldout import HeldOut
+
+    complete = HeldOut._complete
+
+    def interrupted(self: HeldOut, *rest: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return complete(self, *rest)
+
+    monkeypatch.setattr(HeldOut, "_complete", interrupted)
+    result = attempt("evaluation.before=true")
+    assert result.code == 130
+    assert (result.folder.status()["state"], result.folder.status()["reason"]) == ("stopped", "SIGTERM")
+    assert not result.folder.adapter.exists()
+
+
+def test_a_checkpoint_is_saved_when_asked_for(attempt: Any) -> None:
+    act = "pathlib.Path('runs/it/control').mkdir(exist_ok=True); pathlib.Path('runs/it/control/save').touch()"
+    write_function(STOP.format(act=act))
+    result = attempt('reward.functions=[{"path": "mine.py:score"}]', "optimisation.steps=4")
+    assert result.code == 0
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2", "checkpoint-4"]
+    assert not (result.folder.control / "save").exists()

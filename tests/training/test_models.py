@@ -1,0 +1,130 @@
+"""kit.training.models: what is found, what is counted, what is refused. Broken folders are in tests/test_errors.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import LoraConfig, ModelConfig
+from kit.errors import ModelError
+from kit.training import models
+from kit.training.backend import Backend
+from kit.training.models import adapter, check_memory, count_parameters, find_model, free_memory, load_model
+
+CPU = Backend("transformers", "cpu", "")
+
+
+def config_of(folder: Path, **changes: Any) -> ModelConfig:
+    return ModelConfig(**{"name": str(folder), "dtype": "float32"} | changes)
+
+
+def test_a_folder_is_found_and_loaded_in_the_precision_asked_for(model_folder: Path) -> None:
+    import torch
+
+    config = config_of(model_folder, dtype="bfloat16")
+    files = find_model(config, chat=True)
+    loaded = load_model(files, config)
+    assert loaded.model.dtype is torch.bfloat16
+    assert loaded.tokenizer.padding_side == "left"
+    assert loaded.tokenizer.pad_token_id is not None
+    assert files.parameters == sum(weight.numel() for weight in loaded.model.parameters())
+
+
+def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_folder)
+    small = count_parameters(config)
+    config.vocab_size += 1_000_000_000  # 256 GB of float32, if it were made
+    assert count_parameters(config) == small + 64 * 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_per_weight"),
+    [
+        ({}, 4),  # frozen float32
+        ({"dtype": "bfloat16"}, 2),
+        ({"load_in_4bit": True}, 0.6),
+        ({"lora": None}, 16),  # weights 4 + gradients 4 + AdamW's two moments 8
+    ],
+)
+def test_memory_is_refused_where_the_weights_alone_exceed_it(
+    changes: dict[str, Any], bytes_per_weight: float, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, weights = config_of(model_folder, **changes), 10**9
+    monkeypatch.setattr(models, "free_memory", lambda device: weights * bytes_per_weight + 1)
+    check_memory(config, weights, CPU)
+    monkeypatch.setattr(models, "free_memory", lambda device: weights * bytes_per_weight - 1)
+    with pytest.raises(ModelError, match=r"has 1\.00 billion weights and needs at least") as failure:
+        check_memory(config, weights, CPU)
+    assert ("load_in_4bit" in str(failure.value)) is ("lora" not in changes and "load_in_4bit" not in changes)
+    assert ("keep model.lora" in str(failure.value)) is ("lora" in changes)
+
+
+def test_free_memory_is_a_number_of_bytes() -> None:
+    assert free_memory("cpu") > 10 * 1024**2
+
+
+def test_the_adapter_says_what_the_configuration_says() -> None:
+    lora = LoraConfig(rank=4, alpha=12, dropout=0.25, targets=["q_proj"], rslora=True)
+    made = adapter(ModelConfig(lora=lora))
+    assert made is not None
+    assert (made.r, made.lora_alpha, made.lora_dropout, made.use_rslora) == (4, 12, 0.25, True)
+    assert set(made.target_modules) == {"q_proj"}
+    assert adapter(ModelConfig(lora=None)) is None
+
+
+def test_a_tokenizer_without_an_end_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        models.load_tokenizer(str(tmp_path), chat=True)
+
+
+def test_padding_falls_back_on_the_end_token(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert models.load_tokenizer(str(tmp_path), chat=True).pad_token == "<|im_end|>"
+
+
+def test_an_adapters_folder_is_no_model(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match="it holds an adapter alone; merge it into its base model first"):
+        find_model(config_of(tmp_path), chat=True)
+
+
+def test_code_of_the_models_own_is_not_run_unasked(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **keywords: Any) -> None:
+        assert keywords["trust_remote_code"] is False
+        raise ValueError("The repository contains custom code. Pass `trust_remote_code=True` to allow it.")
+
+    monkeypatch.setattr(models, "_auto", lambda name: refuse)
+    with pytest.raises(ModelError, match=r"Read that code.*model\.trust_remote_code: true"):
+        find_model(config_of(Path("someone/model")), chat=True)
+
+
+def test_a_hub_id_that_cannot_be_fetched_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect to the hub.")
+
+    monkeypatch.setattr(models, "_auto", lambda name: offline)
+    with pytest.raises(ModelError, match="the spelling, the network, and HF_TOKEN"):
+        find_model(config_of(Path("someone/model")), chat=True)
+
+
+def test_running_out_of_memory_while_loading_is_not_taken_for_a_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA out of memory.")
+
+    monkeypatch.setattr(models, "_auto", lambda name: exhausted)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        find_model(config_of(Path("someone/model")), chat=True)

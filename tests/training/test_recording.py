@@ -1,0 +1,145 @@
+"""kit.training.recording: one row a completion, one column a verdict, and a stop where rewards keep failing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kit.errors import RewardError, RunError
+from kit.training.recording import CompletionWriter, FailureWatch, columns, completion_text
+
+
+def rollout(step: int = 0, **changes: Any) -> Any:
+    """Two completions, two components; the second component does not apply to the second completion."""
+    values = {
+        "step": step,
+        "mode": "train",
+        "rows": [{"prompt": [{"role": "user", "content": "1+1?"}], "reference": "2"}, {"prompt": "2+2?"}],
+        "completions": [[{"role": "assistant", "content": "2"}], "four"],
+        "completion_ids": [[5, 6], [7]],
+        "truncated": [False, True],
+        "rewards": torch.tensor([[1.0, 0.25], [0.0, math.nan]]),
+        "reward_names": ["accuracy", "format"],
+        "advantages": torch.tensor([0.5, -0.5]),
+        "extra": {"accuracy/status": ["ok", "wrong"], "accuracy/extracted": ["2", None]},
+    }
+    return SimpleNamespace(**values | changes)
+
+
+def test_the_table_has_a_row_a_completion_and_a_column_a_verdict() -> None:
+    assert columns(rollout(step=4)) == {
+        "step": [5, 5],
+        "prompt": ["1+1?", "2+2?"],
+        "reference": ["2", None],
+        "completion": ["2", "four"],
+        "tokens": [2, 1],
+        "finish_reason": ["stop", "length"],
+        "advantage": [0.5, -0.5],
+        "reward/accuracy": [1.0, 0.0],
+        "reward/format": [0.25, None],
+        "reward/accuracy/status": ["ok", "wrong"],
+        "reward/accuracy/extracted": ["2", None],
+    }
+
+
+def test_advantages_per_token_are_shown_as_their_mean() -> None:
+    table = columns(rollout(advantages=torch.tensor([[1.0, 3.0], [0.0, -1.0]])))
+    assert table["advantage"] == [2.0, -0.5]
+
+
+def test_messages_are_joined_and_nothing_said_is_empty() -> None:
+    assert completion_text("as it is") == "as it is"
+    assert completion_text([{"content": "a"}, {"content": None}, {"content": "b"}]) == "ab"
+
+
+def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    writer = CompletionWriter(tmp_path / "completions")
+    for step in (0, 1):
+        writer(rollout(step))
+    names = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert names == ["step-00001.parquet", "step-00002.parquet"]
+    rows = pq.read_table(tmp_path / "completions" / names[1]).to_pylist()
+    assert [row["reward/format"] for row in rows] == [0.25, None]
+    assert writer.last is not None
+    assert writer.last.step == 1
+
+
+def test_nothing_is_written_when_not_asked_for(tmp_path: Path) -> None:
+    writer = CompletionWriter(tmp_path / "completions", save=False)
+    writer(rollout())
+    assert not (tmp_path / "completions").exists()
+    assert writer.last is not None
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "completions").touch()
+    with pytest.raises(RunError, match="completions"):
+        CompletionWriter(tmp_path / "completions")(rollout())
+
+
+class Rewards:
+    """Stands for the reward functions of a run: `shares` of failures, batch by batch."""
+
+    def __init__(self, *shares: float) -> None:
+        self.shares = list(shares)
+
+    @property
+    def last_evaluation(self) -> Any:
+        return SimpleNamespace(
+            failure_share=self.shares.pop(0),
+            statuses={"fine": ["ok", "ok"], "mine": ["ok", "error"]},
+            infos={"fine": [{}, {}], "mine": [{}, {"reason": "ValueError: planted."}]},
+        )
+
+
+def batches_until_stopped(*shares: float, limit: float = 0.2, batches: int = 99) -> int | None:
+    watch = FailureWatch(Rewards(*shares), limit, lambda text: None, batches)  # type: ignore[arg-type]
+    for number in range(1, len(shares) + 1):
+        try:
+            watch(rollout())
+        except RewardError:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("shares", "batches", "stopped"),
+    [
+        ([0.3] * 9, 99, 5),
+        ([0.2] * 9, 99, None),  # at the limit is not above it
+        ([0.3, 0.3, 0.3, 0.3, 0.1] * 2, 99, None),  # never five in a row
+        ([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], 99, 6),
+        ([1.0] * 3, 3, 3),  # a run of three batches, all bad
+        ([1.0, 1.0, 0.0], 3, None),
+        ([1.0], 0, 1),
+    ],
+)
+def test_a_run_is_stopped_after_five_bad_batches_in_a_row(shares: list[float], batches: int, stopped: int) -> None:
+    assert batches_until_stopped(*shares, batches=batches) == stopped
+
+
+def test_the_message_has_the_share_the_limit_and_the_reason() -> None:
+    watch = FailureWatch(Rewards(*[0.5] * 5), 0.2, lambda text: None)  # type: ignore[arg-type]
+    for _ in range(4):
+        watch(rollout())
+    with pytest.raises(
+        RewardError, match=r"50% .* more than 20% .*'mine' on completion 2 .*: error: ValueError: planted\. Mend"
+    ):
+        watch(rollout())
+
+
+def test_the_first_failure_is_told_and_only_that() -> None:
+    told: list[str] = []
+    watch = FailureWatch(Rewards(0.0, 0.1, 0.1), 0.2, told.append)  # type: ignore[arg-type]
+    for step in range(3):
+        watch(rollout(step))
+    (line,) = told
+    assert "10% of the rewards of step 2 failed" in line
+    assert "ValueError: planted. Later" in line
