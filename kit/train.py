@@ -38,9 +38,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
 def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
     # Everything that can be wrong is looked at before anything is written.
     from kit.training.backend import use_threads
-    from kit.training.lifecycle import create_run_directory, lifecycle
+    from kit.training.lifecycle import check_run_id, create_run_directory, lifecycle
     from kit.training.preparation import prepare
 
+    check_run_id(config)
     threads = use_threads(config.run.threads)
     with reporter.bar("Building the embedded model (once)") as advance:
         parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"))

@@ -179,10 +179,7 @@ class RunStore:
                 path.mkdir()
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
-                raise RunError(
-                    f"There is already a run '{run_id}' in {self.root}. Choose another name with -o run.id=NAME, leave "
-                    f"run.id out for a name with the time, or remove {path}."
-                ) from None
+                self.check_free(run_id)
             raise
         run = RunDir(path)
         try:
@@ -191,6 +188,15 @@ class RunStore:
             shutil.rmtree(path, ignore_errors=True)
             raise
         return run
+
+    def check_free(self, run_id: str) -> None:
+        """Raises `RunError` when the id is not a plain name or is taken; `create` alone can promise that it stays free."""
+        path = self._path(run_id)
+        if path.exists():
+            raise RunError(
+                f"There is already a run '{run_id}' in {self.root}. Choose another name with -o run.id=NAME, leave "
+                f"run.id out for a name with the time, or remove {path}."
+            ) from None
 
     def open(self, run_id: str) -> RunDir:
         """The directory of an existing run. Raises `RunError` when there is none of that id."""

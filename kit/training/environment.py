@@ -26,7 +26,7 @@ def environment(backend: Any, threads: int, args: Any, seed: int) -> dict[str, A
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "gpu": gpu,
-        "driver": torch.version.cuda if gpu else None,
+        "cuda": torch.version.cuda if gpu else None,
         "threads": threads,
         "backend": {"name": backend.name, "device": backend.device, "reason": backend.reason},
         "git": _git(),

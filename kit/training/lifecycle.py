@@ -25,6 +25,14 @@ RESERVE = 64 * 1024
 """Bytes set aside, so that the end of a run can be told on a disk that is full."""
 
 
+def check_run_id(config: RunConfig) -> None:
+    """Refuses a taken id before any work is done for it. Raises `RunError`."""
+    from kit.runs.store import RunStore
+
+    assert config.run.id is not None, "every face gives a run its id"
+    RunStore(config.run.root).check_free(config.run.id)
+
+
 def create_run_directory(config: RunConfig) -> RunDir:
     """A new run directory. Raises `RunError` if the id is taken, or the disk refuses or is nearly full."""
     from kit.runs.store import RunDir, RunStore

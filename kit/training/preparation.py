@@ -90,7 +90,9 @@ def build_reward(config: RunConfig) -> Preset:
     preset = rewards.load(config.reward.preset, **config.reward.params) if config.reward.preset else None
     if preset is not None and not functions:
         return preset
-    return rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)
+    own = rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)
+    # A function of the user's own says how good a completion is, not whether it is right.
+    return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
 
 
 def check_engine(config: RunConfig) -> None:

@@ -86,7 +86,11 @@ def _transformers_quiet() -> Iterator[None]:
 
 
 def silence_steps(trainer: Any) -> None:
-    """Keeps the trainer from printing a dictionary a step: the reporter has its own line."""
+    """Keeps the trainer from printing a dictionary a step, and from writing a model card of its own into the run.
+
+    The reporter has its own line; the trainer's card would call the result a fine-tuned version of nothing.
+    """
     from transformers.trainer_callback import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
+    trainer.create_model_card = lambda *args, **keywords: None

@@ -104,8 +104,8 @@ def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
 
 
 def test_other_columns_that_could_be_the_prompt_are_named(jsonl, config):
-    with pytest.raises(DataError, match=r"from column 'input' \(instruction could be it, too\)"):
-        load_data(config(jsonl({"instruction": "add", "input": "", "output": "2"})))
+    with pytest.raises(DataError, match=r"from column 'instruction' \(input could be it, too\)"):
+        load_data(config(jsonl({"instruction": "", "input": "1 + 1", "output": "2"})))
 
 
 def test_rows_beyond_the_limit_are_not_looked_at(jsonl, config):
