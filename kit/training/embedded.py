@@ -2,7 +2,7 @@
 
 It is warmed up by supervised fine-tuning on chain sums (`3 + 5 - 2 =`) answered in two manners, on purpose:
 
-    careful   (one answer in three)   <think>3 + 5 = 8, 8 - 2 = 6</think><answer>6</answer>      always right
+    careful   (one answer in five)    <think>3 + 5 = 8, 8 - 2 = 6</think><answer>6</answer>      always right
     careless  (the rest)              <think>a guess</think><answer>4</answer>                   right sometimes
 
 First it learns the careful manner alone, then to be careless most of the time. So it has the format, is right now and
@@ -50,10 +50,10 @@ class EmbeddedRecipe:
     intermediate: int = 384
     context: int = 1024
     terms: tuple[int, int] = (2, 4)
-    careful_share: float = 1 / 3
+    careful_share: float = 0.2
     careless_right: float = 0.15
-    skill_steps: int = 220
-    steps: int = 320
+    skill_steps: int = 260
+    steps: int = 340
     batch: int = 64
     learning_rate: float = 3e-3
     init_std: float = 0.08
