@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,19 +23,19 @@ schedules: Registry[type[Schedule]] = Registry("schedule")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(ABC):
     """A number that is a function of the optimiser step. Subclasses are frozen dataclasses of their parameters."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def __call__(self, step: int) -> float:
         """The value at `step` (optimiser steps, from 0)."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def extremes(self) -> tuple[float, ...]:
         """Values between which the schedule stays: what a hyper-parameter's range is checked against."""
-        raise NotImplementedError
 
     def to_spec(self) -> dict[str, Any]:
         """A plain dict that `parse_schedule` reads back."""

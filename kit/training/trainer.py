@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kit.objective import Objective
 
 STATE_FILE = "objective_state.json"
+PATIENCE = 3
+"""Steps without any gradient after which a run is taken for dead."""
 MODEL_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
@@ -107,6 +109,7 @@ def make_trainer_class() -> type:
             self.rollout_sinks = tuple(rollout_sinks)
             self._objective_means: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
             self._losses_computed = 0
+            self._had_advantage, self._had_gradient = False, False
             self._scored: _Scored | None = None
             if objective is not None and args is None and "ref_logps" in objective.needs:
                 raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
@@ -117,7 +120,7 @@ def make_trainer_class() -> type:
                 args.beta = 1.0 if "ref_logps" in objective.needs else 0.0
             super().__init__(model, reward_funcs, args, *rest, **keywords)
             if objective is not None:
-                self.add_callback(_LossRan(self))
+                self.add_callback(_FirstSteps(self))
 
         # --- loss -----------------------------------------------------------------------------------------------------
 
@@ -138,6 +141,13 @@ def make_trainer_class() -> type:
             batch, aux_loss = self._token_batch(model, inputs)
             result = self.objective.loss(batch, self._loss_scale(inputs))
             self._losses_computed += 1
+            if not self._had_gradient:
+                self._had_advantage = self._had_advantage or bool((batch.advantages * batch.mask).any())
+            if self.model.training and not batch.logps.requires_grad:
+                raise ObjectiveError(
+                    "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
+                    "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
+                )
             self._add_means(result.metrics)
             loss: torch.Tensor = result.loss
             if aux_loss is not None:
@@ -293,17 +303,34 @@ def make_trainer_class() -> type:
                 path = Path(checkpoint) / STATE_FILE  # not written by an objective without state
                 self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
 
-    class _LossRan(TrainerCallback):  # type: ignore[misc]
-        """Stops a run whose first step did not go through our loss: an ignored hook is the worst defect there is."""
+    class _FirstSteps(TrainerCallback):  # type: ignore[misc]
+        """Stops a run whose hooks do not reach the weights: an ignored hook is the worst defect there is.
+
+        A step that did not call our loss stops it at once. So do three steps in a row, from the first, in which some
+        completion had an advantage and no weight got a gradient; after the first gradient nothing is looked at.
+        """
 
         def __init__(self, trainer: HookedGRPOTrainer) -> None:
-            self.trainer = trainer
+            self.trainer, self.without = trainer, 0
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if self.trainer._had_gradient or not self.trainer._had_advantage:
+                return
+            gradients = (weight.grad for weight in model.parameters() if weight.requires_grad)
+            self.trainer._had_gradient = any(grad is not None and bool(grad.any()) for grad in gradients)
+            self.without += not self.trainer._had_gradient
+            if self.without >= PATIENCE:
+                raise ObjectiveError(
+                    f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either nothing is "
+                    "trainable (look at model.lora.targets), or a hook cuts the graph or multiplies everything by zero."
+                )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if not self.trainer._losses_computed:
                 raise ObjectiveError(
-                    "A step was made without calling the objective: something replaced compute_loss or _compute_loss after "
-                    "the trainer was built. The run stops, because its hooks would be ignored."
+                    "A step was made without calling the objective: something replaced compute_loss or _compute_loss "
+                    "after the trainer was built. The run stops, because its hooks would be ignored."
                 )
+            self.trainer._had_advantage = False
 
     return HookedGRPOTrainer

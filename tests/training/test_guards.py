@@ -227,6 +227,37 @@ def test_a_subclass_that_replaces_the_loss_is_stopped_too(new_trainer: NewTraine
         trainer.train()
 
 
+def test_a_hook_that_multiplies_everything_by_zero_stops_the_run(new_trainer: NewTrainer) -> None:
+    from kit.objective import Objective
+
+    trainer = new_trainer(objective=Objective(clip=lambda batch: 0.0 * batch.logps), max_steps=5)
+    with pytest.raises(ObjectiveError, match="In 3 steps no weight got a gradient"):
+        trainer.train()
+    assert trainer.state.global_step == 2  # the third step is not made
+
+
+def test_groups_without_spread_have_no_gradient_and_stop_nothing(new_trainer: NewTrainer) -> None:
+    def same(prompts: list[Any], **_: Any) -> list[float]:
+        return [1.0] * len(prompts)
+
+    trainer = new_trainer(objective="grpo", max_steps=4, extra={"reward_funcs": same})
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_log_probabilities_without_gradient_stop_the_first_step(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo")
+    score = trainer._get_per_token_logps_and_entropies
+
+    def detached(*args: Any, **keywords: Any) -> Any:
+        logps, *rest = score(*args, **keywords)
+        return (logps.detach(), *rest)
+
+    trainer._get_per_token_logps_and_entropies = detached
+    with pytest.raises(ObjectiveError, match="log-probabilities carry no gradient"):
+        trainer.train()
+
+
 def test_replacing_trls_loss_without_an_objective_is_nobodys_business(new_trainer: NewTrainer) -> None:
     trainer = new_trainer()
     trainer._compute_loss = stock_loss(trainer)
