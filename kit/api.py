@@ -133,7 +133,7 @@ def train(
         overrides: `section.key=value` strings, as on the command line.
         progress: let the process print its progress.
         shortcuts: `steps` (optimiser steps), `seed`, `objective` (a recipe's name, or a mapping like the objective
-            section), `run_id`.
+            section; either way it takes the place of the whole section), `run_id`.
 
     Raises:
         KitError: the kind of error that the user made, before or during the run.
@@ -169,11 +169,10 @@ def prepare(
 
 
 def _as_overrides(shortcuts: Mapping[str, Any]) -> list[str]:
-    keys = dict(SHORTCUTS)
     if isinstance(shortcuts.get("objective"), str):
-        keys["objective"] = "objective.recipe"
+        shortcuts = {**shortcuts, "objective": {"recipe": shortcuts["objective"]}}
     try:
-        return [f"{keys[name]}={json.dumps(value)}" for name, value in shortcuts.items()]
+        return [f"{SHORTCUTS[name]}={json.dumps(value)}" for name, value in shortcuts.items()]
     except TypeError:
         raise ConfigError(
             "A shortcut of train() must be a plain value. objective= takes a recipe's name or a mapping such as "

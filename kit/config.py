@@ -62,8 +62,7 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub model; null is its default branch."""
     backend: Literal["auto", "transformers", "unsloth"] = "auto"
-    """Who loads and patches the model. `auto`: Unsloth where CUDA and the package are present, else
-    transformers + PEFT."""
+    """Who loads the model. `auto`: in this version always transformers + PEFT; `unsloth` is refused."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. `auto`: bfloat16 on a GPU that has it, float16 on an older one, float32 on the CPU."""
     load_in_4bit: bool = False
@@ -132,13 +131,21 @@ class RewardConfig(Section):
     """What is rewarded: a preset, your functions, or both."""
 
     preset: str | None = "reasoning-gym"
-    """Name of a preset of `rewards` (`grpo-kit reward list`), or null when `functions` says everything."""
+    """Name of a preset of `rewards` (`grpo-kit reward list`), or null when `functions` says everything. Left out beside
+    `functions` it is null."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the preset."""
     functions: list[RewardFunction] = Field(default_factory=list)
     """Reward functions added to the preset, or used alone."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _functions_alone(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("functions") and "preset" not in tree:
+            return {**tree, "preset": None}
+        return tree
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> RewardConfig:
@@ -168,8 +175,7 @@ class GenerationConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["auto", "hf", "vllm"] = "auto"
-    """`hf`: transformers' generate. `vllm`: vLLM, refused where it is absent. `auto`: vLLM on a GPU that has it,
-    else hf."""
+    """`hf`: transformers' generate. `auto`: in this version always hf; `vllm` is refused."""
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Completions a prompt (the group size G)."""
     max_completion_tokens: Annotated[int, Field(ge=1)] = 256
@@ -185,7 +191,7 @@ class GenerationConfig(Section):
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """vLLM only: share of GPU memory for its weights and cache."""
+    """Share of GPU memory for vLLM's weights and cache; read with engine vllm only, hence not in this version."""
 
 
 class OptimisationConfig(Section):
@@ -320,12 +326,37 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: S
     else:
         path = find_config(source)
         tree, origin = read_yaml(path), path.name
+    before = copy.deepcopy(tree)
     for override in overrides:
         apply_override(tree, override)
+    _check_recipe_change(before, tree, overrides)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(explain(error, origin, RunConfig)) from None
+
+
+def _check_recipe_change(before: dict[str, Any], after: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Refuses a new recipe over a section that spells out every hook, as a saved run does: the hooks would win."""
+    old, new = before.get("objective"), after.get("objective")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("recipe") == new.get("recipe"):
+        return
+    hooks = [name for name in ObjectiveConfig.model_fields if name != "recipe"]
+    if any(old.get(name) is None for name in hooks):
+        return
+    changed = {override.partition("=")[0].strip() for override in overrides}
+    winning = [
+        name
+        for name in hooks
+        if new.get(name) is not None and not any(f"{key}.".startswith(f"objective.{name}.") for key in changed)
+    ]
+    if winning and "objective" not in changed:
+        recipe = new.get("recipe")
+        raise ConfigError(
+            f"objective.recipe={recipe} would change nothing of {', '.join(winning)}: the configuration spells them out, as "
+            "every saved run does, and what is spelt out wins over the recipe. Replace the whole section with "
+            f"-o 'objective={{recipe: {recipe}}}', or set these hooks by overrides, too."
+        )
 
 
 def find_config(source: str | Path) -> Path:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from kit.config import EMBEDDED, RunConfig
+from kit.config import RunConfig
 
 
 def check(config: RunConfig) -> list[str]:
-    """Reads the data, finds the model and builds reward and objective. Returns notes worth knowing.
+    """Takes the steps that a run takes before its first one, and returns notes worth knowing.
 
     Raises `KitError` for whatever would keep the run from starting. The embedded model is not built for this.
     """
-    from kit.data import load_data
-    from kit.training.preparation import (
-        build_objective,
-        build_reward,
-        check_context,
-        check_engine,
-        check_heldout,
-        find_model,
-        fit_prompts,
-    )
+    from kit.training.preparation import examine
 
-    check_engine(config)
-    objective = build_objective(config)
-    preset = build_reward(config)
-    data = load_data(config.data)
-    check_heldout(config, len(data.heldout))
+    found = examine(config, build=False)
+    config, data, preset, files = found.config, found.data, found.preset, found.files
     notes = []
-    if config.model.name != EMBEDDED:
-        files = find_model(config)
-        check_context(config, files)
-        data = fit_prompts(config, data, files.tokenizer)
+    if files is not None:
         notes.append(f"model: {config.model.name}, {files.parameters / 1e6:.0f}M weights, {files.backend.reason}")
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
@@ -39,8 +24,13 @@ def check(config: RunConfig) -> list[str]:
     notes.append(f"reward: {preset!r}")
     if preset.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
-    needs = ", ".join(sorted(objective.needs)) or "nothing beyond the policy"
+    needs = ", ".join(sorted(found.objective.needs)) or "nothing beyond the policy"
     notes.append(f"objective: {config.objective.recipe}, needs {needs}")
+    if config.optimisation.iterations == 1 and found.objective.to_spec()["clip"]["name"] != "reinforce":
+        notes.append(
+            "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
+            "1, so the clip's bounds never act. Set optimisation.iterations: 2 for clipping to matter"
+        )
     prompts = config.optimisation.batch_size // config.generation.num_generations
     passes = config.optimisation.steps / config.optimisation.iterations * prompts / max(1, len(data.train))
     notes.append(

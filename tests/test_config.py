@@ -218,3 +218,57 @@ def test_json_schema_describes_every_field_and_forbids_others() -> None:
         assert definition["additionalProperties"] is False, name
         undocumented = [key for key, field in definition["properties"].items() if not field.get("description")]
         assert not undocumented, f"{name}: {undocumented}"
+
+
+# --- a new recipe over spelt-out hooks --------------------------------------------------------------------------------
+
+SAVED = {
+    "objective": {
+        "recipe": "dapo",
+        "advantage": {"name": "group_zscore"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.28},
+        "weights": [],
+        "regularizers": [],
+        "reduction": {"name": "global_token_mean"},
+    }
+}
+
+
+def test_a_recipe_that_the_saved_hooks_would_win_over_is_refused_by_their_names() -> None:
+    message = refusal(SAVED, "objective.recipe=rloo")
+    assert "advantage, clip, weights, regularizers, reduction" in message
+    assert "-o 'objective={recipe: rloo}'" in message
+    some = refusal(SAVED, "objective.recipe=rloo", "objective.clip=reinforce", "objective.weights=null")
+    assert "nothing of advantage, regularizers, reduction:" in some
+    assert "of advantage" in refusal(load_config(SAVED), "objective.recipe=rloo")
+
+
+def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_changes() -> None:
+    replaced = load_config(SAVED, ["objective={recipe: rloo}"]).objective
+    assert (replaced.recipe, replaced.clip, replaced.weights) == ("rloo", None, None)
+    assert load_config(SAVED, ["objective.recipe=dapo"]).objective.clip == SAVED["objective"]["clip"]
+    assert load_config({"objective": {"clip": "ppo_clip"}}, ["objective.recipe=grpo"]).objective.recipe == "grpo"
+    every = [f"objective.{name}=null" for name in SAVED["objective"] if name != "recipe"]
+    assert load_config(SAVED, ["objective.recipe=grpo", *every]).objective.clip is None
+
+
+def test_the_objective_argument_takes_the_place_of_saved_hooks() -> None:
+    from kit.api import prepare
+
+    objective = prepare(load_config(SAVED), objective="grpo").objective
+    assert (objective.recipe, objective.clip) == ("grpo", None)
+
+
+def test_functions_alone_bring_no_preset_with_them() -> None:
+    functions = [{"path": "mine.py:score"}]
+    assert load_config({"reward": {"functions": functions}}).reward.preset is None
+    assert load_config({"reward": {"functions": functions, "preset": "gsm8k-hash"}}).reward.preset == "gsm8k-hash"
+    assert load_config({}).reward.preset == "reasoning-gym"
+    saved = load_config({"reward": {"functions": functions}})
+    assert load_config(saved, ["reward.max_failure_share=0.5"]).reward.preset is None
+
+
+def test_the_schema_and_the_objective_have_the_same_default_recipe() -> None:
+    from kit.objective.recipes import DEFAULT_RECIPE
+
+    assert load_config({}).objective.recipe == DEFAULT_RECIPE

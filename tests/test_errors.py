@@ -323,10 +323,21 @@ BAD_REWARDS = {
 }
 
 
+LATER = "\n    calls.append(1)\n    if len(calls) == 1: return [0.0] * len(prompts)  # the trial\n   "
+
+
 @pytest.mark.parametrize("case", BAD_REWARDS)
-def test_a_reward_that_always_fails_ends_the_run(case: str, attempt: Any) -> None:
+def test_a_reward_that_fails_on_its_trial_is_refused_before_anything_is_written(case: str, attempt: Any) -> None:
     body, words = BAD_REWARDS[case]
     result = attempt(write_reward(body))
+    assert (result.code, result.error["kind"], result.folder) == (2, "RewardError", None)
+    is_one_message(result.message, "The reward function 'score' failed on a trial", words.replace("8", "16"))
+
+
+@pytest.mark.parametrize("case", BAD_REWARDS)
+def test_a_reward_that_always_fails_later_ends_the_run(case: str, attempt: Any) -> None:
+    body, words = BAD_REWARDS[case]
+    result = attempt(write_reward(LATER + " " + body.strip()))
     assert (result.code, result.error["kind"]) == (2, "RewardError")
     is_one_message(result.message, "100% of the rewards failed", words, "reward.max_failure_share")
     assert "Warning: 100% of the rewards of step 1 failed" in result.shown
@@ -336,7 +347,7 @@ def test_a_reward_that_always_fails_ends_the_run(case: str, attempt: Any) -> Non
 
 
 def test_a_reward_that_fails_on_five_steps_in_a_row_ends_a_long_run(attempt: Any) -> None:
-    result = attempt(write_reward(" return [math.nan] * len(prompts)"), "optimisation.steps=20")
+    result = attempt(write_reward(LATER + " return [math.nan] * len(prompts)"), "optimisation.steps=20")
     assert result.code == 2
     assert len(list(result.folder.completions.glob("*.parquet"))) == 5
     assert len(result.folder.metrics()) == 4

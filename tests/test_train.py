@@ -234,7 +234,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_reads_as_in
         status = one.status()
         assert (status["state"], status["exit"], status["reason"]) == ("stopped", 130, "SIGINT")
         assert [path.name for path in one.checkpoints] == [f"checkpoint-{status['step']}"]
-        assert "Stopping after this step, with a checkpoint" in shown
+        assert "Stopping: the step in progress is finished and saved first" in shown
         assert f"Stopped by SIGINT; the checkpoint is {one.checkpoints[0]}" in shown
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 1
@@ -285,6 +285,14 @@ def test_micro_batches_do_not_change_the_first_step(attempt: Any) -> None:
     one, two = whole.folder.metrics()[0], halves.folder.metrics()[0]
     assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
     assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-3)
+
+
+def test_steps_that_learn_again_from_the_same_completions_have_their_lines_too(attempt: Any) -> None:
+    result = varied(attempt, "optimisation.iterations=2", "optimisation.steps=4")
+    lines = result.folder.metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert ["reward" in line for line in lines] == [True, False, True, False]
+    assert all("loss" in line and "train_runtime" not in line for line in lines)
 
 
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
@@ -350,7 +358,7 @@ def test_kl_against_the_base_model_needs_no_second_one(attempt: Any) -> None:
 STOP = """
 def score(prompts, completions, **columns):
     calls.append(1)
-    if len(calls) == 2:
+    if len(calls) == 3:  # the first call is the trial before the run, the next is step 1
         {act}
     return [len(set(str(text))) / 40 for text in completions]
 """

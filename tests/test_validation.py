@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.errors import ConfigError, DataError, KitError, ModelError, ObjectiveError
+from kit.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentUnsupported,
+    KitError,
+    ModelError,
+    ObjectiveError,
+    RewardError,
+    RunError,
+)
+from kit.training.preparation import check_environment, prepare
 from kit.validation import check
 
 
@@ -79,3 +89,115 @@ def test_no_held_out_rows_are_fine_when_nothing_is_evaluated(tree: Any) -> None:
     assert "40 training and 0 held-out" in notes_of(tree, "data.heldout=0")
     with pytest.raises(ConfigError, match=r"Set data\.heldout above 0"):
         notes_of(tree, "data.heldout=0", "evaluation.every=1")
+
+
+# --- a reward that cannot fit the data --------------------------------------------------------------------------------
+
+
+def rows_of(tree: Any, **columns: str) -> None:
+    rows = [json.dumps({"question": f"{i}?", **columns}) for i in range(8)]
+    Path("rows.jsonl").write_text("\n".join(rows) + "\n")
+    tree["data"] = {"source": "rows.jsonl", "heldout": 2}
+
+
+def test_a_preset_that_cannot_score_the_rows_is_refused_with_the_reason(tree: Any) -> None:
+    rows_of(tree, answer="1")
+    with pytest.raises(RewardError, match=r"'accuracy' of preset 'reasoning-gym' cannot score the rows of rows\.jsonl"):
+        notes_of(tree)
+    with pytest.raises(RewardError, match="cannot score"):  # before a run, too
+        prepare(load_config(tree))
+    assert "6 training" in notes_of(tree, "reward.preset=gsm8k-hash")
+
+
+def test_a_row_without_a_reference_does_not_refuse_the_others(tree: Any) -> None:
+    rows_of(tree, answer="1")
+    lines = Path("rows.jsonl").read_text().splitlines()
+    bare = [json.dumps({"question": f"bare {i}?", "answer": None}) for i in range(6)]
+    Path("rows.jsonl").write_text("\n".join([*bare, *lines]) + "\n")
+    assert "12 training" in notes_of(tree, "reward.preset=gsm8k-hash")
+
+
+def test_a_function_that_fails_is_refused_with_what_it_said_and_the_columns(tree: Any) -> None:
+    Path("broken.py").write_text(
+        "def score(prompts, completions, level, **columns):\n    return [0.0] * len(prompts)\n"
+    )
+    with pytest.raises(RewardError, match=r"'score' failed on a trial completion .*level.* are: reference"):
+        notes_of(tree, 'reward.functions=[{"path": "broken.py:score"}]')
+
+
+def test_a_function_is_tried_on_whole_groups_with_what_the_trainer_gives(tree: Any) -> None:
+    Path("fine.py").write_text(
+        "def score(prompts, completions, completion_ids, reference, trainer_state, log_metric, **columns):\n"
+        "    assert len(prompts) % 4 == 0 and prompts[0] == prompts[3] and trainer_state.max_steps == 2\n"
+        "    log_metric('a', 1.0)\n"
+        "    return [float(c[-1]['content'] == r) for c, r in zip(completions, reference)]\n"
+    )
+    assert "reward: " in notes_of(tree, 'reward.functions=[{"path": "fine.py:score"}]')
+
+
+# --- what this machine lacks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimisation.optimizer=adamw_8bit", "pip install 'grpo-kit"),
+        ("run.report_to=[wandb, tensorboard]", "wandb, tensorboard is not installed.*pip install wandb tensorboard"),
+        ("model.dtype=float16", r"Set model\.dtype: float32"),
+        ("generation.engine=vllm", r"Set generation\.engine: hf"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_first(
+    tree: Any, override: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.training.preparation.find_spec", lambda name: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for check_it in (notes_of, lambda tree, override: prepare(load_config(tree, [override]))):
+        with pytest.raises(EnvironmentUnsupported, match=message):
+            check_it(tree | {"data": {"source": "nowhere.jsonl"}}, override)
+
+
+def test_several_gpus_asked_for_are_refused_unless_a_launcher_shares_them_out(
+    tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    with pytest.raises(EnvironmentUnsupported, match="Set CUDA_VISIBLE_DEVICES=1,"):
+        check_environment(load_config(tree))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    check_environment(load_config(tree))
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    check_environment(load_config(tree))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # the training process is shown the first one
+    check_environment(load_config(tree))
+
+
+# --- the same steps as a run ------------------------------------------------------------------------------------------
+
+
+def test_a_taken_run_id_is_refused(tree: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "it").mkdir(parents=True)
+    with pytest.raises(RunError, match="already a run 'it'"):
+        notes_of(tree)
+
+
+def test_four_bits_without_adapters_are_refused_for_the_embedded_model_too(tree: Any) -> None:
+    with pytest.raises(ModelError, match="leaves nothing to train"):
+        notes_of(tree, "model.name=embedded", "model.load_in_4bit=true", "model.lora=null")
+
+
+# --- on-policy --------------------------------------------------------------------------------------------------------
+
+
+def test_a_clip_that_cannot_act_is_noted(tree: Any) -> None:
+    assert "Set optimisation.iterations: 2 for clipping to matter" in notes_of(tree)
+    assert "on-policy" not in notes_of(tree, "optimisation.iterations=2")
+    assert "on-policy" not in notes_of(tree, "objective.recipe=rloo")
+
+
+def test_reinforce_over_several_iterations_is_refused(tree: Any) -> None:
+    with pytest.raises(ObjectiveError, match=r"reinforce has no ratio.*Set optimisation\.iterations: 1"):
+        notes_of(tree, "objective.recipe=rloo", "optimisation.iterations=2")

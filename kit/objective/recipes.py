@@ -22,6 +22,8 @@ from typing import Any
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
 
+DEFAULT_RECIPE = "dapo"
+
 _RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {
         "advantage": {"name": "group_zscore"},
@@ -62,7 +64,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Names of the recipes, the default `grpo` first."""
+    """Names of the recipes, `grpo` first."""
     return tuple(_RECIPES)
 
 

@@ -2,7 +2,7 @@
 
 A spec is the name of a recipe, or a dict:
 
-    recipe: dapo                    # grpo if left out
+    recipe: dapo                    # the default if left out
     clip: {eps_high: 0.3}           # without `name`: changes the recipe's own clip
     advantage: {name: group_mean}   # with `name`, or as a bare name: replaces the recipe's, from its own defaults
     regularizers:                   # a list replaces the recipe's list
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.errors import ConfigError
-from kit.objective.recipes import recipe
+from kit.objective.recipes import DEFAULT_RECIPE, recipe
 from kit.registry import did_you_mean
 
 SINGLE = ("advantage", "clip", "reduction")
@@ -32,7 +32,7 @@ def resolve(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     for key in spec:
         if key not in KEYS:
             raise ConfigError(f"objective has no key '{key}'.{did_you_mean(str(key), KEYS)} Known: {', '.join(KEYS)}.")
-    parts = recipe(spec.get("recipe", "grpo"))
+    parts = recipe(spec.get("recipe", DEFAULT_RECIPE))
     for key in SINGLE:
         if key in spec:
             parts[key] = _merge(key, parts[key], spec[key])

@@ -124,12 +124,18 @@ def _in_foreground() -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks)."""
+    """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks).
+
+    A run trains on one GPU. Where several could be seen and nobody chose (no CUDA_VISIBLE_DEVICES, and not a process
+    of accelerate or torchrun), the child is shown the first one only.
+    """
     home = Path(kit.errors.__file__).resolve().parents[1]
     path = os.environ.get("PYTHONPATH", "")
     if home.name not in ("site-packages", "dist-packages") and str(home) not in path.split(os.pathsep):
         path = os.pathsep.join(filter(None, (path, str(home))))
-    return os.environ | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
+    chosen = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"} & os.environ.keys()
+    device = {} if chosen else {"CUDA_VISIBLE_DEVICES": "0"}
+    return os.environ | device | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager

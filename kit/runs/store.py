@@ -152,13 +152,6 @@ class RunDir:
                 f"lower run.keep_checkpoints, or set run.root to a folder on another disk."
             )
 
-    def remove(self) -> None:
-        """Deletes the directory with all that is in it. Raises `RunError` while the run is alive."""
-        if self.status()["state"] in ALIVE and (self._raw_status() or {}).get("pid") != os.getpid():
-            raise RunError(f"Run '{self.id}' is {self.status()['state']}; stop it before removing it.")
-        with disk_errors(self.path):
-            shutil.rmtree(self.path)
-
 
 class RunStore:
     """All runs below one folder, by id. An id is a plain name and never a path."""

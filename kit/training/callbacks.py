@@ -47,7 +47,7 @@ class Stop:
                 raise KeyboardInterrupt
             self.reason = signal.Signals(number).name
             with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
-                tell("Stopping after this step, with a checkpoint. Once more to stop at once, without one.")
+                tell("Stopping: the step in progress is finished and saved first. Once more to stop at once.")
 
         before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -72,13 +72,14 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.advance(state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if not logs or "reward" not in logs:  # the closing summary of the trainer is no step
+        if not logs or "train_runtime" in logs:  # the closing summary of the trainer is no step
             return
         self.run.append_metrics({"step": state.global_step, "time": time.time(), **logs})
-        self.note = (
-            f"reward {logs['reward'] or 0:.3f}  length {logs.get('completions/mean_length') or 0:.0f}  "
-            f"entropy {logs.get('entropy') or 0:.2f}"
-        )
+        if logs.get("reward") is not None:  # absent from steps that learn again from the same completions
+            self.note = (
+                f"reward {logs['reward']:.3f}  length {logs.get('completions/mean_length') or 0:.0f}  "
+                f"entropy {logs.get('entropy') or 0:.2f}"
+            )
         self.advance(state.global_step, state.max_steps, self.note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kit.config import RunConfig
-from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError
+from kit.config import EMBEDDED, RunConfig
+from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -16,6 +19,14 @@ if TYPE_CHECKING:
     from rewards import Preset
 
 HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
+TRACKER_PACKAGES = {
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "mlflow": ("mlflow",),
+}
+PROBE_ROWS = 4
+PROBE_TEXT = "<think>.</think><answer>0</answer>"
 
 
 @dataclass(frozen=True)
@@ -29,18 +40,55 @@ class Parts:
     data: DataSplit
 
 
+@dataclass(frozen=True)
+class Examined:
+    """`Parts`, with `files` None where the embedded model was not built; prompts are then not measured."""
+
+    config: RunConfig
+    objective: Objective
+    preset: Preset
+    files: ModelFiles | None
+    data: DataSplit
+
+
 def prepare(config: RunConfig, progress: Progress | None = None) -> Parts:
     """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later."""
-    check_engine(config)
-    objective = build_objective(config)
-    preset = build_reward(config)
-    from kit.data import load_data
+    found = examine(config, progress)
+    assert found.files is not None, "only examine(build=False) goes without"
+    return Parts(found.config, found.objective, found.preset, found.files, found.data)
 
+
+def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True) -> Examined:
+    """The steps of `prepare`, for `validate` too: without `build` the embedded model is left out, and nothing else."""
+    from kit.data import load_data
+    from kit.training.lifecycle import check_run_id
+
+    check_environment(config)
+    if config.run.id is not None:
+        check_run_id(config)
+    objective = build_objective(config)
+    config = explicit(config, objective)
+    preset = build_reward(config)
     data = load_data(config.data)
     check_heldout(config, len(data.heldout))
-    files = find_model(config, progress)
-    check_context(config, files)
-    return Parts(explicit(config, objective), objective, preset, files, fit_prompts(config, data, files.tokenizer))
+    check_reward(config, preset, data)
+    files = None
+    if build or config.model.name != EMBEDDED:
+        files = find_model(config, progress)
+        check_context(config, files)
+        data = fit_prompts(config, data, files.tokenizer)
+        check_heldout(config, len(data.heldout))
+    else:
+        check_model_options(config)
+    return Examined(config, objective, preset, files, data)
+
+
+def check_model_options(config: RunConfig) -> None:
+    """What `find_model` checks of the options alone, no file read. Raises `KitError`."""
+    from kit.training.backend import choose_backend
+    from kit.training.models import check_quantization
+
+    check_quantization(config.model, choose_backend(config.model))
 
 
 def find_model(config: RunConfig, progress: Progress | None = None) -> ModelFiles:
@@ -69,6 +117,12 @@ def build_objective(config: RunConfig) -> Objective:
             "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
             "transformers' generate here, whose probabilities are the policy's own. Remove the hook."
         )
+    if config.optimisation.iterations > 1 and objective.to_spec()["clip"]["name"] == "reinforce":
+        raise ObjectiveError(
+            f"clip reinforce has no ratio, so with optimisation.iterations: {config.optimisation.iterations} the steps after "
+            "the first on the same completions would follow a biased gradient. Set optimisation.iterations: 1, or choose "
+            "a clip with a ratio, e.g. ppo_clip."
+        )
     return objective
 
 
@@ -93,6 +147,77 @@ def build_reward(config: RunConfig) -> Preset:
     own = rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)
     # A function of the user's own says how good a completion is, not whether it is right.
     return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
+
+
+def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
+    """Scores a made-up completion of a few rows. Raises `RewardError` when a component can score none of them.
+
+    Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
+    messages follow the prompt; functions are given what the trainer gives.
+    """
+    import rewards
+    from rewards.functions import FunctionComponent
+
+    first = data.train.select(range(min(64, len(data.train)))).to_list()
+    chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
+    rows = [row for row in chosen for _ in range(config.generation.num_generations)]
+    if not rows:
+        return
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    prompts = [row["prompt"] for row in rows]
+    completions = [
+        PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
+    ]
+    state = SimpleNamespace(global_step=0, max_steps=config.optimisation.steps, epoch=0.0, log_history=[])
+    extras = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    context = rewards.Context(seed=config.run.seed, step=0, total_steps=config.optimisation.steps, extras=extras)
+    samples = rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns)
+    verdict = preset.score(samples, context)
+    for component, _ in preset.components:
+        name = component.name
+        if set(verdict.statuses[name]) != {"error"}:
+            continue
+        reason = verdict.infos[name][0].get("reason", "no reason given")
+        if isinstance(component, FunctionComponent):
+            raise RewardError(
+                f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Mend the function; "
+                f"the columns that it is given are: {', '.join(columns)}."
+            )
+        raise RewardError(
+            f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "
+            "a reward.preset that fits the data (`grpo-kit reward list`), set data.reference_column, or set reward.preset: "
+            f"null with reward.functions of your own. Columns: {', '.join(columns)}."
+        )
+
+
+def check_environment(config: RunConfig) -> None:
+    """Refuses what this machine or version lacks, before any work. Raises `EnvironmentUnsupported`."""
+    import torch
+
+    check_engine(config)
+    if config.optimisation.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise EnvironmentUnsupported(
+            "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --extra bnb  "
+            "(or: pip install 'grpo-kit[bnb]'), or set optimisation.optimizer: adamw."
+        )
+    if config.model.dtype == "float16" and not torch.cuda.is_available():
+        raise EnvironmentUnsupported(
+            "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
+            "Set model.dtype: float32 (or auto)."
+        )
+    absent = [name for name in config.run.report_to if not any(map(find_spec, TRACKER_PACKAGES[name]))]
+    if absent:
+        raise EnvironmentUnsupported(
+            f"run.report_to: {', '.join(absent)} is not installed. Install it with: pip install {' '.join(absent)}, "
+            "or take it out of run.report_to."
+        )
+    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    launched = "LOCAL_RANK" in os.environ or "WORLD_SIZE" in os.environ
+    if len(listed) > 1 and not launched and torch.cuda.device_count() > 1:
+        raise EnvironmentUnsupported(
+            f"CUDA_VISIBLE_DEVICES={','.join(listed)} shows {torch.cuda.device_count()} GPUs, and a run trains on one. "
+            f"Set CUDA_VISIBLE_DEVICES={listed[0]}, or leave it unset: the first GPU is then used."
+        )
 
 
 def check_engine(config: RunConfig) -> None:

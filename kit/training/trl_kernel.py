@@ -7,17 +7,15 @@ Why: TRL 1.15 calls its Triton function for tensors on any device, so that GRPO 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from kit.errors import EnvironmentUnsupported, ModelError
+from kit.training.guards import TESTED_TRL
 from kit.training.logps import ChunkedLogProb, LogProbOutputs
 
-TESTED_TRL = "1.15.*"
 _NAME = "_ChunkedLogProbFunction"
 # config field -> a model that has it; TRL's fused head does not apply these, so its log-probabilities would be wrong
 UNSUPPORTED = {"logits_soft_cap": "RecurrentGemma", "output_logit_soft_cap": "xLSTM"}
@@ -50,18 +48,6 @@ def install_torch_logprob_kernel() -> None:
         setattr(module, _NAME, LogProbDispatcher(current))
 
 
-@contextmanager
-def torch_logprob_kernel() -> Iterator[None]:
-    """Install the dispatcher inside the block and put back what was there before; raises as the installer does."""
-    module = _trl_module()
-    before = getattr(module, _NAME)
-    install_torch_logprob_kernel()
-    try:
-        yield
-    finally:
-        setattr(module, _NAME, before)
-
-
 def check_logit_transforms(config: Any) -> None:
     """Refuse a model whose logits pass through a transform that TRL's fused head leaves out.
 
@@ -87,7 +73,7 @@ def _trl_module() -> ModuleType:
 
     if not hasattr(utils, _NAME):
         raise EnvironmentUnsupported(
-            f"trl {trl.__version__} has no trainer.utils.{_NAME}; grpo-kit was tested with trl {TESTED_TRL}. "
+            f"trl {trl.__version__} has no trainer.utils.{_NAME}; grpo-kit was tested with trl {TESTED_TRL}.*. "
             "Install trl>=1.15,<1.16."
         )
     module: ModuleType = utils

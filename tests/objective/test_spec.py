@@ -7,7 +7,7 @@ import yaml
 
 from kit.errors import ConfigError
 from kit.objective import Objective, recipe_names
-from kit.objective.recipes import recipe
+from kit.objective.recipes import DEFAULT_RECIPE, recipe
 from kit.objective.spec import resolve
 
 
@@ -39,10 +39,11 @@ def test_a_part_with_name_starts_from_its_own_defaults(clip: Any) -> None:
     assert Objective.from_spec({"recipe": "dapo", "clip": clip}).to_spec()["clip"]["eps_high"] == 0.2
 
 
-def test_without_a_recipe_the_rest_is_grpo() -> None:
-    spec = Objective.from_spec({"reduction": "token_mean"}).to_spec()
-    assert spec == Objective.from_spec("bnpo").to_spec()
-    assert Objective().to_spec() == Objective.from_spec("grpo").to_spec() == Objective.from_spec({}).to_spec()
+def test_without_a_recipe_the_rest_is_the_default_one() -> None:
+    assert Objective.from_spec({}).to_spec() == Objective.from_spec(DEFAULT_RECIPE).to_spec()
+    spec = Objective.from_spec({"clip": {"eps_low": 0.1}}).to_spec()
+    assert spec == Objective.from_spec({"recipe": DEFAULT_RECIPE, "clip": {"eps_low": 0.1}}).to_spec()
+    assert Objective().to_spec() == Objective.from_spec("grpo").to_spec()
 
 
 def test_lists_replace_the_recipes() -> None:

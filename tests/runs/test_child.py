@@ -271,3 +271,13 @@ def test_the_request_is_whole_json(write_job) -> None:
     run = kit.train("quickstart", run_id="mine")
     seen = json.loads((run.path / "seen.json").read_text())
     assert kit.RunConfig.model_validate(seen["config"]).run.id == "mine"
+
+
+def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert child._environment()["CUDA_VISIBLE_DEVICES"] == "0"
+    for name, value in (("CUDA_VISIBLE_DEVICES", "1,2"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert child._environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)

@@ -361,15 +361,6 @@ def test_checkpoints_are_ordered_by_step(run: RunDir) -> None:
     assert [path.name for path in run.checkpoints] == ["checkpoint-20", "checkpoint-100"]
 
 
-def test_a_live_run_of_another_process_is_not_removed(run: RunDir) -> None:
-    run.write_status("running", pid=os.getppid())
-    with pytest.raises(RunError, match="stop it before removing it"):
-        run.remove()
-    run.write_status("stopped")
-    run.remove()
-    assert not run.path.exists()
-
-
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e15, "3000.0 TB")]
 )

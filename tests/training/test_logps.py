@@ -19,7 +19,6 @@ from kit.training.trl_kernel import (
     LogProbDispatcher,
     check_logit_transforms,
     install_torch_logprob_kernel,
-    torch_logprob_kernel,
 )
 
 
@@ -328,8 +327,7 @@ def tiny_qwen3(**changes):
 
 
 @pytest.mark.parametrize("frozen_head", [False, True])
-def test_trl_fused_head_on_qwen3_equals_plain_logits(frozen_head):
-    utils = pytest.importorskip("trl.trainer.utils")
+def test_trl_fused_head_on_qwen3_equals_plain_logits(utils, frozen_head):
     model = tiny_qwen3()
     model.lm_head.weight.requires_grad_(not frozen_head)
     ids = torch.randint(301, (3, 11))
@@ -347,13 +345,13 @@ def test_trl_fused_head_on_qwen3_equals_plain_logits(frozen_head):
     reference = torch.autograd.grad((weights * (want - 0.1 * want_entropy)).sum(), parameters)
 
     utils.add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
-    with torch_logprob_kernel():
-        out = model(ids, labels=labels, fused_lm_head=True)
-        got = torch.autograd.grad((weights * (out.log_probs - 0.1 * out.entropy)).sum(), parameters)
-        empty = model(ids, labels=torch.full_like(ids, -100), fused_lm_head=True).log_probs
-        assert empty.eq(0).all()
-        assert empty.requires_grad
-        empty.sum().backward()
+    install_torch_logprob_kernel()
+    out = model(ids, labels=labels, fused_lm_head=True)
+    got = torch.autograd.grad((weights * (out.log_probs - 0.1 * out.entropy)).sum(), parameters)
+    empty = model(ids, labels=torch.full_like(ids, -100), fused_lm_head=True).log_probs
+    assert empty.eq(0).all()
+    assert empty.requires_grad
+    empty.sum().backward()
     assert (out.log_probs - want * mask).abs().max() <= 2e-6
     assert (out.entropy - want_entropy * mask).abs().max() <= 2e-6
     assert max(relative(a, b) for a, b in zip(got, reference, strict=True)) <= 1e-5
@@ -373,10 +371,9 @@ def test_stock_trl_head_fails_on_a_cpu_and_the_installed_one_works(utils):
     stock = utils._ChunkedLogProbFunction
     with pytest.raises((RuntimeError, AttributeError)):  # no GPU driver, or no Triton
         stock.apply(*arguments)
-    with torch_logprob_kernel():
-        assert utils._ChunkedLogProbFunction.gpu_kernel is stock
-        assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], ChunkedLogProb.apply(*arguments)[0])
-    assert utils._ChunkedLogProbFunction is stock
+    install_torch_logprob_kernel()
+    assert utils._ChunkedLogProbFunction.gpu_kernel is stock
+    assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], ChunkedLogProb.apply(*arguments)[0])
 
 
 def test_installing_twice_wraps_once(utils):
@@ -384,8 +381,6 @@ def test_installing_twice_wraps_once(utils):
     install_torch_logprob_kernel()
     first = utils._ChunkedLogProbFunction
     install_torch_logprob_kernel()
-    with torch_logprob_kernel():
-        assert utils._ChunkedLogProbFunction is first
     assert utils._ChunkedLogProbFunction is first
     assert first.gpu_kernel is stock
 
