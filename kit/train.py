@@ -56,7 +56,7 @@ def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
         # Model, reward functions, and TRL's arguments with every default pinned.
         from kit.training.arguments import grpo_config
         from kit.training.environment import environment
-        from kit.training.models import load_model
+        from kit.training.models import keep_trainable_in_float32, load_model
 
         seed_everything(config.run.seed)
         loaded = load_model(parts.files, config.model)
@@ -83,6 +83,7 @@ def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
             objective=parts.objective,
             rollout_sinks=[writer, watch],
         )
+        keep_trainable_in_float32(trainer.model)
         silence_steps(trainer)
         trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
         reporter.say(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig, RunConfig, load_config
 from kit.errors import RunError
-from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
+from kit.evaluation.statistics import bootstrap_mean, pass_at_k, wilson
 
 if TYPE_CHECKING:
+    from kit.data import DataSplit
     from kit.runs.store import RunDir
-    from rewards import Preset, Sample
+    from rewards import Context, Evaluation, Preset, Sample
 
+log = logging.getLogger("kit")
 SHOWN = 8
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
@@ -39,6 +43,7 @@ class HeldOut:
         self.rows = list(rows)[: config.prompts]
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
         self.prompts = [render(tokenizer, row["prompt"]) for row in self.rows]
+        self.plain = is_plain([row["prompt"] for row in self.rows])
 
     def score(self, model: Any, progress: Progress | None = None) -> dict[str, Any]:
         """Greedy accuracy, pass@1 and pass@k of `model`, as plain numbers. Leaves model mode and RNG as they were."""
@@ -55,7 +60,7 @@ class HeldOut:
             "k": k,
             "temperature": self.config.temperature,
             **result,
-            "greedy_reward": self._mean_reward(greedy)._asdict(),
+            **self._reward(greedy),
             "completion_tokens_mean": sum(lengths) / max(1, len(lengths)),
             "truncated_share": sum(cut for _, cut in sampled) / max(1, len(sampled)),
             "seconds": time.perf_counter() - started,
@@ -70,13 +75,19 @@ class HeldOut:
         counts = [sum(drawn[start : start + k]) for start in range(0, len(drawn), k)]
         return {
             "greedy_accuracy": wilson(sum(right), len(right))._asdict(),
-            "pass@1": bootstrap_mean([pass_at_k(k, count, 1) for count in counts])._asdict(),
-            f"pass@{k}": bootstrap_mean([pass_at_k(k, count, k) for count in counts])._asdict(),
+            "pass@1": bootstrap_mean([pass_at_k(k, count, 1) for count in counts], shares=True)._asdict(),
+            f"pass@{k}": bootstrap_mean([pass_at_k(k, count, k) for count in counts], shares=True)._asdict(),
         }
 
-    def _mean_reward(self, completions: list[Completion]) -> Estimate:
-        totals = self.preset.score(self._as_samples(self.rows, completions)).totals
-        return bootstrap_mean([total for total in totals if total is not None])
+    def _reward(self, completions: list[Completion]) -> dict[str, Any]:
+        """Mean reward of the greedy completions, and how much of it could not be scored."""
+        verdict = self.preset.score(self._as_samples(self.rows, completions), scoring_context())
+        if verdict.failure_share:
+            log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, first_failure(verdict))
+        return {
+            "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
+            "reward_failure_share": verdict.failure_share,
+        }
 
     def _complete(
         self, model: Any, prompts: list[str], sample: bool, progress: Progress | None, done: int, total: int
@@ -92,7 +103,10 @@ class HeldOut:
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
             batch = tokenizer(
-                [prompts[index] for index in chosen], return_tensors="pt", padding=True, add_special_tokens=False
+                [prompts[index] for index in chosen],
+                return_tensors="pt",
+                padding=True,
+                add_special_tokens=self.plain,
             ).to(model.device)
             with torch.inference_mode():
                 output = model.generate(
@@ -110,6 +124,7 @@ class HeldOut:
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:
         from transformers import GenerationConfig as HFGenerationConfig
 
+        # The model's own settings were dropped when it was loaded (`keep_only_tokens`), so that None means none.
         sampling: dict[str, Any] = {"do_sample": False}
         if sample:
             sampling = {
@@ -123,6 +138,7 @@ class HeldOut:
             max_new_tokens=self.generation.max_completion_tokens,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=ends,
+            repetition_penalty=self.generation.repetition_penalty,
             disable_compile=True,
             **sampling,
         )
@@ -136,10 +152,15 @@ class HeldOut:
         columns["finish_reason"] = ["length" if cut else "stop" for _, cut in completions]
         return build_samples(
             [row["prompt"] for row in rows],
-            [self._text(ids) for ids, _ in completions],
+            [self._completion(row["prompt"], ids) for row, (ids, _) in zip(rows, completions, strict=True)],
             [ids for ids, _ in completions],
             **columns,
         )
+
+    def _completion(self, prompt: Any, ids: list[int]) -> Any:
+        """What a reward is given in training, too: messages after messages, text after text."""
+        text = self._text(ids)
+        return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
     def _text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -147,7 +168,8 @@ class HeldOut:
     def _samples(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
         """The first problems with their greedy completion and its reward, for people to read."""
         shown = list(zip(self.rows, completions, strict=True))[:SHOWN]
-        totals = self.preset.score(self._as_samples([row for row, _ in shown], [done for _, done in shown])).totals
+        samples = self._as_samples([row for row, _ in shown], [done for _, done in shown])
+        totals = self.preset.score(samples, scoring_context()).totals
         return [
             {
                 "prompt": question(row["prompt"]),
@@ -157,6 +179,24 @@ class HeldOut:
             }
             for (row, (ids, _)), total in zip(shown, totals, strict=True)
         ]
+
+
+def scoring_context() -> Context:
+    """What trainers hand to reward functions beside columns, for those that ask for it: nothing is logged here."""
+    from rewards import Context
+
+    silent = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    return Context(extras=silent)
+
+
+def first_failure(verdict: Evaluation) -> str:
+    """The reason of the first score that failed, in words, without a full stop."""
+    for name, statuses in verdict.statuses.items():
+        for index, status in enumerate(statuses):
+            if status in ("error", "timeout", "infra"):
+                reason = verdict.infos[name][index].get("reason", "no reason given")
+                return f"'{name}' on completion {index + 1} of the batch: {status}: {reason}".rstrip(".")
+    return "No single failure is on record"
 
 
 @contextmanager
@@ -192,6 +232,17 @@ def render(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> str:
     return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
 
 
+def is_plain(prompts: Sequence[Any]) -> bool:
+    """Whether prompts are texts to which the tokenizer adds its special tokens; a chat template brings its own."""
+    return bool(prompts) and isinstance(prompts[0], str)
+
+
+def count_tokens(tokenizer: Any, prompts: Sequence[Any]) -> list[int]:
+    """Tokens of each prompt, as the model is given it."""
+    texts = [render(tokenizer, prompt) for prompt in prompts]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=is_plain(prompts))["input_ids"]]
+
+
 def question(prompt: str | list[dict[str, Any]]) -> str:
     """What was asked, for people: the last message's text, or the text itself."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
@@ -208,29 +259,38 @@ def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
 
 def _evaluate_run(run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
-    import json
-
     from peft import PeftModel
 
     from kit.data import load_data
     from kit.training.backend import use_threads
     from kit.training.models import find_model, load_model
-    from kit.training.preparation import build_reward
+    from kit.training.preparation import build_reward, fit_prompts
 
     changes = [f"evaluation.{key}={json.dumps(value)}" for key, value in request["overrides"].items()]
     config: RunConfig = load_config(run.config, changes)
     if not (run.adapter / "config.json").is_file() and not (run.adapter / "adapter_config.json").is_file():
-        raise RunError(f"Run '{run.id}' has no trained weights in {run.adapter} yet; wait for its end, or resume it.")
+        raise RunError(f"Run '{run.id}' has no trained weights in {run.adapter}; they are written at its end.")
     use_threads(config.run.threads)
     if config.model.lora is None:
         config.model.name = str(run.adapter)
     loaded = load_model(find_model(config.model, chat=config.data.chat), config.model)
     model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(run.adapter))
-    heldout = load_data(config.data).heldout.to_list()
+    heldout = fit_prompts(config, unchanged(run, load_data(config.data)), loaded.tokenizer).heldout.to_list()
     result = HeldOut(heldout, build_reward(config), loaded.tokenizer, config.evaluation, config.generation).score(model)
     run.write_json(f"eval/{request.get('name', 'again')}.json", result)
     print(json.dumps(result))
     return result
+
+
+def unchanged(run: RunDir, data: DataSplit) -> DataSplit:
+    """The data, if it is what the run was trained on. Raises `RunError`: other rows would be held out now."""
+    trained = json.loads(run.data.read_text(encoding="utf-8"))
+    if data.info["sha256"] != trained["sha256"]:
+        raise RunError(
+            f"The data in {trained['source']} has changed since run '{run.id}' (its content hash differs), so problems that it "
+            "was trained on could be held out now. Bring the old file back, or train again."
+        )
+    return data
 
 
 if __name__ == "__main__":

@@ -53,11 +53,17 @@ def wilson(correct: int, samples: int) -> Estimate:
     return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)))
 
 
-def bootstrap_mean(values: Sequence[float], seed: int = 0) -> Estimate:
-    """Mean over problems with the percentile bootstrap interval (Efron 1979): 2,000 resamples of problems."""
+def bootstrap_mean(values: Sequence[float], seed: int = 0, *, shares: bool = False) -> Estimate:
+    """Mean over problems with the percentile bootstrap interval (Efron 1979): 2,000 resamples of problems.
+
+    With `shares` the values are probabilities. If all are 0 or all are 1, every resample is the same and the interval
+    would have no width; it is Wilson's over the problems then.
+    """
     if not values:
         return Estimate(math.nan, 0.0, 1.0)
     data = np.asarray(values, dtype=np.float64)
+    if shares and (not data.any() or np.all(data == 1.0)):
+        return wilson(int(data.sum()), len(data))
     draws = np.random.default_rng(seed).integers(0, len(data), size=(RESAMPLES, len(data)))
     low, high = np.percentile(data[draws].mean(axis=1), [2.5, 97.5])
     return Estimate(float(data.mean()), float(low), float(high))

@@ -27,6 +27,18 @@ def micro_batch_size(config: RunConfig, backend: Backend) -> int:
     return max(size for size in range(1, min(GPU_MICRO_BATCH, batch) + 1) if batch % size == 0)
 
 
+def reference_arguments(config: RunConfig) -> dict[str, Any]:
+    """How TRL loads the reference policy when all weights train: the same weights as the policy's at the start."""
+    given = {
+        "revision": config.model.revision,
+        "dtype": "float32",
+        "attn_implementation": config.model.attention,
+        "use_safetensors": True,
+        "device_map": None,
+    }
+    return {name: value for name, value in given.items() if value is not None or name == "device_map"}
+
+
 def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float]) -> Any:
     """`trl.GRPOConfig` of this run. `batch_size` completions make one optimiser step, in equal micro-batches."""
     import torch
@@ -86,6 +98,7 @@ def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weight
         disable_tqdm=True,
         push_to_hub=False,
         trust_remote_code=config.model.trust_remote_code,
+        model_init_kwargs=reference_arguments(config) if config.model.lora is None else None,
         dataloader_num_workers=0,
         dataloader_pin_memory=backend.device == "cuda",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ from kit.config import EMBEDDED, ModelConfig
 from kit.errors import KitError, ModelError
 from kit.training.backend import Backend, choose_backend, quantization_config, torch_dtype
 from kit.training.embedded import embedded_model_folder
+from kit.training.failures import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
+    import torch
+
     from kit.training.embedded import Progress
 
+log = logging.getLogger("kit")
 GIB = 1024**3
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
 BYTES_PER_WEIGHT = {"torch.float32": 4.0, "torch.bfloat16": 2.0, "torch.float16": 2.0}
@@ -65,7 +70,7 @@ def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = N
 
 def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
     """Reads the weights, quantised if asked. Raises `ModelError`."""
-    dtype = torch_dtype(config.dtype, files.backend.device)
+    dtype = weights_dtype(config, files.backend)
     keywords: dict[str, Any] = {
         "revision": files.revision,
         "trust_remote_code": config.trust_remote_code,
@@ -86,7 +91,65 @@ def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
             "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
         )
     model.config.use_cache = True
+    keep_only_tokens(model)
+    if config.load_in_4bit and files.backend.device == "cpu":
+        keep_differentiable(model)
     return LoadedModel(model, files.tokenizer, adapter(config), files.backend)
+
+
+def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
+    """Precision of the loaded weights: float32 for weights that train, else as configured. Raises `ModelError`.
+
+    At usual learning rates an update is smaller than half a step of bfloat16 and would round away; float16 gradients
+    cannot be unscaled. Training all weights computes in half precision by autocast instead.
+    """
+    import torch
+
+    if config.lora is not None:
+        return torch_dtype(config.dtype, backend.device)
+    if config.dtype in ("float16", "bfloat16"):
+        raise ModelError(
+            f"model.dtype: {config.dtype} with model.lora: null would lose most updates to rounding. Set model.dtype: auto "
+            "(float32 weights, computed in half precision on a GPU), or keep model.lora and train adapters."
+        )
+    return torch.float32
+
+
+def keep_trainable_in_float32(model: Any) -> None:
+    """Makes every weight that trains float32, for the reason that `weights_dtype` gives.
+
+    TRL casts the adapters of a quantised model to bfloat16 when a trainer is built; call this after that, and before the
+    optimiser is made. PEFT casts an adapter's input to the adapter's precision.
+    """
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+
+
+def keep_only_tokens(model: Any) -> None:
+    """Drops a model's own sampling settings: transformers fills what a run leaves out from them.
+
+    A repetition penalty that came with the model would sample and score another policy than the one that is trained.
+    """
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    ids = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    dropped = set(own.to_diff_dict()) - set(ids) - {"transformers_version", "_from_model_config"}
+    if dropped:
+        log.info("the model's own generation settings are not used: %s", ", ".join(sorted(dropped)))
+    model.generation_config = GenerationConfig(**ids)
+
+
+def keep_differentiable(model: Any) -> None:
+    """Keeps bitsandbytes from repacking 4-bit weights at the first forward in evaluation.
+
+    On CPUs with AVX512-BF16 the repacked weights go through a kernel without a backward pass, so that every gradient after
+    the first evaluation would be wrong. Can go when bitsandbytes repacks back, or refuses, in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def adapter(config: ModelConfig) -> Any | None:
@@ -178,10 +241,9 @@ def check_quantization(config: ModelConfig, backend: Backend) -> None:
 
 def check_memory(config: ModelConfig, parameters: int, backend: Backend) -> None:
     """Refuses a model whose weights alone exceed the free memory. Raises `ModelError` with what would fit."""
-    dtype = str(torch_dtype(config.dtype, backend.device))
-    per_weight = 0.6 if config.load_in_4bit else BYTES_PER_WEIGHT[dtype]
+    per_weight = 0.6 if config.load_in_4bit else BYTES_PER_WEIGHT[str(weights_dtype(config, backend))]
     if config.lora is None:
-        per_weight += BYTES_PER_WEIGHT[dtype] + 8  # gradients, and AdamW's two moments in float32
+        per_weight += 4 + 8  # gradients, and AdamW's two moments, in float32
     needed, free = parameters * per_weight, free_memory(backend.device)
     if needed > free:
         place = "GPU memory" if backend.device == "cuda" else "memory"
@@ -192,6 +254,12 @@ def check_memory(config: ModelConfig, parameters: int, backend: Backend) -> None
             f"{config.name} has {parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of {place} "
             f"before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
         )
+
+
+def page_cache(memory_stat: str) -> float:
+    """Bytes of a control group that are files kept at hand, which the kernel gives up when memory is asked for."""
+    fields = dict(line.split() for line in memory_stat.splitlines())
+    return float(fields.get("inactive_file", 0)) + float(fields.get("active_file", 0))
 
 
 def free_memory(device: str) -> float:
@@ -207,6 +275,7 @@ def free_memory(device: str) -> float:
         free = float(fields["MemAvailable"].split()[0]) * 1024
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = float(Path("/sys/fs/cgroup/memory.current").read_text())
+        used -= page_cache(Path("/sys/fs/cgroup/memory.stat").read_text())
         free = min(free, float(limit) - used) if limit != "max" else free
     except (OSError, KeyError, ValueError):
         pass
@@ -229,7 +298,7 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
     except ImportError as error:
         raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
     except Exception as error:  # readers of files raise what they like; what is not about the files passes
-        if isinstance(error, (MemoryError, KitError)) or "memory" in str(error).lower():
+        if isinstance(error, (MemoryError, KitError)) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
             raise
         raise ModelError(_why(source, what, error)) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -256,10 +257,6 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any) -> DataSplit
     if config.data.max_prompt_tokens is None:
         return data
     from kit.data import filter_by_length
-    from kit.evaluation.heldout import render
+    from kit.evaluation.heldout import count_tokens
 
-    def count_tokens(prompts: list[Any]) -> list[int]:
-        texts = [render(tokenizer, prompt) for prompt in prompts]
-        return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-    return filter_by_length(data, count_tokens, config.data.max_prompt_tokens)
+    return filter_by_length(data, partial(count_tokens, tokenizer), config.data.max_prompt_tokens)

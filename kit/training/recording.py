@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import RewardError
-from kit.evaluation.heldout import question
+from kit.evaluation.heldout import first_failure, question
 from kit.runs.files import disk_errors
 
 if TYPE_CHECKING:
     from kit.training.trainer import Rollout
-    from rewards import Evaluation
     from rewards.adaptors import TrlRewards
 
 log = logging.getLogger("kit")
@@ -106,13 +105,3 @@ class FailureWatch:
                 f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
                 f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
             )
-
-
-def first_failure(evaluation: Evaluation) -> str:
-    """The reason of the first failed score, in words, without a full stop."""
-    for name, statuses in evaluation.statuses.items():
-        for index, status in enumerate(statuses):
-            if status in ("error", "timeout", "infra"):
-                reason = evaluation.infos[name][index].get("reason", "no reason given")
-                return f"'{name}' on completion {index + 1} of the batch: {status}: {reason}".rstrip(".")
-    return "No single failure is on record"

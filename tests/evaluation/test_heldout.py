@@ -134,3 +134,78 @@ def test_prompts_are_rendered_with_the_template_and_texts_as_they_are(loaded: An
     assert render(loaded.tokenizer, ROWS[0]["prompt"]) == expected
     assert question(ROWS[0]["prompt"]) == "What is 0 + 1?"
     assert question("text") == "text"
+
+
+def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training: TRL's own idiom is `completion[0]["content"]`."""
+
+    def first_letter(prompts: Any, completions: Any, log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_extra("letters", [c[0]["content"][:1] for c in completions])
+        log_metric("seen", 1.0)
+        return [float(c[0]["content"].startswith("y")) for c in completions]
+
+    preset = rewards.from_functions([(first_letter, 1.0)])
+    score = scripted(loaded, ["yes", "no", "yes", "yes"], ["no"] * 8, monkeypatch, preset=preset)
+    assert score["greedy_reward"]["value"] == 3 / 4
+    assert score["reward_failure_share"] == 0.0
+
+
+def test_rewards_that_fail_are_counted_and_told(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        raise ZeroDivisionError("oh")
+
+    preset = rewards.from_functions([(broken, 1.0)])
+    score = scripted(loaded, ["a"] * 4, ["b"] * 8, monkeypatch, preset=preset)
+    assert score["reward_failure_share"] == 1.0
+    assert "100% of held-out rewards failed. 'broken' on completion 1 of the batch: error: ZeroDivisionError: oh." in (
+        caplog.text
+    )
+
+
+def test_a_models_own_sampling_settings_are_not_scored(model_folder: Path, tmp_path: Path) -> None:
+    """A repetition penalty of 1.5 that came with the model would be another policy than the one that is trained."""
+    import json
+    import shutil
+
+    from kit.training.models import find_model, load_model
+
+    folder = shutil.copytree(model_folder, tmp_path / "opinionated")
+    own = {"eos_token_id": 2, "repetition_penalty": 1.5, "top_k": 2, "temperature": 0.3, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    config = ModelConfig(name=str(folder), dtype="float32")
+    opinionated = load_model(find_model(config, chat=True), config)
+    assert opinionated.model.generation_config.to_diff_dict().keys() <= {
+        "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config",
+    }  # fmt: skip
+    used: list[dict[str, Any]] = []
+    generate, prepare = opinionated.model.generate, opinionated.model._prepare_generation_config
+
+    def watch(*args: Any, **keywords: Any) -> Any:
+        result = prepare(*args, **keywords)
+        used.append(result[0].to_dict())
+        return result
+
+    opinionated.model._prepare_generation_config = watch
+    heldout(opinionated).score(opinionated.model)
+    assert generate is not None
+    assert {each["repetition_penalty"] for each in used} <= {None, 1.0}
+    assert {each["top_k"] for each in used if each["do_sample"]} <= {None, 0}
+    assert {each["temperature"] for each in used if each["do_sample"]} == {1.0}
+    assert {each["do_sample"] for each in used} == {True, False}
+
+
+def test_plain_text_gets_the_special_tokens_and_a_chat_template_brings_its_own() -> None:
+    from kit.evaluation.heldout import count_tokens, is_plain
+
+    class Counting:
+        def apply_chat_template(self, messages: Any, **_: Any) -> str:
+            return str(messages[0]["content"])
+
+        def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[1] * add_special_tokens + [0] * len(text) for text in texts]}
+
+    assert is_plain(["abc"])
+    assert count_tokens(Counting(), ["abc", "a"]) == [4, 2]  # one for the beginning of the sequence
+    assert count_tokens(Counting(), [[{"role": "user", "content": "abc"}]]) == [3]

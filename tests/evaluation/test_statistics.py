@@ -116,3 +116,11 @@ def test_overlap_is_sharing_a_point() -> None:
     assert two.overlaps(one)
     assert not two.overlaps(three)
     assert str(one) == "0.400 [0.300, 0.500]"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_shares_that_are_all_alike_have_an_interval_all_the_same(value: float) -> None:
+    """Twenty problems of twenty solved: Wilson's lower bound is n / (n + z²) = 20 / (20 + 3.8415) = 0.8389."""
+    assert bootstrap_mean([value] * 20).low == bootstrap_mean([value] * 20).high == value  # any quantity: no width
+    low, high = bootstrap_mean([value] * 20, shares=True)[1:]
+    assert (low, high) == (pytest.approx((0.8389, 1.0), abs=1e-4) if value else pytest.approx((0.0, 0.1611), abs=1e-4))

@@ -128,3 +128,62 @@ def test_running_out_of_memory_while_loading_is_not_taken_for_a_broken_file(monk
     monkeypatch.setattr(models, "_auto", lambda name: exhausted)
     with pytest.raises(RuntimeError, match="out of memory"):
         find_model(config_of(Path("someone/model")), chat=True)
+
+
+def gradients(model: Any, ids: Any) -> dict[str, Any]:
+    model.zero_grad()
+    model.train()
+    model(input_ids=ids, labels=ids).loss.backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def test_an_evaluation_leaves_the_gradients_of_4_bit_weights_alone(model_folder: Path) -> None:
+    """On CPUs with AVX512-BF16, bitsandbytes would repack the weights for a kernel without a backward pass."""
+    import torch
+    from peft import get_peft_model
+
+    from kit.evaluation.heldout import evaluating
+    from kit.training.models import keep_trainable_in_float32
+
+    config = config_of(model_folder, load_in_4bit=True)
+    loaded = load_model(find_model(config, chat=True), config)
+    torch.manual_seed(0)
+    loaded.peft_config.init_lora_weights = False
+    model = get_peft_model(loaded.model, loaded.peft_config)
+    keep_trainable_in_float32(model)
+    ids = torch.randint(0, 300, (2, 12))
+    before = gradients(model, ids)
+    with evaluating(model, seed=0), torch.no_grad():
+        model(input_ids=ids)
+    after = gradients(model, ids)
+    assert before
+    for name, gradient in before.items():
+        torch.testing.assert_close(after[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_what_trains_is_float32_whatever_it_was(model_folder: Path) -> None:
+    import torch
+    from peft import get_peft_model
+
+    from kit.training.models import keep_trainable_in_float32
+
+    config = config_of(model_folder, dtype="bfloat16")
+    loaded = load_model(find_model(config, chat=True), config)
+    model = get_peft_model(loaded.model, loaded.peft_config, autocast_adapter_dtype=False)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    keep_trainable_in_float32(model)
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_all_weights_in_half_precision_are_refused(model_folder: Path, dtype: str) -> None:
+    with pytest.raises(ModelError, match=r"would lose most updates to rounding\. Set model.dtype: auto"):
+        find_model(config_of(model_folder, dtype=dtype, lora=None), chat=True)
+
+
+def test_files_kept_at_hand_do_not_count_as_used_memory() -> None:
+    from kit.training.models import page_cache
+
+    assert page_cache("anon 5\ninactive_file 300\nactive_file 20\nfile 400\n") == 320
+    assert page_cache("anon 5\n") == 0
