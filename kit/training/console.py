@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 LINES = 10
-"""Progress lines that a piece of long work prints where there is no terminal."""
+"""Progress lines that a piece of long work prints, at most, where there is no terminal."""
+SECONDS_BETWEEN_LINES = 4.0
 
 
 class Advance(Protocol):
@@ -88,15 +89,14 @@ class Reporter:
 
     @staticmethod
     def _lines(title: str, say: Callable[[str], None]) -> Advance:
-        started, shown = time.perf_counter(), 0
+        started, shown, last = time.perf_counter(), 0, time.perf_counter()
 
         def advance(done: int, total: int, note: str = "") -> None:
-            nonlocal shown
-            share = done * LINES // max(total, 1)
-            if share <= shown and done != total:
+            nonlocal shown, last
+            share, now = done * LINES // max(total, 1), time.perf_counter()
+            if done != total and (share <= shown or now - last < SECONDS_BETWEEN_LINES):
                 return
-            shown = share
-            elapsed = time.perf_counter() - started
+            shown, last, elapsed = share, now, now - started
             eta = elapsed / max(done, 1) * (total - done)
             say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
 
