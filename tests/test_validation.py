@@ -189,6 +189,11 @@ def test_four_bits_without_adapters_are_refused_for_the_embedded_model_too(tree:
         notes_of(tree, "model.name=embedded", "model.load_in_4bit=true", "model.lora=null")
 
 
+def test_half_precision_for_all_weights_is_refused_for_the_embedded_model_too(tree: Any) -> None:
+    with pytest.raises(ModelError, match="would lose most updates to rounding"):
+        notes_of(tree, "model.name=embedded", "model.dtype=bfloat16", "model.lora=null")
+
+
 # --- on-policy --------------------------------------------------------------------------------------------------------
 
 

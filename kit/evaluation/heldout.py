@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig, RunConfig, load_config
@@ -70,8 +71,9 @@ class HeldOut:
     def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> dict[str, Any]:
         """Scores by the preset's checker: the share right, and the unbiased pass@1 and pass@k."""
         k = self.config.k
-        right = self.preset.is_correct(self._as_samples(self.rows, greedy))
-        drawn = self.preset.is_correct(self._as_samples([row for row in self.rows for _ in range(k)], sampled))
+        context, repeated = scoring_context(), [row for row in self.rows for _ in range(k)]
+        right = self.preset.is_correct(self._as_samples(self.rows, greedy), context)
+        drawn = self.preset.is_correct(self._as_samples(repeated, sampled), context)
         counts = [sum(drawn[start : start + k]) for start in range(0, len(drawn), k)]
         return {
             "greedy_accuracy": wilson(sum(right), len(right))._asdict(),
@@ -82,11 +84,13 @@ class HeldOut:
     def _reward(self, completions: list[Completion]) -> dict[str, Any]:
         """Mean reward of the greedy completions, and how much of it could not be scored."""
         verdict = self.preset.score(self._as_samples(self.rows, completions), scoring_context())
-        if verdict.failure_share:
-            log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, first_failure(verdict))
+        failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
+        if failure:
+            log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, *failure.values())
         return {
             "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
             "reward_failure_share": verdict.failure_share,
+            **failure,
         }
 
     def _complete(
@@ -181,12 +185,13 @@ class HeldOut:
         ]
 
 
-def scoring_context() -> Context:
-    """What trainers hand to reward functions beside columns, for those that ask for it: nothing is logged here."""
+def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:
+    """What trainers hand to reward functions beside columns, as before the first step: nothing is logged here."""
     from rewards import Context
 
-    silent = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-    return Context(extras=silent)
+    state = SimpleNamespace(global_step=0, max_steps=total_steps, epoch=0.0, log_history=[])
+    silent = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    return Context(seed=seed, step=0, total_steps=total_steps, extras=silent)
 
 
 def first_failure(verdict: Evaluation) -> str:

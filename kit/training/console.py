@@ -183,6 +183,9 @@ def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     rows = [[key.replace("_", " "), *(interval(score[key]) for score in scores.values())] for key in keys]
     rows.append(["completion tokens", *(f"{score['completion_tokens_mean']:.1f}" for score in scores.values())])
     rows.append(["cut at the limit", *(f"{score['truncated_share']:.1%}" for score in scores.values())])
+    failed = [score.get("reward_failure_share", 0.0) for score in scores.values()]
+    if any(failed):
+        rows.append(["rewards that failed", *(f"{share:.1%}" for share in failed)])
     return rows
 
 

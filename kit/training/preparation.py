@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EMBEDDED, RunConfig
@@ -87,9 +86,11 @@ def examine(config: RunConfig, progress: Progress | None = None, *, build: bool 
 def check_model_options(config: RunConfig) -> None:
     """What `find_model` checks of the options alone, no file read. Raises `KitError`."""
     from kit.training.backend import choose_backend
-    from kit.training.models import check_quantization
+    from kit.training.models import check_quantization, weights_dtype
 
-    check_quantization(config.model, choose_backend(config.model))
+    backend = choose_backend(config.model)
+    check_quantization(config.model, backend)
+    weights_dtype(config.model, backend)
 
 
 def find_model(config: RunConfig, progress: Progress | None = None) -> ModelFiles:
@@ -157,6 +158,7 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
     messages follow the prompt; functions are given what the trainer gives.
     """
     import rewards
+    from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
 
     first = data.train.select(range(min(64, len(data.train)))).to_list()
@@ -169,9 +171,7 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
     completions = [
         PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
     ]
-    state = SimpleNamespace(global_step=0, max_steps=config.optimisation.steps, epoch=0.0, log_history=[])
-    extras = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-    context = rewards.Context(seed=config.run.seed, step=0, total_steps=config.optimisation.steps, extras=extras)
+    context = scoring_context(config.run.seed, config.optimisation.steps)
     samples = rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns)
     verdict = preset.score(samples, context)
     for component, _ in preset.components:

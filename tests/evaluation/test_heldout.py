@@ -139,7 +139,10 @@ def test_prompts_are_rendered_with_the_template_and_texts_as_they_are(loaded: An
 def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in training: TRL's own idiom is `completion[0]["content"]`."""
 
-    def first_letter(prompts: Any, completions: Any, log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+    def first_letter(
+        prompts: Any, completions: Any, log_extra: Any, log_metric: Any, trainer_state: Any, **_: Any
+    ) -> list[float]:
+        assert trainer_state.global_step == 0
         log_extra("letters", [c[0]["content"][:1] for c in completions])
         log_metric("seen", 1.0)
         return [float(c[0]["content"].startswith("y")) for c in completions]

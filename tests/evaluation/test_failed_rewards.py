@@ -1,0 +1,46 @@
+"""Rewards that fail in evaluation are seen in the result and in the table; checkers get what trainers hand over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import rewards
+from kit.config import EvaluationConfig, GenerationConfig
+from kit.evaluation.heldout import HeldOut
+from kit.training.console import rows_of
+
+ROW = {"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}
+
+
+def heldout(function: Any) -> HeldOut:
+    tokenizer = SimpleNamespace(decode=lambda *_, **__: "2", apply_chat_template=lambda *_, **__: "1 + 1 =")
+    preset = rewards.from_functions([(function, 1.0)])
+    return HeldOut([ROW], preset, tokenizer, EvaluationConfig(k=1), GenerationConfig())
+
+
+def test_the_first_reason_stands_in_the_result_where_a_reward_failed() -> None:
+    def broken(completions: Any) -> list[float]:
+        raise ZeroDivisionError("oh")
+
+    result = heldout(broken)._reward([([5], False)])
+    assert result["reward_failure_share"] == 1.0
+    assert result["reward_failure"].endswith("error: ZeroDivisionError: oh")
+    assert "reward_failure" not in heldout(lambda completions: [1.0])._reward([([5], False)])
+
+
+def test_a_checker_that_logs_is_a_checker_all_the_same() -> None:
+    def logging_checker(completions: Any, log_extra: Any, log_metric: Any) -> list[float]:
+        log_extra("seen", [len(completions)])
+        log_metric("seen", 1.0)
+        return [1.0 for _ in completions]
+
+    result = heldout(logging_checker)._accuracy([([5], False)], [([5], False)])
+    assert result["greedy_accuracy"]["value"] == result["pass@1"]["value"] == 1.0
+
+
+def test_the_table_has_a_row_for_failures_only_where_there_are_some() -> None:
+    score = {"completion_tokens_mean": 1.0, "truncated_share": 0.0}
+    assert len(rows_of({"before": score, "after": score | {"reward_failure_share": 0.0}})) == 2
+    rows = rows_of({"before": score, "after": score | {"reward_failure_share": 0.25}})
+    assert rows[-1] == ["rewards that failed", "0.0%", "25.0%"]

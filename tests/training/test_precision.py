@@ -1,0 +1,174 @@
+"""Precision and gradients of what `load_model` hands out: 4-bit weights on the CPU, and float32 for all that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import LoraConfig, ModelConfig, load_config
+from kit.errors import ModelError
+from kit.training import models
+from kit.training.backend import Backend
+from kit.training.models import LoadedModel, check_memory, find_model, load_model
+
+CPU = Backend("transformers", "cpu", "")
+
+
+def load(folder: Path, **changes: Any) -> LoadedModel:
+    config = ModelConfig(**{"name": str(folder), "lora": LoraConfig(rank=4, alpha=8)} | changes)
+    return load_model(find_model(config, chat=True), config)
+
+
+def gradients(model: Any) -> dict[str, Any]:
+    """Of the adapters, for the loss on a fixed text."""
+    import torch
+
+    model.zero_grad()
+    ids = torch.arange(20, 52).view(2, 16)
+    model(input_ids=ids, labels=ids).loss.backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_evaluation_changes_no_gradient_of_4_bit_adapters(dtype: str, model_folder: Path) -> None:
+    import torch
+    from peft import get_peft_model
+
+    from kit.evaluation.heldout import evaluating
+
+    pytest.importorskip("bitsandbytes")
+    loaded = load(model_folder, load_in_4bit=True, dtype=dtype)
+    loaded.peft_config.init_lora_weights = False
+    model = get_peft_model(loaded.model, loaded.peft_config).train()
+    before = gradients(model)
+    with evaluating(model, 0), torch.inference_mode():
+        model(input_ids=torch.arange(20, 36).view(1, 16))
+    after = gradients(model)
+    assert before
+    assert before.keys() == after.keys()
+    for name, gradient in before.items():
+        assert torch.equal(gradient, after[name]), name
+
+
+def test_no_4_bit_weight_is_repacked_on_the_cpu(model_folder: Path) -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    layers = [m for m in load(model_folder, load_in_4bit=True).model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert layers
+    assert not any(layer.support_avx512bf16_for_cpu for layer in layers)
+
+
+@pytest.fixture
+def trained_precisions(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
+    """Precisions of the weights that train, as every optimiser finds them."""
+    from transformers import Trainer
+
+    seen: list[set[Any]] = []
+    make = Trainer.create_optimizer
+
+    def create_optimizer(self: Any, *rest: Any, **keywords: Any) -> Any:
+        seen.append({weight.dtype for weight in self.model.parameters() if weight.requires_grad})
+        return make(self, *rest, **keywords)
+
+    monkeypatch.setattr(Trainer, "create_optimizer", create_optimizer)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_4_bit_run_with_evaluation_trains_float32_adapters(
+    dtype: str, attempt: Callable[..., Any], trained_precisions: list[set[Any]]
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    pytest.importorskip("bitsandbytes")
+    result = attempt("model.load_in_4bit=true", f"model.dtype={dtype}", "evaluation.before=true", "evaluation.every=1")
+    assert result.code == 0, result.message
+    assert trained_precisions == [{torch.float32}]
+    assert len(result.folder.metrics()) == 2
+    saved = load_file(result.folder.adapter / "adapter_model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+
+
+def test_all_weights_train_in_float32(attempt: Callable[..., Any], trained_precisions: list[set[Any]]) -> None:
+    import torch
+
+    assert attempt("model.lora=null", "model.dtype=auto", "optimisation.steps=1").code == 0
+    assert trained_precisions == [{torch.float32}]
+
+
+def test_weights_are_loaded_in_float32_when_all_train_also_where_auto_is_half_precision(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    half = load(model_folder, dtype="bfloat16")
+    half.model.save_pretrained(tmp_path)
+    half.tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(models, "torch_dtype", lambda name, device: torch.bfloat16)  # as on a GPU
+    assert load(tmp_path, lora=None, dtype="auto").model.dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_of_weights_that_train_is_refused(dtype: str, model_folder: Path) -> None:
+    with pytest.raises(ModelError, match=rf"model\.dtype: {dtype} with model\.lora: null .* Set model\.dtype: auto"):
+        load(model_folder, lora=None, dtype=dtype)
+
+
+def test_a_gpu_in_half_precision_needs_16_bytes_a_weight_when_all_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    config, weights, gpu = ModelConfig(lora=None), 10**9, Backend("transformers", "cuda", "")
+    monkeypatch.setattr(models, "free_memory", lambda device: weights * 16)
+    check_memory(config, weights, gpu)
+    monkeypatch.setattr(models, "free_memory", lambda device: weights * 16 - 1)
+    with pytest.raises(ModelError, match="needs at least"):
+        check_memory(config, weights, gpu)
+
+
+def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:
+    from kit.training.arguments import grpo_config
+
+    pinned = ["model.revision=abc", "model.attention=eager", "run.id=it"]
+    given = grpo_config(load_config(tree, [*pinned, "model.lora=null"]), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs
+    assert given["revision"] == "abc"
+    assert given["attn_implementation"] == "eager"
+    assert given["dtype"] == "float32"
+    assert given["use_safetensors"] is True
+    # Adapters are switched off instead; nothing is loaded a second time.
+    assert grpo_config(load_config(tree, pinned), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs is None
+
+
+def test_files_that_the_kernel_keeps_at_hand_count_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "1000000\n",
+        "/sys/fs/cgroup/memory.current": "900000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 200000\nfile 700000\ninactive_file 300000\nactive_file 350000\n",
+    }
+    for name, text in group.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def moved(path: Any) -> Path:
+        return tmp_path / str(path).lstrip("/") if str(path) in group else Path(path)
+
+    import builtins
+
+    plain = builtins.open
+    monkeypatch.setattr(models, "Path", moved)
+    monkeypatch.setattr(models, "open", lambda path, *rest: plain(moved(path), *rest), raising=False)
+    assert models.free_memory("cpu") == 1_000_000 - (900_000 - 300_000 - 350_000)
+
+
+def test_a_broken_file_whose_message_speaks_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("mmap: the file is shorter than the memory map that its header asks for")
+
+    monkeypatch.setattr(models, "_auto", lambda name: broken)
+    with pytest.raises(ModelError, match="could not be loaded"):
+        find_model(ModelConfig(name="someone/model"), chat=True)
