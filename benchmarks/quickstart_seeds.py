@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
+from kit.evaluation.statistics import Estimate
 
 
 def measure(seed: int, root: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def better(row: dict[str, Any]) -> bool:
     """Doubled or 25 points more, and the intervals do not overlap."""
     before, after = row["before"]["greedy_accuracy"], row["after"]["greedy_accuracy"]
     grown = after["value"] >= min(2 * before["value"], before["value"] + 0.25)
-    return bool(grown and after["low"] > before["high"])
+    return bool(grown and not Estimate(**before).overlaps(Estimate(**after)))
 
 
 def cell(estimate: dict[str, float]) -> str:

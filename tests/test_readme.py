@@ -36,6 +36,9 @@ def test_the_tree_names_what_is_there() -> None:
     named = re.findall(r"(?:^|  )((?:kit|rewards|tests|benchmarks|\.ci)/[\w./]*)", tree, re.MULTILINE)
     assert len(named) > 12
     assert [name for name in named if not (ROOT / name).exists()] == []
+    modules = [path for part in ("kit", "rewards") for path in (ROOT / part).rglob("*.py")]
+    files = {path.relative_to(ROOT).as_posix() for path in modules if path.name != "__init__.py"}
+    assert files - set(named) == set(), "every file has a line in the README's tree"
 
 
 def test_pictures_and_links_exist() -> None:

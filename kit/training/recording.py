@@ -21,14 +21,12 @@ PATIENCE = 5
 
 
 class CompletionWriter:
-    """Sink of rollouts: writes `completions/step-00001.parquet`, ..., and keeps the last batch for people to see."""
+    """Sink of rollouts: one file a generation batch, `completions/step-00001.parquet` and so on."""
 
     def __init__(self, folder: Path, save: bool = True) -> None:
         self.folder, self.save = folder, save
-        self.last: Rollout | None = None
 
     def __call__(self, rollout: Rollout) -> None:
-        self.last = rollout
         if not self.save:
             return
         import pyarrow as pa
