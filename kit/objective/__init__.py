@@ -9,6 +9,7 @@
     regularizer.py       TokenBatch -> per-token penalty
     reduction.py         per-token loss -> scalar; LossScale
     schedules.py         hyper-parameters that change with the optimiser step
+    controllers.py       coefficients that react to what was measured
     recipes.py, spec.py  named recipes as plain data, and how a spec is merged over one (no torch)
     hook.py, registry.py, hyperparameters.py, contract.py, ratios.py      the machinery under the hooks
 

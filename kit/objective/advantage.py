@@ -14,7 +14,11 @@ from torch import Tensor
 from kit.objective.batch import RewardBatch
 from kit.objective.registry import HookRegistry
 
-advantages = HookRegistry("advantage")
+_NO_TIME = (
+    "it compares whole completions, one reward each, so there is no time course for γ or λ to act on. "
+    "Estimators over tokens that have them: token_returns, reinforce_pp, reinforce_pp_baseline, gae."
+)
+advantages = HookRegistry("advantage", hints=dict.fromkeys(("gamma", "lam", "lambda"), _NO_TIME))
 AdvantageFunction = Callable[[RewardBatch], Tensor]
 
 STD_EPSILON = 1e-4

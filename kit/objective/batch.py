@@ -33,6 +33,10 @@ class TokenBatch:
     ref_logps: Tensor | None = None  # (B, T) nats, reference policy
     sampler_logps: Tensor | None = None  # (B, T) nats, as the generation engine reported them; NaN where unknown
     entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if asked
+    full_kl: Tensor | None = None  # (B, T) nats, KL(policy || reference) over the whole vocabulary; carries gradient
+    rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
+    truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
+    weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
 
     def __post_init__(self) -> None:
@@ -43,13 +47,19 @@ class TokenBatch:
         if self.mask.dtype != torch.bool:
             raise ObjectiveError(f"TokenBatch.mask has dtype {self.mask.dtype}, expected torch.bool. Use mask.bool().")
         self._fill("logps", self.logps)
-        for name in ("old_logps", "ref_logps", "sampler_logps", "entropy"):
+        for name in ("old_logps", "ref_logps", "sampler_logps", "entropy", "full_kl"):
             value = getattr(self, name)
             if value is None and name != "old_logps":
                 continue
             _check_shape(name, value, full)
             self._fill(name, value)
         self._check_advantages(full)
+        for name, shape in (("rewards", (full[0], 1)), ("truncated", (full[0], 1)), ("weight_norm", ())):
+            value = getattr(self, name)
+            if value is not None:
+                _check_shape(name, value, torch.Size(shape))
+        if self.truncated is not None and self.truncated.dtype != torch.bool:
+            raise ObjectiveError(f"TokenBatch.truncated has dtype {self.truncated.dtype}, expected torch.bool.")
 
     def _check_advantages(self, full: torch.Size) -> None:
         advantages = self.advantages
@@ -96,6 +106,10 @@ class RewardBatch:
     components: Tensor | None = None  # (N, K) each component; NaN where it could not score
     component_weights: Tensor | None = None  # (K,)
     lengths: Tensor | None = None  # (N,) completion tokens that train
+    greedy_rewards: Tensor | None = None  # (N,) reward of the greedy completion of the same prompt; NaN without a score
+    mask: Tensor | None = None  # (N, T) bool: tokens that train; there whenever a field below is
+    token_rewards: Tensor | None = None  # (N, T) reward given at each token, the completion's own at its last one
+    values: Tensor | None = None  # (N, T) value of the state in which each token was chosen, at the rollout
     step: int = 0  # optimiser step
 
     def __post_init__(self) -> None:
@@ -110,7 +124,25 @@ class RewardBatch:
             raise ObjectiveError(f"RewardBatch.group has dtype {self.group.dtype}, expected torch.int64 group ids.")
         if self.lengths is not None:
             _check_shape("lengths", self.lengths, torch.Size([size]), "RewardBatch")
+        if self.greedy_rewards is not None:
+            _check_shape("greedy_rewards", self.greedy_rewards, torch.Size([size]), "RewardBatch")
         self._check_components(size)
+        self._check_tokens(size)
+
+    def _check_tokens(self, size: int) -> None:
+        given = [name for name in ("token_rewards", "values") if getattr(self, name) is not None]
+        if self.mask is None:
+            if given:
+                raise ObjectiveError(f"RewardBatch.{given[0]} is given without mask, which tells its live tokens.")
+            return
+        if self.mask.dim() != 2 or self.mask.shape[0] != size or self.mask.dtype != torch.bool:
+            seen = f"{tuple(self.mask.shape)} {self.mask.dtype}"
+            raise ObjectiveError(f"RewardBatch.mask is {seen}, expected ({size}, T) torch.bool.")
+        for name in given:
+            value = getattr(self, name)
+            _check_shape(name, value, self.mask.shape, "RewardBatch")
+            value = _at_least_float32(name, value, "RewardBatch").masked_fill(~self.mask, 0.0)
+            object.__setattr__(self, name, value)
 
     def _check_components(self, size: int) -> None:
         if self.components is None:
@@ -128,6 +160,14 @@ class RewardBatch:
     def scorable(self) -> Tensor:
         """(N,) bool: completions with a reward."""
         return ~torch.isnan(self.rewards)
+
+    def zero_spread(self) -> Tensor:
+        """(groups,) bool: groups whose scored completions all have one reward, so that nothing can be compared."""
+        ids, index = torch.unique(self.group, return_inverse=True)
+        edge = self.rewards.new_full((ids.shape[0],), torch.inf)
+        low = edge.scatter_reduce(0, index, self.rewards.nan_to_num(nan=torch.inf), "amin")
+        high = (-edge).scatter_reduce(0, index, self.rewards.nan_to_num(nan=-torch.inf), "amax")
+        return ~(high > low)
 
 
 def _at_least_float32(name: str, value: Tensor, owner: str = "TokenBatch") -> Tensor:

@@ -24,10 +24,16 @@ def check_present(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
 
 
 def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
-    """A hook's per-token output (B, T); of the user's own, checked, and 0 at padding. Raises `ObjectiveError`."""
+    """A hook's per-token output (B, T); of the user's own, checked, and 0 at padding. Raises `ObjectiveError`.
+
+    A regularizer may also return a scalar (): a penalty on the whole rather than on tokens.
+    """
     if not hook.factory.custom:
         return hook(batch)
     out = guarded(hook, lambda: hook(batch), vars(batch))
+    if hook.kind == "regularizer" and out.dim() == 0:  # a penalty on the whole, e.g. on the weights
+        check_finite(hook, out)
+        return out
     check_shape(hook, out, batch.mask.shape)
     if hook.kind == "clip":
         check_attached(hook, out, batch.logps)

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from kit.errors import ConfigError, KitError
 from kit.objective.hyperparameters import HyperParameter, check_range, complete
-from kit.objective.schedules import Schedule
+from kit.objective.schedules import Controller, Schedule
 from kit.registry import did_you_mean
 
 HookFunction = Callable[..., Tensor]
 
-REMEDIES: Mapping[str, str] = {
+TOKEN_REMEDIES: Mapping[str, str] = {
     "ref_logps": "the run has no reference policy. Set model.reference: base",
+    "full_kl": "the run has no reference policy. Set model.reference: base",
     "sampler_logps": "the generation engine reported no log-probabilities. Generate with an engine that does",
     "entropy": "the batch carries no entropy. Let the trainer compute it",
+    "rewards": "the batch carries no rewards. Let the trainer fill in TokenBatch.rewards",
+    "truncated": "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
+    "weight_norm": "the model has no LoRA weights. Set model.lora",
+}
+REWARD_REMEDIES: Mapping[str, str] = {
     "components": "the rewards come without their components. Pass RewardBatch.components",
     "lengths": "the completions come without their lengths. Pass RewardBatch.lengths",
+    "greedy_rewards": "no greedy completion was scored. Let the trainer make one for each prompt",
+    "token_rewards": "the rewards are not laid out over tokens. Pass RewardBatch.token_rewards and mask",
+    "values": "there is no value head. Let the trainer make one, or pass RewardBatch.values and mask",
 }
-"""What a hook may need, and what to do when the run lacks it."""
+REMEDIES: Mapping[str, str] = {**TOKEN_REMEDIES, **REWARD_REMEDIES}
+"""What a hook may need of a `TokenBatch`, or an advantage of a `RewardBatch`, and what to do when the run lacks it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +46,8 @@ class HookFactory:
     hyperparameters: Mapping[str, HyperParameter]
     needs: frozenset[str] = frozenset()
     formula: str = ""  # for people; {name} stands for a hyper-parameter
+    source: str = ""  # where it comes from: paper, or the option of TRL that it equals
+    hints: Mapping[str, str] = field(default_factory=dict)  # what to say to a hyper-parameter that it cannot have
     custom: bool = False  # the user's own: its outputs are checked at every call
     importable: bool = True  # False for a lambda or closure: it works, but cannot be written to YAML
 
@@ -48,7 +60,7 @@ class HookFactory:
         if twice:
             raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is given twice.")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        return Hook(self, complete(self.hyperparameters, given, self.title))
+        return Hook(self, complete(self.hyperparameters, given, self.title, self.hints))
 
     @property
     def title(self) -> str:
@@ -64,7 +76,7 @@ class Hook:
         self.values = dict(values)
         self._function = self._build({})
         self._check_extremes()
-        self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.title)
+        self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.kind, factory.title)
 
     @property
     def kind(self) -> str:
@@ -135,8 +147,10 @@ class Hook:
         return function
 
     def _check_extremes(self) -> None:
-        """Refuse a schedule that would leave the valid range at some later step."""
+        """Refuse a schedule that would leave the valid range at some later step, and a controller without a term."""
         for key, value in self.values.items():
+            if isinstance(value, Controller) and key != "coef":
+                raise ConfigError(f"{self.title}: {value.name} controls a regularizer's coef, not {key}.")
             extremes = value.extremes if isinstance(value, Schedule) else (value,)
             for extreme in extremes:
                 if key == "coef":
@@ -145,14 +159,15 @@ class Hook:
                     self._build({key: extreme})
 
 
-def check_needs(needs: Collection[str], title: str) -> frozenset[str]:
-    """`needs` as a set. Raises `ConfigError` for a need that no batch has."""
+def check_needs(needs: Collection[str], kind: str, title: str) -> frozenset[str]:
+    """`needs` as a set. Raises `ConfigError` for a need that no batch given to hooks of this kind has."""
     if isinstance(needs, str):
         needs = {needs}
+    known = REWARD_REMEDIES if kind == "advantage" else TOKEN_REMEDIES
     for need in needs:
-        if need not in REMEDIES:
+        if need not in known:
             raise ConfigError(
-                f"{title} declares a need for '{need}'.{did_you_mean(need, REMEDIES)} Known: {', '.join(REMEDIES)}."
+                f"{title} declares a need for '{need}'.{did_you_mean(need, known)} Known: {', '.join(known)}."
             )
     return frozenset(needs)
 

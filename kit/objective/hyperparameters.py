@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import kit.objective.controllers  # noqa: F401  (files adaptive_kl and adaptive_entropy among the schedules)
 from kit.errors import ConfigError
 from kit.objective.schedules import Schedule, is_schedule, parse_schedule
 from kit.registry import did_you_mean
@@ -61,13 +62,18 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
         raise ConfigError(f"{function!r} has no Python signature; wrap it in a function of the batch.") from None
 
 
-def complete(known: Mapping[str, HyperParameter], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def complete(
+    known: Mapping[str, HyperParameter], given: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Every hyper-parameter with its value: what was given, checked, and the defaults.
 
-    Raises `ConfigError` for an unknown key (with the nearest known one), a missing one, or a value of the wrong type.
+    Raises `ConfigError` for an unknown key (with the hint for it, or the nearest known one), a missing one, or a value
+    of the wrong type.
     """
     for key in given:
         if key not in known:
+            if hints and key in hints:
+                raise ConfigError(f"{owner} has no hyper-parameter '{key}': {hints[key]}")
             takes = ", ".join(known) or "no hyper-parameters"
             raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
     missing = [name for name, parameter in known.items() if parameter.required and name not in given]

@@ -1,6 +1,8 @@
 """`Objective`: the parts of a loss put together.
 
 loss = reduction( Π weights · clip  +  Σ coef_i · regularizer_i )
+
+A regularizer that returns a scalar (a penalty on the weights, say) is added after the reduction, once a step.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from kit.objective.metrics import Mean, Meter
 from kit.objective.reduction import LossScale, reductions
 from kit.objective.registry import Entry
 from kit.objective.regularizer import regularizers
+from kit.objective.schedules import Controller
 from kit.objective.spec import resolve
 from kit.objective.weight import weights
 
@@ -42,6 +45,8 @@ class LossOutput(NamedTuple):
 
     loss: Tensor  # scalar, carries gradient
     metrics: dict[str, Mean]  # add up over micro-batches and processes, then divide
+    samples: dict[str, Tensor]  # detached (n,) values of up to 2048 tokens each, for quantiles
+    observed: dict[str, Mean]  # for `Objective.observe`; empty without controllers
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,28 @@ class Objective:
         return "\n".join(f"{hook.kind:<12} {hook.describe()}" for _, hook in self._hooks())
 
     @property
+    def advantage(self) -> Hook:
+        return self._parts.advantage
+
+    @property
+    def clip(self) -> Hook:
+        return self._parts.clip
+
+    @property
+    def weights(self) -> tuple[Hook, ...]:
+        return self._parts.weights
+
+    @property
+    def regularizers(self) -> tuple[Hook, ...]:
+        return self._parts.regularizers
+
+    @property
+    def reduction(self) -> Hook:
+        return self._parts.reduction
+
+    @property
     def needs(self) -> frozenset[str]:
-        """What the batches must carry: of `ref_logps`, `entropy`, `sampler_logps`, `components`, `lengths`."""
+        """What the batches must carry: see `kit.objective.hook.REMEDIES`."""
         return frozenset().union(*(hook.needs for _, hook in self._hooks()))
 
     @property
@@ -124,7 +149,7 @@ class Objective:
 
     def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
         """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
-        parts = self._parts
+        parts, scale = self._parts, scale or LossScale()
         for hook in (parts.clip, *parts.weights, *parts.regularizers):
             check_present(hook, batch)
         meter = Meter(batch)
@@ -132,17 +157,37 @@ class Objective:
         meter.log("objective/clip", per_token)
         for hook in parts.weights:
             multiplier = call_on_tokens(hook, batch).detach()
-            meter.log(f"weight/{hook.short_name}", multiplier)
+            meter.log_weight(hook, multiplier)
             per_token = per_token * multiplier
-        for hook in parts.regularizers:
-            penalty = call_on_tokens(hook, batch)
-            meter.log_term(hook, penalty)
-            per_token = per_token + hook.coef_at(batch.step) * penalty
+        whole = per_token.new_zeros(())
+        for index, hook in enumerate(parts.regularizers):
+            coef = hook.coef_at(batch.step)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and coef != 0.0):
+                penalty = call_on_tokens(hook, batch)
+            meter.log_term(f"regularizers.{index}", hook, penalty, coef)
+            if coef != 0.0 and penalty.dim() == 0:
+                whole = whole + coef * penalty
+            elif coef != 0.0:
+                per_token = per_token + coef * penalty
         per_token = torch.where(batch.mask, per_token, torch.zeros_like(per_token))
-        loss = self._reduce(per_token, batch, scale or LossScale())
-        meter.log_clip_fractions(parts.clip)
+        loss = self._reduce(per_token, batch, scale) + whole / scale.accumulation
+        for hook in (parts.clip, *parts.regularizers):
+            meter.log_reports(hook)
         meter.log_batch()
-        return LossOutput(loss, meter.means)
+        return LossOutput(loss, meter.means, meter.samples, meter.observed)
+
+    @property
+    def watches(self) -> bool:
+        """True if a coefficient is steered by a controller, so that `observe` must be called after every step."""
+        return any(isinstance(hook.values["coef"], Controller) for hook in self._parts.regularizers)
+
+    def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
+        """Tell the controllers of an optimiser step: `LossOutput.observed`, added up over its micro-batches and
+        processes, and how many completions these were."""
+        hooks = dict(self._hooks())
+        for part, mean in observed.items():
+            if mean.count > 0:
+                hooks[part].values["coef"].observe(float(mean.value), completions)
 
     def state_dict(self) -> dict[str, Any]:
         """State of whatever keeps some between steps, by part and hyper-parameter; empty for pure objectives."""

@@ -39,25 +39,35 @@ Entry = str | Mapping[str, Any] | Hook | HookFactory | Callable[..., Any]
 class HookRegistry(Registry[HookFactory]):
     """Hook factories of one kind by name, also as attributes: `clips.ppo_clip(eps_high=0.28)` is a `Hook`."""
 
-    def __init__(self, kind: str, arguments: tuple[str, ...] = ("batch",), *, scaled: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        arguments: tuple[str, ...] = ("batch",),
+        *,
+        scaled: bool = False,
+        hints: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(kind)
         self.arguments = arguments  # of the pure function
         self.scaled = scaled  # whether hooks of this kind have a coefficient
+        self.hints = hints or {}  # hyper-parameter that people look for -> why a hook may not have it
 
     def register(
-        self, name: str, *, needs: Collection[str] = (), formula: str = "", coef: float = 1.0
+        self, name: str, *, needs: Collection[str] = (), formula: str = "", source: str = "", coef: float = 1.0
     ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
         """Decorator that files a factory under `name`.
 
         `needs` is what the batch must carry; needs that depend on a hyper-parameter go on the returned function, as
-        `function.needs`. `formula` is for people, `{eps_low}` standing for a hyper-parameter. `coef` is the default
-        coefficient of a regularizer. Raises `ConfigError` if the name is taken or a need is unknown.
+        `function.needs`. `formula` and `source` (paper, or TRL's name for it) are for people, `{eps_low}` in a formula
+        standing for a hyper-parameter. `coef` is the default coefficient of a regularizer. Raises `ConfigError` if the
+        name is taken or a need is unknown.
         """
 
         def add(build: Callable[..., HookFunction]) -> HookFactory:
             title = f"{self.kind} '{name}'"
             parameters = self._parameters(build, 0, coef, title)
-            factory = HookFactory(self.kind, name, build, parameters, check_needs(needs, title), formula)
+            needed = check_needs(needs, self.kind, title)
+            factory = HookFactory(self.kind, name, build, parameters, needed, formula, source, self.hints)
             return super(HookRegistry, self).register(name)(factory)
 
         return add
@@ -109,7 +119,7 @@ class HookRegistry(Registry[HookFactory]):
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         found = [p for p in signature(target).parameters.values() if p.kind in positional]
         required = [p.name for p in found if p.default is p.empty]
-        needs = check_needs(attribute(target, "needs", ()), title)
+        needs = check_needs(attribute(target, "needs", ()), self.kind, title)
         if len(required) == len(self.arguments):
             build: Callable[..., HookFunction] = functools.partial(_bind, target)
             parameters = self._parameters(target, len(required), 1.0, title)
@@ -120,7 +130,9 @@ class HookRegistry(Registry[HookFactory]):
                 f"{title} has the parameters without default ({', '.join(required)}). Expected either a function of "
                 f"({', '.join(self.arguments)}), or a factory whose parameters all have defaults."
             )
-        return HookFactory(self.kind, name, build, parameters, needs, custom=True, importable=importable)
+        return HookFactory(
+            self.kind, name, build, parameters, needs, hints=self.hints, custom=True, importable=importable
+        )
 
     def _parameters(self, target: Callable[..., Any], skip: int, coef: float, title: str) -> dict[str, HyperParameter]:
         parameters = discover(target, skip)

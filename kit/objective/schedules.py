@@ -1,7 +1,8 @@
 """Hyper-parameters that change with the optimiser step: `linear(0.1, 0.0, 100)`.
 
 Any float hyper-parameter, and any regularizer's `coef`, may be a schedule, given as an object, as a dict
-`{"schedule": "linear", "start": 0.1, "end": 0.0, "steps": 100}` or as the string `"linear(0.1, 0.0, 100)"`.
+`{"schedule": "linear", "start": 0.1, "end": 0.0, "steps": 100}` or as the string `"linear(0.1, 0.0, 100)"`, with names
+if one likes. A `coef` may also be a controller (`kit.objective.controllers`), which reacts to what was measured.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Schedule(ABC):
 
     def to_spec(self) -> dict[str, Any]:
         """A plain dict that `parse_schedule` reads back."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         return {"schedule": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}}
 
     def __str__(self) -> str:
@@ -144,6 +145,28 @@ class Piecewise(Schedule):
         return self.values
 
 
+class Controller(Schedule):
+    """A coefficient with state: it looks at a mean of each optimiser step, and answers in the next one.
+
+    `observes` names what: "term" is the unscaled mean of the regularizer that it is the `coef` of, "entropy" that of
+    the policy's entropy. The state is part of checkpoints; `to_spec` gives the setting that it started from.
+    """
+
+    observes: ClassVar[str] = "term"
+
+    @abstractmethod
+    def observe(self, mean: float, completions: int) -> None:
+        """Take in the mean of one optimiser step (nats), over so many completions."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, float]:
+        """What it has learned so far; plain numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore `state_dict()`."""
+
+
 def is_schedule(value: object) -> bool:
     """True for a schedule, and for a dict or string that means one."""
     if isinstance(value, Mapping):
@@ -160,20 +183,24 @@ def parse_schedule(value: Schedule | Mapping[str, Any] | str) -> Schedule:
         return _build(str(fields.pop("schedule", "")), (), fields)
     found = _CALL.fullmatch(value.strip())
     if found is None:
-        raise ConfigError(f"'{value}' is not a schedule. Write it as 'linear(0.1, 0.0, 100)'.")
+        raise ConfigError(f"'{value}' is not a schedule. Write it as {_EXAMPLE}.")
     try:
-        arguments = ast.literal_eval(f"({found['arguments']},)") if found["arguments"].strip() else ()
-    except (ValueError, SyntaxError):
-        raise ConfigError(f"'{value}': a schedule takes plain numbers, as in 'linear(0.1, 0.0, 100)'.") from None
-    return _build(found["name"], arguments, {})
+        call = ast.parse(value.strip(), mode="eval").body
+        assert isinstance(call, ast.Call)
+        arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError, AssertionError):
+        raise ConfigError(f"'{value}': a schedule takes plain numbers, as in {_EXAMPLE}.") from None
+    return _build(found["name"], arguments, named)
 
 
 _CALL = re.compile(r"(?P<name>[A-Za-z_]\w*)\((?P<arguments>.*)\)")
+_EXAMPLE = "'linear(0.1, 0.0, 100)' or 'linear(start=0.1, end=0.0, steps=100)'"
 
 
 def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> Schedule:
     kind = schedules[name]
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = [field.name for field in dataclasses.fields(kind) if field.init]
     for key in fields:
         if key not in known:
             raise ConfigError(f"{name} has no '{key}'.{did_you_mean(key, known)} It takes: {', '.join(known)}.")
