@@ -3,15 +3,16 @@
     file                 what is in it
     objective.py         Objective: the parts put together; the loss, its metrics, its state
     batch.py             TokenBatch, RewardBatch: what a hook is given
-    advantage.py         rewards -> advantages
-    clip.py              TokenBatch -> per-token surrogate loss
+    advantage.py         rewards -> advantages; those over tokens in token_advantage.py, the maths of values in value.py
+    clip.py              TokenBatch -> per-token surrogate loss: token_clip.py, sequence_clip.py, covariance_clip.py
     weight.py            TokenBatch -> detached per-token multiplier
     regularizer.py       TokenBatch -> per-token penalty
     reduction.py         per-token loss -> scalar; LossScale
     schedules.py         hyper-parameters that change with the optimiser step
     controllers.py       coefficients that react to what was measured
     recipes.py, spec.py  named recipes as plain data, and how a spec is merged over one (no torch)
-    hook.py, registry.py, hyperparameters.py, contract.py, ratios.py      the machinery under the hooks
+    probe.py             is every hook alive?
+    hook.py, registry.py, hyperparameters.py, contract.py, ratios.py, surrogate.py      the machinery under the hooks
 
 Names are imported on first use, so that `import kit.objective` does not load torch.
 """

@@ -1,4 +1,4 @@
-"""Advantage estimators: `RewardBatch` -> (N,), or (N, T) for token-level ones.
+"""Advantage estimators: `RewardBatch` -> (N,), or (N, T) for those over tokens (`kit.objective.token_advantage`).
 
 A completion without a score (NaN reward) gets advantage 0 and does not count in its group's statistics, as in TRL.
 Groups are told by id: they may differ in size and come in any order.
@@ -6,26 +6,37 @@ Groups are told by id: they may differ in size and come in any order.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from kit.objective.batch import RewardBatch
+from kit.objective.hyperparameters import check_range
 from kit.objective.registry import HookRegistry
 
-_NO_TIME = (
-    "it compares whole completions, one reward each, so there is no time course for γ or λ to act on. "
-    "Estimators over tokens that have them: token_returns, reinforce_pp, reinforce_pp_baseline, gae."
+_NO_GAMMA = (
+    "it compares whole completions, one reward each, so there is no time course for γ to act on. "
+    "Estimators over tokens that have it: token_returns, reinforce_pp, reinforce_pp_baseline, gae."
 )
-advantages = HookRegistry("advantage", hints=dict.fromkeys(("gamma", "lam", "lambda"), _NO_TIME))
+_NO_LAMBDA = (
+    "λ weighs the estimates of a value head against the rewards that follow, token by token. "
+    "Only the estimator gae has a value head; there it is called lam."
+)
+advantages = HookRegistry("advantage", hints={"gamma": _NO_GAMMA, "lam": _NO_LAMBDA, "lambda": _NO_LAMBDA})
 AdvantageFunction = Callable[[RewardBatch], Tensor]
 
 STD_EPSILON = 1e-4
 """Added to a standard deviation before dividing by it; TRL's value."""
 
 
-@advantages.register("group_zscore", formula="A = (R - mean_group) / (std_group + 1e-4)")
+@advantages.register(
+    "group_zscore",
+    formula="A = (R - mean_group) / (std_group + 1e-4)",
+    source="DeepSeekMath, arXiv 2402.03300; TRL's scale_rewards='group'",
+)
 def group_zscore() -> AdvantageFunction:
     """(R - mean) / (std + 1e-4) within each group, with the unbiased standard deviation.
 
@@ -34,25 +45,30 @@ def group_zscore() -> AdvantageFunction:
     """
 
     def function(batch: RewardBatch) -> Tensor:
-        centred, count, index = _centred(batch)
-        squares = _group_sum(centred**2, index, count.shape[0])
-        std = torch.sqrt(squares / (count - 1).clamp(min=1.0))
-        return centred / (std + STD_EPSILON)[index]
+        return _group_zscore(batch.rewards, batch.group)
 
     return function
 
 
-@advantages.register("group_mean", formula="A = R - mean_group")
+@advantages.register(
+    "group_mean",
+    formula="A = R - mean_group",
+    source="Dr. GRPO, arXiv 2503.20783; TRL's scale_rewards='none'",
+)
 def group_mean() -> AdvantageFunction:
     """R - mean within each group, not divided by the spread. Source: Dr. GRPO, arXiv 2503.20783."""
 
     def function(batch: RewardBatch) -> Tensor:
-        return _centred(batch)[0]
+        return centred_in_group(batch.rewards, batch.group)[0]
 
     return function
 
 
-@advantages.register("batch_zscore", formula="A = (R - mean_group) / (std_batch + 1e-4)")
+@advantages.register(
+    "batch_zscore",
+    formula="A = (R - mean_group) / (std_batch + 1e-4)",
+    source="arXiv 2508.08221; TRL's scale_rewards='batch'",
+)
 def batch_zscore() -> AdvantageFunction:
     """(R - mean of the group) / (unbiased std of all rewards of the batch + 1e-4).
 
@@ -61,13 +77,14 @@ def batch_zscore() -> AdvantageFunction:
 
     def function(batch: RewardBatch) -> Tensor:
         scored = batch.rewards[batch.scorable]
-        std = scored.std() if scored.numel() > 1 else scored.new_zeros(())
-        return _centred(batch)[0] / (std + STD_EPSILON)
+        return centred_in_group(batch.rewards, batch.group)[0] / (_std(scored) + STD_EPSILON)
 
     return function
 
 
-@advantages.register("leave_one_out", formula="A = R - mean of the others of the group")
+@advantages.register(
+    "leave_one_out", formula="A = R - mean of the others of the group", source="RLOO, arXiv 2402.14740"
+)
 def leave_one_out() -> AdvantageFunction:
     """R - mean of the other completions of the group, which is G/(G-1) · (R - mean).
 
@@ -75,21 +92,145 @@ def leave_one_out() -> AdvantageFunction:
     """
 
     def function(batch: RewardBatch) -> Tensor:
-        centred, count, index = _centred(batch)
+        centred, count, index = centred_in_group(batch.rewards, batch.group)
         return centred * (count / (count - 1).clamp(min=1.0))[index]
 
     return function
 
 
-def _centred(batch: RewardBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """R - group mean (N,), 0 where unscorable; scorable completions of each group (groups,); group index (N,)."""
-    ids, index = torch.unique(batch.group, return_inverse=True)
-    groups = ids.shape[0]
-    rewards = batch.rewards.masked_fill(~batch.scorable, 0.0)
-    count = _group_sum(batch.scorable.to(rewards.dtype), index, groups)
-    mean = _group_sum(rewards, index, groups) / count.clamp(min=1.0)
-    return (rewards - mean[index]).masked_fill(~batch.scorable, 0.0), count, index
+@advantages.register(
+    "remax", needs={"greedy_rewards"}, formula="A = R - R(greedy completion)", source="ReMax, arXiv 2310.10505"
+)
+def remax() -> AdvantageFunction:
+    """R - reward of the greedy completion of the same prompt; 0 where that has no score. Source: arXiv 2310.10505."""
+
+    def function(batch: RewardBatch) -> Tensor:
+        assert batch.greedy_rewards is not None
+        gain = batch.rewards - batch.greedy_rewards.to(batch.rewards.dtype)
+        return gain.masked_fill(gain.isnan(), 0.0)
+
+    return function
+
+
+@advantages.register(
+    "opo", needs={"lengths"}, formula="A = R - Σ length·R / Σ length over the group", source="OPO, arXiv 2505.23585"
+)
+def opo() -> AdvantageFunction:
+    """R - the mean of the group's rewards weighed by length (tokens): the baseline of least gradient variance.
+
+    That holds where the squared norm of a completion's gradient grows with its length. 0 in a group without a token.
+    Source: OPO, arXiv 2505.23585.
+    """
+
+    def function(batch: RewardBatch) -> Tensor:
+        assert batch.lengths is not None
+        # The baseline of centred rewards, where nothing cancels: a constant added to the rewards leaves no trace.
+        centred, count, index = centred_in_group(batch.rewards, batch.group)
+        lengths = batch.lengths.to(centred.dtype).masked_fill(~batch.scorable, 0.0)
+        total = _group_sum(lengths, index, count.shape[0])
+        baseline = _group_sum(lengths * centred, index, count.shape[0]) / total.clamp(min=1.0)
+        return (centred - baseline[index]).masked_fill(~batch.scorable | (total == 0)[index], 0.0)
+
+    return function
+
+
+@advantages.register(
+    "gdpo",
+    needs={"components"},
+    formula="A = z_batch(Σ weight·z_group(component))",
+    source="GDPO, arXiv 2601.05242; TRL's multi_objective_aggregation='normalize_then_sum'",
+)
+def gdpo() -> AdvantageFunction:
+    """Each component's z-score in its group, their weighted sum, and the z-score of that over the batch.
+
+    z(x) = (x - mean) / (unbiased std + 1e-4) over what has a score; a component that could not score adds 0. Weights
+    are `component_weights`, or 1. No group mean is taken of the sum, nor of `rewards`, which only tell who has a score.
+    Source: GDPO, arXiv 2601.05242, as TRL computes it (`multi_objective_aggregation="normalize_then_sum"`).
+    """
+
+    def function(batch: RewardBatch) -> Tensor:
+        assert batch.components is not None
+        components = batch.components.masked_fill(~batch.scorable[:, None], torch.nan)
+        weights = batch.component_weights
+        total = torch.zeros_like(components[:, 0])
+        for column, component in enumerate(components.unbind(1)):
+            score = _group_zscore(component, batch.group)
+            total = total + (score if weights is None else weights[column].to(score) * score)
+        scored = ~components.isnan().all(1)
+        return whitened(total, scored)
+
+    return function
+
+
+@advantages.register(
+    "passk", formula="A = mean of max_S R - max_(S without i) R, over S of k={k} with i", source="arXiv 2503.19595"
+)
+def passk(k: int | None = None) -> AdvantageFunction:
+    """What a completion adds to the best of `k`: the mean of max_S R - max_{S without i} R over all S of size k with i.
+
+    S are subsets of the completion's group. None, or a k above the number of scored completions, is the whole group:
+    then only a single best completion has an advantage, its distance to the second. k >= 2. A group of one has 0.
+    Source: arXiv 2503.19595, with the mean over subsets in closed form, in float64.
+    """
+    if k is not None:
+        check_range("passk", "k", k, 2)
+
+    def function(batch: RewardBatch) -> Tensor:
+        out = torch.zeros_like(batch.rewards)
+        for group in torch.unique(batch.group):
+            members = torch.nonzero((batch.group == group) & batch.scorable)[:, 0]
+            size = members.shape[0]
+            if size < 2:
+                continue
+            rewards, order = torch.sort(batch.rewards[members].double())
+            others = size - 1 if k is None else min(k, size) - 1
+            # One step up in rank is worth the step in reward, whenever all others of S rank below.
+            share = rewards.new_tensor(_shares_below(size, others))
+            gain = torch.cumsum(rewards.diff() * share, 0)
+            out[members[order[1:]]] = gain.to(out.dtype)
+        return out
+
+    return function
+
+
+@functools.lru_cache(maxsize=256)
+def _shares_below(size: int, others: int) -> tuple[float, ...]:
+    """For the ranks 1 ... size-1: the share of draws of so many others, without replacement, that all rank below."""
+    return tuple(math.comb(rank, others) / math.comb(size - 1, others) for rank in range(1, size))
+
+
+def centred_in_group(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (N,) less the mean of those of their group that are not NaN, and 0 where they are NaN; how many these are
+    (groups,); index of each value's group (N,)."""
+    ids, index = torch.unique(group, return_inverse=True)
+    known = ~torch.isnan(values)
+    filled = values.masked_fill(~known, 0.0)
+    count = _group_sum(known.to(values.dtype), index, ids.shape[0])
+    mean = _group_sum(filled, index, ids.shape[0]) / count.clamp(min=1.0)
+    return (filled - mean[index]).masked_fill(~known, 0.0), count, index
+
+
+def whitened(values: Tensor, mask: Tensor) -> Tensor:
+    """(values - mean) / (unbiased std + 1e-4), both of all values in the mask, and 0 elsewhere. Any shape."""
+    inside = values[mask]
+    if inside.numel() == 0:
+        return torch.zeros_like(values)
+    return ((values - inside.mean()) / (_std(inside) + STD_EPSILON)).masked_fill(~mask, 0.0)
+
+
+def _group_zscore(values: Tensor, group: Tensor) -> Tensor:
+    centred, count, index = centred_in_group(values, group)
+    squares = _group_sum(centred**2, index, count.shape[0])
+    std = torch.sqrt(squares / (count - 1).clamp(min=1.0))
+    return centred / (std + STD_EPSILON)[index]
 
 
 def _group_sum(values: Tensor, index: Tensor, groups: int) -> Tensor:
     return values.new_zeros(groups).index_add_(0, index, values)
+
+
+def _std(values: Tensor) -> Tensor:
+    return values.std() if values.numel() > 1 else values.new_zeros(())
+
+
+import kit.objective.token_advantage  # noqa: E402, F401  (files the estimators over tokens, which need the above)

@@ -5,14 +5,15 @@ Both are checked once, when they are built, so that a hook can be written as pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.objective.ratios import bounded_exp, sequence_mean
+from kit.objective.ratios import as_numbers, bounded_exp
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +21,8 @@ class TokenBatch:
     """`B` completions of one micro-batch, `T` completion tokens, right-padded.
 
     Half precision is raised to float32; float64 is kept. At padding (mask False) every field is replaced by 0, which
-    keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever a
-    hook does there. `sampler_logps` keeps NaN (unknown) at live positions.
+    keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever
+    finite gradient a hook has there (`shielded`: whatever gradient). `sampler_logps` keeps NaN (unknown) at live positions.
 
     Raises `ObjectiveError` on a wrong shape or dtype; the message names the field.
     """
@@ -38,6 +39,7 @@ class TokenBatch:
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
     weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
+    live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
 
     def __post_init__(self) -> None:
         if self.logps.dim() != 2:
@@ -46,18 +48,21 @@ class TokenBatch:
         _check_shape("mask", self.mask, full)
         if self.mask.dtype != torch.bool:
             raise ObjectiveError(f"TokenBatch.mask has dtype {self.mask.dtype}, expected torch.bool. Use mask.bool().")
+        # 0 and 1 as numbers: on a CPU a product with them is several times faster than a selection by booleans.
+        object.__setattr__(self, "live", as_numbers(self.mask, _at_least_float32("logps", self.logps).dtype))
         self._fill("logps", self.logps)
-        for name in ("old_logps", "ref_logps", "sampler_logps", "entropy", "full_kl"):
-            value = getattr(self, name)
-            if value is None and name != "old_logps":
-                continue
-            _check_shape(name, value, full)
-            self._fill(name, value)
-        self._check_advantages(full)
-        for name, shape in (("rewards", (full[0], 1)), ("truncated", (full[0], 1)), ("weight_norm", ())):
+        _check_shape("old_logps", self.old_logps, full)
+        self._fill("old_logps", self.old_logps)
+        for name in ("ref_logps", "sampler_logps", "entropy", "full_kl"):
             value = getattr(self, name)
             if value is not None:
-                _check_shape(name, value, torch.Size(shape))
+                _check_shape(name, value, full)
+                self._fill(name, value)
+        self._check_advantages(full)
+        for name in ("rewards", "truncated", "weight_norm"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_shape(name, value, torch.Size(() if name == "weight_norm" else (full[0], 1)))
         if self.truncated is not None and self.truncated.dtype != torch.bool:
             raise ObjectiveError(f"TokenBatch.truncated has dtype {self.truncated.dtype}, expected torch.bool.")
 
@@ -71,7 +76,25 @@ class TokenBatch:
             object.__setattr__(self, "advantages", _at_least_float32("advantages", advantages))
 
     def _fill(self, name: str, value: Tensor) -> None:
-        object.__setattr__(self, name, _at_least_float32(name, value).masked_fill(~self.mask, 0.0))
+        object.__setattr__(self, name, self._filled(_at_least_float32(name, value)))
+
+    def _filled(self, value: Tensor) -> Tensor:
+        """0 at padding. On a CPU a product is several times faster than a selection, but it keeps NaN and infinity."""
+        if value.device.type == "cpu" and math.isfinite(value.detach().sum().item()):
+            return value * self.live.to(value.dtype)
+        return value.masked_fill(~self.mask, 0.0)
+
+    @cached_property
+    def shielded(self) -> TokenBatch:
+        """The same batch, for functions that nobody has proven: masked tokens get exactly no gradient, even where the
+        gradient of what is done with them is NaN."""
+        with torch.enable_grad():
+            return replace(
+                self,
+                logps=self.logps.masked_fill(~self.mask, 0.0),
+                entropy=None if self.entropy is None else self.entropy.masked_fill(~self.mask, 0.0),
+                full_kl=None if self.full_kl is None else self.full_kl.masked_fill(~self.mask, 0.0),
+            )
 
     # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
 
@@ -91,7 +114,7 @@ class TokenBatch:
     @torch.enable_grad()
     def sequence_ratio(self) -> Tensor:
         """(B, 1): geometric mean of the ratios of a completion's live tokens; 1 when it has none."""
-        return bounded_exp(sequence_mean(self.log_ratio, self.mask))
+        return bounded_exp(self.log_ratio.sum(-1, keepdim=True) / self.live.sum(-1, keepdim=True).clamp(min=1.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
     """
     if not hook.factory.custom:
         return hook(batch)
+    batch = batch.shielded
     out = guarded(hook, lambda: hook(batch), vars(batch))
     if hook.kind == "regularizer" and out.dim() == 0:  # a penalty on the whole, e.g. on the weights
         check_finite(hook, out)

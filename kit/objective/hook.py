@@ -46,6 +46,7 @@ class HookFactory:
     hyperparameters: Mapping[str, HyperParameter]
     needs: frozenset[str] = frozenset()
     formula: str = ""  # for people; {name} stands for a hyper-parameter
+    filled: bool = False  # whether its output is 0 at padding, so that it need not be masked
     source: str = ""  # where it comes from: paper, or the option of TRL that it equals
     hints: Mapping[str, str] = field(default_factory=dict)  # what to say to a hyper-parameter that it cannot have
     custom: bool = False  # the user's own: its outputs are checked at every call

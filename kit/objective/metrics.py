@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kit.errors import ObjectiveError
 from kit.objective.batch import TokenBatch
-from kit.objective.hook import Hook, attribute
+from kit.objective.hook import REMEDIES, Hook, attribute
+from kit.objective.ratios import as_numbers
 from kit.objective.schedules import Controller, Schedule
 
 
@@ -29,7 +32,30 @@ class Mean:
         return self.total / self.count.clamp(min=1.0)
 
 
-SAMPLED_TOKENS = 2048
+class Sums:
+    """Means added up over micro-batches: few operations, however many names."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, means: Mapping[str, Mean]) -> None:
+        """Takes in the means of one micro-batch, which lie on one device."""
+        names = tuple(means)
+        stacked = torch.stack([half for mean in means.values() for half in (mean.total, mean.count)]).double()
+        self._sums[names] = self._sums[names] + stacked if names in self._sums else stacked
+
+    def take(self) -> dict[str, Tensor]:
+        """(2,) total and count of every name, float64; it then starts again from nothing."""
+        halves: dict[str, Tensor] = {}
+        for names, stacked in self._sums.items():
+            for name, pair in zip(names, stacked.view(-1, 2), strict=True):
+                halves[name] = halves[name] + pair.to(halves[name].device) if name in halves else pair
+        self._sums = {}
+        return halves
+
+
+SAMPLED_TOKENS = 1024
 """Tokens of a micro-batch that quantiles are taken from, at most; evenly spaced over the batch."""
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
@@ -42,34 +68,44 @@ class Meter:
         self.observed: dict[str, Mean] = {}  # for controllers, by part
         self.samples: dict[str, Tensor] = {}  # values of single tokens, for quantiles
         self._batch = batch
-        self._live = batch.mask.to(batch.logps.dtype)  # (B, T)
-        self._tokens = self._live.sum()
+        self._tokens = batch.live.sum()
 
     @torch.no_grad()
-    def log(self, name: str, values: Tensor) -> str:
+    def log(self, name: str, values: Tensor, *, filled: bool = False) -> str:
         """Log the mean of (B, T) over live tokens, of (B, 1) over completions that have some, or of one value ().
 
-        Returns the key.
+        `filled` says that the values are 0 at padding already. Returns the key.
         """
-        values = values.detach()
+        values, live = values.detach(), self._batch.live
+        if values.dtype == torch.bool:
+            values = as_numbers(values, live.dtype)
+        elif values.dtype != live.dtype:
+            values = values.to(live.dtype)
         if values.dim() == 0:
-            total, count = values.to(self._live.dtype), torch.ones_like(self._tokens)
-        elif values.shape == self._live.shape:
-            # A product would carry NaN over from padding: select instead.
-            total, count = values.to(self._live.dtype).masked_fill(~self._batch.mask, 0.0).sum(), self._tokens
+            total, count = values, torch.ones_like(values)
+        elif values.shape == live.shape:
+            total, count = (values if filled else values * live).sum(), self._tokens
         else:
-            rows = self._batch.mask.any(-1, keepdim=True).to(self._live.dtype)
-            total, count = (values.to(self._live.dtype) * rows).sum(), rows.sum()
+            total, count = (values * self._rows).sum(), self._completions
         key = self._free(name)
         self.means[key] = Mean(total, count)
         return key
 
+    @functools.cached_property
+    def _rows(self) -> Tensor:
+        """(B, 1): 1 for completions that have live tokens."""
+        return self._batch.live.amax(-1, keepdim=True) if self._batch.live.numel() else self._batch.live[:, :1]
+
+    @functools.cached_property
+    def _completions(self) -> Tensor:
+        return self._rows.sum()
+
     def log_term(self, part: str, hook: Hook, values: Tensor, coef: float) -> None:
-        """Log a regularizer, unscaled, as `objective/<name>`, and under its function's `label` if it has one.
+        """Log a regularizer (0 at padding), unscaled, as `objective/<name>`, and under its function's `label` if it has one.
 
         A coefficient that changes is logged as `coef/<name>`; what its controller observes is kept under `part`.
         """
-        name = self.log(f"objective/{hook.short_name}", values)
+        name = self.log(f"objective/{hook.short_name}", values, filled=True)
         label = attribute(hook.at(self._batch.step), "label")
         if label is not None:
             self.means[self._free(str(label))] = self.means[name]
@@ -77,7 +113,7 @@ class Meter:
         if isinstance(setting, Schedule):
             self.log(f"coef/{hook.short_name}", values.new_tensor(coef))
         if isinstance(setting, Controller):
-            self.observed[part] = self.means[name] if setting.observes == "term" else self._entropy()
+            self.observed[part] = self.means[name] if setting.observes == "term" else self._entropy(hook)
 
     def log_weight(self, hook: Hook, multiplier: Tensor) -> None:
         """Log the mean of a weight, and the share of tokens that it masks."""
@@ -90,33 +126,52 @@ class Meter:
         function = hook.at(self._batch.step)
         clipped = attribute(function, "clipped")
         if clipped is not None:
-            where: dict[str, Tensor] = clipped(self._batch)
-            for name, inside in where.items():
-                self.log(f"clip_fraction/{name}", inside)
-            region = functools.reduce(torch.logical_or, where.values())
-            self.log("clip_fraction/region", region)
+            where = {name: self._own(hook, inside) for name, inside in clipped(self._batch).items()}
+            keys = [self.log(f"clip_fraction/{name}", inside) for name, inside in where.items()]
+            if hook.factory.custom or not where.keys() <= {"low", "high"}:
+                self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()))
+            else:  # never both: the advantage has one sign
+                fractions = [self.means[key] for key in keys]
+                total = functools.reduce(torch.add, (mean.total for mean in fractions))
+                self.means["clip_fraction/region"] = Mean(total, fractions[0].count)
         report = attribute(function, "metrics")
         if report is not None:
             for name, values in report(self._batch).items():
-                self.log(name, values)
+                self.log(name, self._own(hook, values))
 
     @torch.no_grad()
     def log_batch(self) -> None:
-        """Log what holds for every objective: ratio, advantage, and the entropy if there is one."""
-        batch = self._batch
-        self.log("ratio/mean", batch.ratio)
-        self.log("ratio/abs_log", batch.log_ratio.abs())
-        self.log("advantage/abs_mean", batch.advantages.abs())
-        if batch.entropy is not None:
-            self.log("entropy", batch.entropy)
-        every = -(-batch.mask.numel() // SAMPLED_TOKENS) or 1
-        live = batch.mask.flatten()[::every]
-        self.samples["ratio"] = batch.ratio.detach().flatten()[::every][live]
+        """Log what holds for every objective: ratio, advantage, and the entropy if there is one.
 
-    def _entropy(self) -> Mean:
-        assert self._batch.entropy is not None, "the hook declares a need for it"
-        entropy = self._batch.entropy.detach()
-        return Mean(entropy.masked_fill(~self._batch.mask, 0.0).sum(), self._tokens)
+        Means of ratios only where a hook asked for them: for the others the exponentials would be the dearest part.
+        """
+        batch = self._batch
+        if "ratio" in vars(batch):
+            excess = batch.ratio.detach().sum() - (batch.mask.numel() - self._tokens)  # the ratio is 1 at padding
+            self.means["ratio/mean"] = Mean(excess, self._tokens)
+        if "sequence_ratio" in vars(batch):
+            self.log("ratio/sequence_mean", batch.sequence_ratio)
+        self.log("ratio/abs_log", batch.log_ratio.detach().abs(), filled=True)
+        self.log("advantage/abs_mean", batch.advantages.abs(), filled=True)
+        if batch.entropy is not None:
+            self.log("entropy", batch.entropy, filled=True)
+        every = -(-batch.mask.numel() // SAMPLED_TOKENS) or 1
+        drawn = batch.log_ratio.detach().reshape(-1)[::every]
+        self.samples["log_ratio"] = torch.where(batch.mask.reshape(-1)[::every], drawn, torch.nan)
+
+    def _own(self, hook: Hook, values: Tensor) -> Tensor:
+        """A report in the numbers of the batch. What a user's own hook reports at padding may be anything."""
+        if hook.factory.custom and values.shape == self._batch.mask.shape:
+            values = torch.where(self._batch.mask, values, torch.zeros_like(values))
+        return as_numbers(values, self._batch.live.dtype) if values.dtype == torch.bool else values
+
+    def _entropy(self, hook: Hook) -> Mean:
+        if self._batch.entropy is None:
+            raise ObjectiveError(
+                f"{hook.title} has a coef that follows the entropy, which the batch lacks: "
+                f"{REMEDIES['entropy']}, or steer entropy_bonus, which asks for it."
+            )
+        return Mean(self._batch.entropy.detach().sum(), self._tokens)  # 0 at padding
 
     def _free(self, name: str) -> str:
         number, candidate = 1, name

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from kit.errors import ObjectiveError
+from kit.errors import ConfigError, ObjectiveError
 from kit.objective.advantage import advantages
 from kit.objective.batch import RewardBatch, TokenBatch
 from kit.objective.clip import clips
@@ -28,13 +28,14 @@ from kit.objective.contract import (
     check_shape,
     guarded,
 )
-from kit.objective.hook import Hook
+from kit.objective.hook import REMEDIES, Hook, attribute
 from kit.objective.metrics import Mean, Meter
 from kit.objective.reduction import LossScale, reductions
 from kit.objective.registry import Entry
 from kit.objective.regularizer import regularizers
-from kit.objective.schedules import Controller
+from kit.objective.schedules import Controller, Schedule
 from kit.objective.spec import resolve
+from kit.objective.value import ValueSettings, discounted_returns
 from kit.objective.weight import weights
 
 __all__ = ["LossOutput", "Mean", "Objective"]
@@ -45,7 +46,7 @@ class LossOutput(NamedTuple):
 
     loss: Tensor  # scalar, carries gradient
     metrics: dict[str, Mean]  # add up over micro-batches and processes, then divide
-    samples: dict[str, Tensor]  # detached (n,) values of up to 2048 tokens each, for quantiles
+    samples: dict[str, Tensor]  # detached (n,) values of up to 1024 tokens each, NaN at padding, for quantiles
     observed: dict[str, Mean]  # for `Objective.observe`; empty without controllers
 
 
@@ -147,30 +148,73 @@ class Objective:
             check_finite(hook, out)
         return out
 
+    @property
+    def value_settings(self) -> ValueSettings | None:
+        """How the value head is trained, or None where the advantage needs none.
+
+        The advantage's function may carry them as `function.value`. Raises `ConfigError` if one follows a schedule.
+        """
+        hook = self._parts.advantage
+        if "values" not in hook.needs:
+            return None
+        for name in ("value_learning_rate", "value_clip"):
+            if isinstance(hook.values.get(name), Schedule):
+                raise ConfigError(f"{hook.title}: {name} is the same at every step, got {hook.values[name]}.")
+        settings = attribute(hook.at(0), "value")
+        return settings if isinstance(settings, ValueSettings) else ValueSettings()
+
+    def value_targets(self, batch: RewardBatch) -> Tensor:
+        """(N, T), detached: what the value head learns; 0 at tokens that do not train.
+
+        `function.returns(batch)` of the advantage, or else the undiscounted sums of the rewards from each token on. A
+        completion without a score teaches nothing: its targets are the values at the rollout. Raises `ObjectiveError`
+        where the batch lacks what this takes, and on a result of another shape or that is not finite.
+        """
+        hook = self._parts.advantage
+        check_present(hook, batch)
+        returns = attribute(hook.at(batch.step), "returns")
+        for name in ("values",) if returns else ("values", "token_rewards"):
+            if getattr(batch, name) is None:
+                raise ObjectiveError(f"The targets of the value head need {name}, but {REMEDIES[name]}.")
+        assert batch.mask is not None, "a RewardBatch has one whenever it has values"
+        assert batch.values is not None
+        with torch.no_grad():
+            if returns:
+                targets = returns(batch)
+            else:
+                assert batch.token_rewards is not None
+                targets = discounted_returns(batch.token_rewards, batch.mask, 1.0)
+            check_shape(hook, targets, batch.mask.shape)
+            targets = torch.where(batch.scorable[:, None], targets, batch.values)
+            targets = targets.masked_fill(~batch.mask, 0.0)
+            check_finite(hook, targets)
+        return targets.detach()
+
     def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
         """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
         parts, scale = self._parts, scale or LossScale()
         for hook in (parts.clip, *parts.weights, *parts.regularizers):
             check_present(hook, batch)
         meter = Meter(batch)
-        per_token = call_on_tokens(parts.clip, batch)
-        meter.log("objective/clip", per_token)
+        per_token = _live_part(parts.clip, batch)
+        meter.log("objective/clip", per_token, filled=True)
         for hook in parts.weights:
             multiplier = call_on_tokens(hook, batch).detach()
             meter.log_weight(hook, multiplier)
             per_token = per_token * multiplier
-        whole = per_token.new_zeros(())
+        whole: Tensor | None = None
         for index, hook in enumerate(parts.regularizers):
             coef = hook.coef_at(batch.step)
             with torch.set_grad_enabled(torch.is_grad_enabled() and coef != 0.0):
-                penalty = call_on_tokens(hook, batch)
+                penalty = _live_part(hook, batch)
             meter.log_term(f"regularizers.{index}", hook, penalty, coef)
             if coef != 0.0 and penalty.dim() == 0:
-                whole = whole + coef * penalty
+                whole = coef * penalty if whole is None else whole + coef * penalty
             elif coef != 0.0:
                 per_token = per_token + coef * penalty
-        per_token = torch.where(batch.mask, per_token, torch.zeros_like(per_token))
-        loss = self._reduce(per_token, batch, scale) + whole / scale.accumulation
+        loss = self._reduce(per_token, batch, scale)
+        if whole is not None:
+            loss = loss + whole / scale.accumulation
         for hook in (parts.clip, *parts.regularizers):
             meter.log_reports(hook)
         meter.log_batch()
@@ -242,6 +286,12 @@ def _assemble(
         tuple(regularizers.build(entry, base) for entry in regularizer_entries),
         reductions.build(reduction, base),
     )
+
+
+def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:
+    """A term with 0 at padding (B, T), or a scalar. A user's own hook was selected by the mask when it was checked."""
+    out = call_on_tokens(hook, batch)
+    return out if hook.factory.custom or hook.factory.filled or out.dim() == 0 else out * batch.live
 
 
 def _check_advantage_shape(hook: Hook, out: Tensor, batch: RewardBatch) -> None:

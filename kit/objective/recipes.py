@@ -1,17 +1,28 @@
 """Named objectives as plain data. No torch here: forms and the command line read this too.
 
-    name      advantage       clip                   reduction            source
-    grpo      group_zscore    ppo_clip(0.2, 0.2)     sequence_mean        DeepSeekMath, arXiv 2402.03300
-    bnpo      group_zscore    ppo_clip(0.2, 0.2)     token_mean           TRL's `loss_type="bnpo"`
-    dr_grpo   group_mean      ppo_clip(0.2, 0.2)     fixed_length         Dr. GRPO, arXiv 2503.20783
-    dapo      group_zscore    ppo_clip(0.2, 0.28)    global_token_mean    DAPO, arXiv 2503.14476
-    cispo     group_zscore    cispo(5)               global_token_mean    arXiv 2506.13585 and 2510.13786
-    gspo      group_zscore    gspo(3e-4, 4e-4)       sequence_mean        GSPO, arXiv 2507.18071
-    rloo      leave_one_out   reinforce              sequence_sum         RLOO, arXiv 2402.14740
+    name          advantage      clip                   reduction          source
+    grpo          group_zscore   ppo_clip(0.2, 0.2)     sequence_mean      DeepSeekMath, arXiv 2402.03300
+    bnpo          group_zscore   ppo_clip(0.2, 0.2)     token_mean         TRL's `loss_type="bnpo"`
+    dr_grpo       group_mean     ppo_clip(0.2, 0.2)     fixed_length       Dr. GRPO, arXiv 2503.20783
+    dapo          group_zscore   ppo_clip(0.2, 0.28)    global_token_mean  DAPO, arXiv 2503.14476
+    cispo         group_zscore   cispo(5)               global_token_mean  arXiv 2506.13585 and 2510.13786
+    gspo          group_zscore   gspo(3e-4, 4e-4)       sequence_mean      GSPO, arXiv 2507.18071
+    sapo          group_zscore   sapo(1, 1.05)          sequence_mean      SAPO, arXiv 2511.20347
+    vespo         group_zscore   vespo(2, 3, 3, 2)      global_token_mean  VESPO, arXiv 2602.10693
+    luspo         group_zscore   luspo(2e-3, 2.5e-3)    sequence_sum       LUSPO, arXiv 2602.05261
+    gmpo          group_zscore   gmpo(0.4, 0.4)         sequence_mean      GMPO, arXiv 2507.20673
+    rloo          leave_one_out  reinforce              sequence_sum       RLOO, arXiv 2402.14740
+    opo           opo            ppo_clip(0.2, 0.2)     global_token_mean  OPO, arXiv 2505.23585
+    gdpo          gdpo           ppo_clip(0.2, 0.2)     sequence_mean      GDPO, arXiv 2601.05242, as TRL has it
+    reinforce_pp  reinforce_pp   ppo_clip(0.2, 0.2)     global_token_mean  REINFORCE++, arXiv 2501.03262
+    remax         remax          reinforce              global_token_mean  ReMax, arXiv 2310.10505
+    ppo           gae            ppo_clip(0.2, 0.2)     global_token_mean  PPO, arXiv 1707.06347
 
 RLOO treats a whole completion as one action: its loss is -A · (sum of the token logps), averaged over completions,
 which is `reinforce` under `sequence_sum`. There is no ratio, so it is meant for one optimiser step per rollout, as in
-the paper, where clipping was found to be hardly ever active. No recipe has a KL term; add one to `regularizers`.
+the paper, where clipping was found to be hardly ever active. `remax` and `opo` are on-policy too; there every token
+counts alike, so that over a whole batch the direction is that of the sum of the token logps. `ppo` trains a value head.
+No recipe has a KL term; add one to `regularizers`.
 """
 
 from __future__ import annotations
@@ -55,10 +66,55 @@ _RECIPES: dict[str, dict[str, Any]] = {
         "clip": {"name": "gspo", "eps_low": 3e-4, "eps_high": 4e-4},
         "reduction": {"name": "sequence_mean"},
     },
+    "sapo": {
+        "advantage": {"name": "group_zscore"},
+        "clip": {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05},
+        "reduction": {"name": "sequence_mean"},
+    },
+    "vespo": {
+        "advantage": {"name": "group_zscore"},
+        "clip": {"name": "vespo", "k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
+        "reduction": {"name": "global_token_mean"},
+    },
+    "luspo": {
+        "advantage": {"name": "group_zscore"},
+        "clip": {"name": "luspo", "eps_low": 2e-3, "eps_high": 2.5e-3},
+        "reduction": {"name": "sequence_sum"},
+    },
+    "gmpo": {
+        "advantage": {"name": "group_zscore"},
+        "clip": {"name": "gmpo", "eps_low": 0.4, "eps_high": 0.4},
+        "reduction": {"name": "sequence_mean"},
+    },
     "rloo": {
         "advantage": {"name": "leave_one_out"},
         "clip": {"name": "reinforce"},
         "reduction": {"name": "sequence_sum"},
+    },
+    "opo": {
+        "advantage": {"name": "opo"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "reduction": {"name": "global_token_mean"},
+    },
+    "gdpo": {
+        "advantage": {"name": "gdpo"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "reduction": {"name": "sequence_mean"},
+    },
+    "reinforce_pp": {
+        "advantage": {"name": "reinforce_pp"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "reduction": {"name": "global_token_mean"},
+    },
+    "remax": {
+        "advantage": {"name": "remax"},
+        "clip": {"name": "reinforce"},
+        "reduction": {"name": "global_token_mean"},
+    },
+    "ppo": {
+        "advantage": {"name": "gae"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "reduction": {"name": "global_token_mean"},
     },
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
@@ -17,6 +16,10 @@ from kit.objective.hyperparameters import check_range
 from kit.objective.registry import HookRegistry
 
 reductions = HookRegistry("reduction", ("per_token", "mask", "scale"))
+
+
+_NO_TOKENS = 1e-6
+"""Stands for a window of no tokens: its loss is 0, divided by anything."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,11 @@ class LossScale:
 ReductionFunction = Callable[[Tensor, Tensor, LossScale], Tensor]
 
 
-@reductions.register("sequence_mean", formula="mean over completions of the mean over their tokens")
+@reductions.register(
+    "sequence_mean",
+    formula="mean over completions of the mean over their tokens",
+    source="DeepSeekMath, arXiv 2402.03300; TRL's loss_type grpo",
+)
 def sequence_mean() -> ReductionFunction:
     """Mean over completions of the mean over their live tokens, divided by the accumulation; TRL's `grpo`.
 
@@ -44,12 +51,12 @@ def sequence_mean() -> ReductionFunction:
 
     def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
         each = per_token.sum(-1) / mask.sum(-1).clamp(min=1)
-        return each.sum() / max(each.shape[0], 1) / scale.accumulation
+        return each.sum() / (max(each.shape[0], 1) * scale.accumulation)
 
     return function
 
 
-@reductions.register("token_mean", formula="mean over the tokens of the micro-batch")
+@reductions.register("token_mean", formula="mean over the tokens of the micro-batch", source="TRL's loss_type bnpo")
 def token_mean() -> ReductionFunction:
     """Mean over the live tokens of the micro-batch, divided by the accumulation; TRL's `bnpo`.
 
@@ -62,7 +69,11 @@ def token_mean() -> ReductionFunction:
     return function
 
 
-@reductions.register("global_token_mean", formula="sum over tokens / tokens of the accumulation window")
+@reductions.register(
+    "global_token_mean",
+    formula="sum over tokens / tokens of the accumulation window",
+    source="DAPO, arXiv 2503.14476; TRL's loss_type dapo",
+)
 def global_token_mean() -> ReductionFunction:
     """Sum over live tokens, divided by the live tokens of the whole accumulation window; TRL's `dapo`.
 
@@ -75,13 +86,19 @@ def global_token_mean() -> ReductionFunction:
             raise ObjectiveError(
                 "global_token_mean needs LossScale.window_tokens, the tokens of an accumulation window."
             )
-        tokens = torch.as_tensor(scale.window_tokens, dtype=per_token.dtype, device=per_token.device)
-        return per_token.sum() / torch.where(tokens > 0, tokens, torch.ones_like(tokens))
+        tokens = scale.window_tokens
+        if isinstance(tokens, Tensor):
+            return per_token.sum() / tokens.to(per_token).clamp(min=_NO_TOKENS)
+        return per_token.sum() / max(tokens, _NO_TOKENS)
 
     return function
 
 
-@reductions.register("fixed_length", formula="sum over tokens / (completions · maximal length)")
+@reductions.register(
+    "fixed_length",
+    formula="sum over tokens / (completions · maximal length)",
+    source="Dr. GRPO, arXiv 2503.20783; TRL's loss_type dr_grpo",
+)
 def fixed_length(length: int | None = None) -> ReductionFunction:
     """Sum over live tokens, divided by completions · `length` tokens and by the accumulation; TRL's `dr_grpo`.
 
@@ -95,12 +112,16 @@ def fixed_length(length: int | None = None) -> ReductionFunction:
         tokens = scale.max_completion_length if length is None else length
         if tokens is None:
             raise ObjectiveError("fixed_length needs a length: set it, or LossScale.max_completion_length.")
-        return per_token.sum() / (max(per_token.shape[0], 1) * tokens) / scale.accumulation
+        return per_token.sum() / (max(per_token.shape[0], 1) * tokens * scale.accumulation)
 
     return function
 
 
-@reductions.register("sequence_sum", formula="mean over completions of the sum over their tokens")
+@reductions.register(
+    "sequence_sum",
+    formula="mean over completions of the sum over their tokens",
+    source="LUSPO, arXiv 2602.05261; TRL's loss_type luspo",
+)
 def sequence_sum() -> ReductionFunction:
     """Mean over completions of the sum over their live tokens, divided by the accumulation; TRL's `luspo`.
 
@@ -108,6 +129,6 @@ def sequence_sum() -> ReductionFunction:
     """
 
     def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
-        return per_token.sum() / max(per_token.shape[0], 1) / scale.accumulation
+        return per_token.sum() / (max(per_token.shape[0], 1) * scale.accumulation)
 
     return function

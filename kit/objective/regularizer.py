@@ -1,6 +1,8 @@
-"""Regularizers: `TokenBatch` -> per-token penalty (B, T) in nats, added to the loss with a coefficient `coef` >= 0.
+"""Regularizers: `TokenBatch` -> per-token penalty (B, T), added to the loss with a coefficient `coef` >= 0.
 
-`coef` is a number or a schedule. A term with `coef` 0 is still computed and logged: leave it out to save its cost.
+`coef` is a number or a schedule. A term with `coef` 0 is still computed and logged: leave it out to save its cost. A
+scalar penalty is added after the reduction, divided by the accumulation. A regularizer may carry
+`function.metrics(batch) -> {name: (B, T), (B, 1) or ()}`, logged as masked means.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kit.objective.batch import TokenBatch
-from kit.objective.hyperparameters import check_choice
+from kit.objective.hyperparameters import check_choice, check_range
 from kit.objective.ratios import bounded_exp
 from kit.objective.registry import HookRegistry
 
@@ -27,47 +29,184 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {  # of log(ref / policy), 
 }
 
 
-@regularizers.register("kl", needs={"ref_logps"}, coef=0.04, formula="{coef} · {estimator}(policy || reference)")
+@regularizers.register(
+    "kl",
+    filled=True,
+    coef=0.04,
+    formula="{coef} · {estimator}(policy || reference)",
+    source="DeepSeekMath, arXiv 2402.03300; TRL's beta",
+)
 def kl(
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3",
+    estimator: Literal["k1", "k2", "k3", "abs", "full"] = "k3",
     bias_corrected: bool = False,
     level: Literal["token", "sequence"] = "token",
 ) -> RegularizerFunction:
-    """Estimate of KL(policy || reference) from the sampled token, in nats. With d = logp - ref:
+    """KL(policy || reference) in nats: exact over the vocabulary, or estimated from the sampled token's d = logp - ref.
 
     - `k1`: d. Unbiased as a number, but as a loss its gradient is zero on average: log it, do not train on it.
     - `k2`: d²/2. On-policy, its gradient is that of the KL.
     - `k3`: exp(-d) + d - 1, never negative; TRL's and DeepSeekMath's.
     - `abs`: |d|.
+    - `full`: the divergence of the two distributions of the next token, `TokenBatch.full_kl`; no variance from
+      sampling, at the cost of both models' logits.
 
     `bias_corrected` multiplies by the ratio of current to old policy, of the token or (`level="sequence"`) of the
     completion; TRL's `use_bias_correction_kl`. Logged also as `kl/<estimator>`.
     Sources: Schulman, "Approximating KL divergence" (2020); arXiv 2402.03300; the correction: arXiv 2512.02556.
     """
-    check_choice("kl", "estimator", estimator, tuple(_ESTIMATORS))
+    check_choice("kl", "estimator", estimator, (*_ESTIMATORS, "full"))
     check_choice("kl", "level", level, ("token", "sequence"))
-    estimate = _ESTIMATORS[estimator]
+
+    def divergence(batch: TokenBatch) -> Tensor:
+        if estimator == "full":
+            assert batch.full_kl is not None
+            return batch.full_kl
+        assert batch.ref_logps is not None
+        return _ESTIMATORS[estimator](batch.ref_logps - batch.logps)
 
     def function(batch: TokenBatch) -> Tensor:
-        assert batch.ref_logps is not None
-        value = estimate(batch.ref_logps - batch.logps)
+        value = divergence(batch)
         if not bias_corrected:
             return value
         return value * (batch.ratio if level == "token" else batch.sequence_ratio)
 
+    function.needs = {"full_kl" if estimator == "full" else "ref_logps"}  # type: ignore[attr-defined]
     function.label = f"kl/{estimator}"  # type: ignore[attr-defined]
     return function
 
 
-@regularizers.register("entropy_bonus", needs={"entropy"}, coef=0.01, formula="-{coef} · entropy")
-def entropy_bonus() -> RegularizerFunction:
+@regularizers.register(
+    "entropy_bonus",
+    filled=True,
+    needs={"entropy"},
+    coef=0.01,
+    formula="-{coef} · entropy, averaged by the {average}",
+    source="A3C, arXiv 1602.01783; TRL's entropy_coef",
+)
+def entropy_bonus(average: Literal["objective", "tokens"] = "objective") -> RegularizerFunction:
     """-entropy of the policy at each token, in nats: minimising it keeps the policy from collapsing.
 
-    It is averaged like the other terms, by the objective's reduction. Source: A3C, arXiv 1602.01783.
+    `average="objective"`: averaged like the other terms, by the objective's reduction. `"tokens"`: a scalar, the mean
+    over the live tokens of the micro-batch whatever the reduction, as TRL's `entropy_coef`. Source: A3C, arXiv
+    1602.01783.
     """
 
     def function(batch: TokenBatch) -> Tensor:
         assert batch.entropy is not None
-        return -batch.entropy
+        return -batch.entropy if average == "objective" else -_token_mean(batch.entropy, batch.mask)
 
     return function
+
+
+@regularizers.register(
+    "entropy_floor",
+    needs={"entropy"},
+    coef=0.01,
+    formula="{coef} · ({floor} - entropy) where the entropy of the {level} is below {floor}",
+    source="Skywork-OR1, arXiv 2505.22312 (target entropy 0.2); TRL's use_adaptive_entropy",
+)
+def entropy_floor(floor: float = 0.2, level: Literal["batch", "token"] = "batch") -> RegularizerFunction:
+    """An entropy bonus that is on only while the entropy is below `floor` > 0 nats.
+
+    `level="batch"`: floor - entropy at every token while the mean over the live tokens of the micro-batch is below the
+    floor, else 0. `"token"`: relu(floor - entropy) at each token, which also raises tokens that should be certain.
+    Source: the target of 0.2 nats is that of Skywork-OR1, arXiv 2505.22312, and TRL's `entropy_target`; there the
+    coefficient moves, as with `coef: adaptive_entropy`.
+    """
+    check_range("entropy_floor", "floor", floor, 0.0, open_low=True)
+
+    def function(batch: TokenBatch) -> Tensor:
+        assert batch.entropy is not None
+        missing = floor - batch.entropy
+        if level == "token":
+            return missing.clamp(min=0.0)
+        below = _token_mean(batch.entropy.detach(), batch.mask) < floor
+        return torch.where(below, missing, torch.zeros_like(missing))
+
+    return function
+
+
+@regularizers.register(
+    "length_penalty",
+    coef=0.01,
+    formula="{coef} · sg(cost - baseline)·r,  cost = relu(length - {free}) / {scale}",
+    source="score-function estimator, doi 10.1007/BF00992696, with the baseline of RLOO, arXiv 2402.14740",
+)
+def length_penalty(free: int = 256, scale: int = 256) -> RegularizerFunction:
+    """The expected excess length, by its policy gradient: sg(cost - baseline)·r at every token.
+
+    The cost of a completion is relu(live tokens - free) / scale. A length is a count: it has no derivative, so adding it
+    to the loss would change nothing but the number. What can be lowered is its expectation, whose gradient is
+    E[cost · Σ_t grad logp], and that is what this term has on policy. The baseline, the mean cost of the other
+    completions of the micro-batch that have live tokens, takes out variance; a completion without others gets no
+    penalty, so micro-batches of one feel nothing. As with any term, the reduction decides how much a long completion's
+    tokens weigh: `sequence_sum` gives the gradient above, `sequence_mean` divides it by the length.
+
+    free >= 0 and scale >= 1, in tokens: 256 of each ask nothing of a short answer, and cost 1 at 512 tokens. The mean
+    over completions is logged as `length_penalty/cost`; the term itself is near 0, whatever the lengths.
+    """
+    check_range("length_penalty", "free", free, 0)
+    check_range("length_penalty", "scale", scale, 1)
+
+    def cost(batch: TokenBatch) -> Tensor:
+        length = batch.mask.sum(-1, keepdim=True).to(batch.logps.dtype)
+        return (length - free).clamp(min=0.0) / scale  # (B, 1)
+
+    def function(batch: TokenBatch) -> Tensor:
+        each = cost(batch)
+        others = batch.mask.any(-1).sum() - 1
+        excess = each - (each.sum() - each) / others.clamp(min=1)
+        return excess.masked_fill(others < 1, 0.0) * batch.ratio
+
+    function.metrics = lambda batch: {"length_penalty/cost": cost(batch)}  # type: ignore[attr-defined]
+    return function
+
+
+@regularizers.register(
+    "reference_free_l2",
+    needs={"weight_norm"},
+    coef=1e-4,
+    formula="{coef} · ||LoRA update||²",
+    source="weight decay towards the base model: L2-SP, arXiv 1802.01483",
+)
+def reference_free_l2() -> RegularizerFunction:
+    """The squared Frobenius norm of the LoRA update of the weights, a scalar: keeps near the base without running it.
+
+    Unlike weight decay on the factors A and B it penalises their product, what the model sees. Source: L2-SP, arXiv
+    1802.01483.
+    """
+
+    def function(batch: TokenBatch) -> Tensor:
+        assert batch.weight_norm is not None
+        return batch.weight_norm
+
+    return function
+
+
+@regularizers.register(
+    "nll_on_correct",
+    filled=True,
+    needs={"rewards"},
+    coef=0.1,
+    formula="-{coef} · logp where the reward >= {threshold}",
+    source="positive-example LM loss of VAPO, arXiv 2504.05118",
+)
+def nll_on_correct(threshold: float = 1.0) -> RegularizerFunction:
+    """-logp at the tokens of completions whose reward reaches `threshold`, 0 at the others, in nats.
+
+    A supervised term on the policy's own correct completions. A completion without a score is not correct. `threshold`
+    is in units of the weighted sum of the rewards. The objective's reduction averages it over all tokens; the paper takes
+    the mean over those of correct completions, which weighs more where these are rare. Source: VAPO, arXiv 2504.05118,
+    with its coefficient 0.1.
+    """
+
+    def function(batch: TokenBatch) -> Tensor:
+        assert batch.rewards is not None
+        return torch.where(batch.rewards >= threshold, -batch.logps, torch.zeros_like(batch.logps))
+
+    return function
+
+
+def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the live tokens of the micro-batch, 0 without any: (B, T), which is 0 at padding -> ()."""
+    return values.sum() / mask.sum().clamp(min=1)

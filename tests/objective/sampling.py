@@ -21,6 +21,10 @@ class Sample:
     entropy: Tensor
     advantages: Tensor  # (B,)
     mask: Tensor
+    sampler_logps: Tensor
+    full_kl: Tensor
+    rewards: Tensor  # (B,)
+    truncated: Tensor  # (B,)
     step: int = 0
 
     def batch(self, rows: slice = slice(None), **changes: Any) -> TokenBatch:
@@ -31,6 +35,11 @@ class Sample:
             "mask": self.mask[rows],
             "ref_logps": self.ref_logps[rows],
             "entropy": self.entropy[rows],
+            "sampler_logps": self.sampler_logps[rows],
+            "full_kl": self.full_kl[rows],
+            "rewards": self.rewards[rows, None],
+            "truncated": self.truncated[rows, None],
+            "weight_norm": torch.tensor(0.7, dtype=self.logps.dtype),
             "step": self.step,
         }
         return TokenBatch(**{**fields, **changes})
@@ -51,13 +60,20 @@ def sample(
     lengths[0] = size[1]
     mask = torch.arange(size[1]) < lengths[:, None]
     mask[0, 0] = size[1] < 2  # a hole, as left by a tool call
+    reference, entropy, advantages = old + 0.3 * normal(*size), normal(*size).abs(), normal(size[0])
+    sampler = old + 0.2 * normal(*size)
+    sampler[-1, 0] = torch.nan
     return Sample(
         logps=logps.to(dtype).requires_grad_(),
         old_logps=old.to(dtype),
-        ref_logps=(old + 0.3 * normal(*size)).to(dtype),
-        entropy=normal(*size).abs().to(dtype),
-        advantages=normal(size[0]).to(dtype),
+        ref_logps=reference.to(dtype),
+        entropy=entropy.to(dtype),
+        advantages=advantages.to(dtype),
         mask=mask,
+        sampler_logps=sampler.to(dtype),
+        full_kl=normal(*size).abs().to(dtype),
+        rewards=torch.tensor([1.0, 0.0, torch.nan, 2.0], dtype=dtype).repeat(size[0])[: size[0]],
+        truncated=torch.arange(size[0]) % 3 == 1,
     )
 
 

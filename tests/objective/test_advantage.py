@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from trl.trainer.utils import nanstd
 
-from kit.errors import ObjectiveError
+from kit.errors import ConfigError, ObjectiveError
 from kit.objective import Objective, RewardBatch
+from kit.objective.advantage import advantages as registry
 
 NAMES = ["group_zscore", "group_mean", "batch_zscore", "leave_one_out"]
+OVER_TOKENS = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
+OVER_COMPLETIONS = [name for name in registry if name not in OVER_TOKENS]
 
 
 def advantages(name: str, rewards: list[float], group: list[int]) -> list[float]:
@@ -126,3 +133,228 @@ def test_a_missing_need_is_named(need: str) -> None:
     assert objective.needs == {need}
     with pytest.raises(ObjectiveError, match=f"weighted needs {need}, but .* remove the advantage"):
         objective.compute_advantages(RewardBatch(torch.tensor([1.0]), torch.tensor([0])))
+
+
+def complete_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> RewardBatch:
+    """Two groups of 5 and 3, interleaved; two completions without a score; two components, one with a gap."""
+    generator = torch.Generator().manual_seed(seed)
+    components = torch.randn(8, 2, generator=generator, dtype=torch.float64)
+    components[2] = components[6] = torch.nan
+    components[4, 1] = torch.nan
+    weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    group = torch.tensor([4, 4, 9, 4, 9, 4, 4, 9])
+    greedy = torch.where(group == 4, 0.3, -0.2)
+    rewards = (components * weights).nansum(1).masked_fill(components.isnan().all(1), torch.nan)
+    return RewardBatch(
+        rewards=rewards.to(dtype),
+        group=group,
+        components=components.to(dtype),
+        component_weights=weights.to(dtype),
+        lengths=torch.randint(1, 9, (8,), generator=generator),
+        greedy_rewards=greedy.to(dtype),
+    )
+
+
+def rows(batch: RewardBatch, order: list[int]) -> RewardBatch:
+    """Some completions of a batch, in that order."""
+    fields = ("rewards", "group", "components", "lengths", "greedy_rewards")
+    return replace(batch, **{name: getattr(batch, name)[order] for name in fields})
+
+
+@pytest.mark.parametrize("name", OVER_COMPLETIONS)
+def test_every_estimator_is_indifferent_to_the_order_of_completions(name: str) -> None:
+    batch, order = complete_batch(), [5, 2, 7, 0, 1, 6, 4, 3]
+    torch.testing.assert_close(compute(name, rows(batch, order)), compute(name, batch)[order])
+
+
+@pytest.mark.parametrize("name", OVER_COMPLETIONS)
+def test_no_estimator_lets_an_unscorable_completion_count(name: str) -> None:
+    batch = complete_batch()
+    scored = [row for row in range(8) if row not in (2, 6)]
+    out = compute(name, batch)
+    assert out[[2, 6]].tolist() == [0, 0]
+    torch.testing.assert_close(out[scored], compute(name, rows(batch, scored)))
+    assert batch.components is not None
+    filled = batch.components.clone()
+    filled[[2, 6]] = 9.0  # no reward all the same
+    torch.testing.assert_close(compute(name, replace(batch, components=filled)), out)
+
+
+@pytest.mark.parametrize("name", OVER_COMPLETIONS)
+def test_every_estimator_keeps_the_dtype_and_agrees_in_float32(name: str) -> None:
+    single, double = compute(name, complete_batch(1, torch.float32)), compute(name, complete_batch(1))
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+    assert double.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", OVER_COMPLETIONS)
+def test_no_estimator_carries_gradient(name: str) -> None:
+    batch = complete_batch()
+    assert batch.components is not None
+    batch.rewards.requires_grad_()
+    batch.components.requires_grad_()
+    assert not compute(name, batch).requires_grad
+
+
+def test_every_estimator_has_a_formula_and_a_source() -> None:
+    for name in registry:
+        assert registry[name].formula, name
+        assert registry[name].source, name
+        assert Objective(advantage=name).advantage.describe().startswith(name)
+
+
+@pytest.mark.parametrize("key", ["gamma", "lam", "lambda"])
+@pytest.mark.parametrize("name", OVER_COMPLETIONS)
+def test_discounts_mean_nothing_to_estimators_over_completions(name: str, key: str) -> None:
+    reason = "there is no time course for γ" if key == "gamma" else "Only the estimator gae has a value head"
+    with pytest.raises(ConfigError, match=f"advantage '{name}' has no hyper-parameter '{key}': .*{reason}"):
+        Objective(advantage={"name": name, key: 0.9})
+
+
+@pytest.mark.parametrize("name", OVER_TOKENS)
+def test_estimators_over_tokens_take_a_discount(name: str) -> None:
+    assert Objective(advantage={"name": name, "gamma": 0.9}).to_spec()["advantage"]["gamma"] == 0.9
+    with pytest.raises(ConfigError, match=f"advantage '{name}' has no hyper-parameter 'lambda': .* it is called lam"):
+        Objective(advantage={"name": name, "lambda": 0.9})
+
+
+def of(name: str | dict[str, Any], rewards: list[float], **fields: Any) -> list[float]:
+    """Advantages of one group."""
+    values = torch.tensor(rewards, dtype=torch.float64)
+    batch = RewardBatch(values, torch.zeros(len(rewards), dtype=torch.int64), **fields)
+    out: list[float] = Objective(advantage=name).compute_advantages(batch).tolist()
+    return out
+
+
+def test_remax_golden_numbers() -> None:
+    greedy = torch.tensor([0.4, 0.4, 0.4])
+    assert of("remax", [1.0, 0.0, math.nan], greedy_rewards=greedy) == pytest.approx([0.6, -0.4, 0])
+
+
+def test_remax_without_a_greedy_score_has_no_advantage() -> None:
+    batch = replace(complete_batch(), greedy_rewards=torch.tensor([math.nan, math.nan, 1, math.nan, 1, math.nan, 0, 1]))
+    out = compute("remax", batch)
+    assert (out != 0).tolist() == [False, False, False, False, True, False, False, True]
+
+
+def test_opo_golden_numbers() -> None:
+    # baseline (2·1 + 3·0 + 5·3) / (2 + 3 + 5) = 1.7; the completion without a score is 100 tokens long, to no effect
+    lengths = torch.tensor([2, 3, 5, 100])
+    assert of("opo", [1.0, 0.0, 3.0, math.nan], lengths=lengths) == pytest.approx([-0.7, -1.7, 1.3, 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_opo_of_equal_lengths_is_the_group_mean(seed: int) -> None:
+    batch = replace(drawn(seed), lengths=torch.full((12,), 7))
+    torch.testing.assert_close(compute("opo", batch), compute("group_mean", batch))
+
+
+def test_opo_of_completions_without_tokens_has_no_advantage() -> None:
+    assert of("opo", [1.0, 2.0], lengths=torch.zeros(2, dtype=torch.int64)) == [0, 0]
+
+
+def test_gdpo_golden_numbers() -> None:
+    # first component: mean 1/2, variance (1/4 + 1/4) / 1; second: mean 1/4, variance (1/16 + 1/16) / 1
+    first, second = 0.5 / (math.sqrt(1 / 2) + 1e-4), 0.25 / (math.sqrt(1 / 8) + 1e-4)
+    # sums ±s, whose mean is 0 and whose variance is 2s²
+    components = torch.tensor([[1.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
+    s = first - 3 * second
+    expected = s / (math.sqrt(2) * abs(s) + 1e-4)
+    weights = torch.tensor([1.0, 3.0])
+    found = of("gdpo", [1.0, 1.5], components=components, component_weights=weights)
+    assert found == pytest.approx([expected, -expected])
+    s = first - second
+    expected = s / (math.sqrt(2) * abs(s) + 1e-4)
+    assert of("gdpo", [1.0, 0.5], components=components) == pytest.approx([expected, -expected], abs=1e-9)
+
+
+def trl_normalize_then_sum(components: Tensor, weights: Tensor, generations: int) -> Tensor:
+    """The lines of `_generate_and_score_completions` under `normalize_then_sum`, with TRL's own `nanstd`."""
+    grouped = components.view(-1, generations, components.shape[1])
+    mean = torch.nanmean(grouped, dim=1, keepdim=True)
+    std = nanstd(grouped, dim=1, keepdim=True) if generations > 1 else torch.zeros_like(mean)
+    scores = ((grouped - mean) / (std + 1e-4)).view(-1, components.shape[1])
+    rewards = (scores * weights).nansum(dim=1)
+    rewards[torch.isnan(components).all(dim=1)] = torch.nan
+    spread = nanstd(rewards).expand_as(rewards) if rewards.numel() > 1 else torch.zeros_like(rewards)
+    return torch.nan_to_num((rewards - torch.nanmean(rewards)) / (spread + 1e-4), nan=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("unscorable", [(), (1,), (4, 5, 6), (4, 5, 6, 7), tuple(range(11)), tuple(range(12))])
+@pytest.mark.parametrize("gaps", [(), (0,), (8, 9, 10), (8, 9, 10, 11)])
+@pytest.mark.parametrize("generations", [1, 4])
+def test_gdpo_equals_trl(
+    generations: int, gaps: tuple[int, ...], unscorable: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    components = torch.randn(12, 3, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    components[list(gaps), 1] = torch.nan
+    components[list(unscorable)] = torch.nan
+    weights = torch.tensor([1.0, 0.5, 2.0], dtype=dtype)
+    rewards = (components * weights).nansum(1).masked_fill(components.isnan().all(1), torch.nan)
+    batch = RewardBatch(rewards, torch.arange(12) // generations, components, weights)
+    theirs = trl_normalize_then_sum(components, weights, generations)
+    torch.testing.assert_close(compute("gdpo", batch), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_passk_golden_numbers() -> None:
+    # pairs with the 4: 4-1 and 4-2; with the 2: 2-1 and 0; the 1 never is the best
+    assert of({"name": "passk", "k": 2}, [1.0, 4.0, 2.0]) == pytest.approx([0, 2.5, 0.5])
+    # the whole group: the best less the second
+    assert of("passk", [1.0, 4.0, 2.0]) == pytest.approx([0, 2, 0])
+    # each 4 beats the 1 by 3, and adds nothing to the other 4
+    assert of({"name": "passk", "k": 2}, [4.0, 1.0, 4.0]) == pytest.approx([1.5, 0, 1.5])
+    assert of("passk", [4.0, 1.0, 4.0]) == [0, 0, 0]
+
+
+def brute_force(rewards: list[float], k: int) -> list[float]:
+    def gain(i: int, others: tuple[int, ...]) -> float:
+        best = max(rewards[j] for j in others)
+        return max(rewards[i], best) - best
+
+    size = len(rewards)
+    drawn = [list(itertools.combinations([j for j in range(size) if j != i], k - 1)) for i in range(size)]
+    return [sum(gain(i, others) for others in drawn[i]) / len(drawn[i]) for i in range(size)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0, -3.0, 7.25]) | st.floats(-5, 5), min_size=2, max_size=7),
+    k=st.integers(2, 9),
+)
+def test_passk_equals_the_enumeration_of_all_subsets(rewards: list[float], k: int) -> None:
+    expected = brute_force(rewards, min(k, len(rewards)))
+    assert of({"name": "passk", "k": k}, rewards) == pytest.approx(expected, abs=1e-12)
+
+
+def test_passk_takes_the_size_of_what_has_a_score() -> None:
+    assert of({"name": "passk", "k": 3}, [1.0, math.nan, 4.0]) == pytest.approx([0, 0, 3])
+    assert of({"name": "passk", "k": 3}, [math.nan, 4.0]) == [0, 0]
+
+
+def test_passk_of_a_large_group_stays_finite() -> None:
+    # Of 2000 completions one is right: it is the best of any subset.
+    out = of({"name": "passk", "k": 1000}, [0.0] * 1999 + [1.0])
+    assert out == pytest.approx([0.0] * 1999 + [1.0])
+
+
+def test_passk_needs_two() -> None:
+    with pytest.raises(ConfigError, match=r"passk: k must satisfy 2 <= k, got 1"):
+        Objective(advantage={"name": "passk", "k": 1})
+
+
+@pytest.mark.parametrize("name", ["opo", "passk", "gdpo"])
+def test_a_batch_without_score_or_of_one_completion_has_no_advantage_either(name: str) -> None:
+    for rewards in ([math.nan, math.nan], [5.0]):
+        fields = {"lengths": torch.ones(len(rewards)), "components": torch.tensor(rewards)[:, None]}
+        assert of(name, rewards, **fields) == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [("remax", "greedy_rewards"), ("opo", "lengths"), ("gdpo", "components"), ("gae", "token_rewards")],
+)
+def test_what_the_kits_own_estimators_lack_is_named(name: str, need: str) -> None:
+    with pytest.raises(ObjectiveError, match=f"{name} needs {need}, but .* remove the advantage"):
+        compute(name, RewardBatch(torch.tensor([1.0]), torch.tensor([0])))

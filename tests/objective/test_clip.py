@@ -25,7 +25,7 @@ def one_token(ratio: float, advantage: float, **fields: Any) -> TokenBatch:
     )
 
 
-def value(name: str, ratio: float, advantage: float, **hyperparameters: float) -> float:
+def value(name: str, ratio: float, advantage: float, **hyperparameters: Any) -> float:
     return clips.build({"name": name, **hyperparameters})(one_token(ratio, advantage)).item()
 
 
@@ -59,7 +59,9 @@ def test_dual_clip_without_c_is_ppo_clip(seed: int) -> None:
     same(Objective(clip=clips.dual_clip(c=math.inf)), Objective(clip="ppo_clip"), seed)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "two_sided", "dual_clip", "cispo"])
+@pytest.mark.parametrize(
+    "name", ["ppo_clip", "two_sided", "dual_clip", "cispo", "sapo", "dppo", "kl_cov", "gspo_token"]
+)
 def test_on_policy_every_token_clip_has_the_gradient_of_reinforce(name: str) -> None:
     drawn = sample(1, (6, 9), spread=0.0)
     (_, expected), (_, seen) = (gradient(Objective(clip=clip), drawn) for clip in ("reinforce", name))
@@ -206,3 +208,118 @@ def test_a_clip_without_a_report_logs_no_fractions() -> None:
 def test_hyper_parameters_are_checked_where_they_are_set(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Objective(clip=spec)
+
+
+# --- soft gates and trust regions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.0, 3.0, -6.0),  # σ(0) · 4/1 · 3 = 6: an offset of 2A, the slope is what counts
+        (2.0, 3.0, -8.772703),  # σ(1) = 0.7310586; · 4 · 3
+        (2.0, -3.0, 8.466000),  # σ(1.05) = 0.7407749; · 4/1.05 · 3
+    ],
+)
+def test_sapo(ratio: float, advantage: float, expected: float) -> None:
+    assert value("sapo", ratio, advantage) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0, 7.0])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_the_slope_of_sapo_on_policy_is_the_advantage(tau: float, advantage: float) -> None:
+    batch = one_token(1.0, advantage)
+    (slope,) = torch.autograd.grad(clips.sapo(tau_pos=tau, tau_neg=tau)(batch).sum(), batch.logps)
+    assert slope.item() == pytest.approx(-advantage)  # σ'(0) · τ · 4/τ = 1
+
+
+def test_sapo_closes_far_from_the_old_policy() -> None:
+    batch = one_token(50.0, 2.0)
+    (slope,) = torch.autograd.grad(clips.sapo()(batch).sum(), batch.logps)
+    assert abs(slope.item()) < 1e-15
+
+
+# p = exp(-1) = 0.367879 in every row. KL = μ·ln(μ/p) + (1-μ)·ln((1-μ)/(1-p)).
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "hyper", "expected"),
+    [
+        (2.0, 3.0, {}, 0.0),  # μ = 0.183940: TV 0.183940 > 0.15, and A > 0 would go on
+        (2.0, -3.0, {}, -6.0),  # same distance, on the way back: 2 · 3 · -1
+        (1.5, 3.0, {}, 4.5),  # μ = 0.245253: TV 0.122626 <= 0.15: 1.5 · 3
+        (0.5, -3.0, {}, 0.0),  # μ = 0.735759: TV 0.367879, and A < 0 would go on
+        (0.5, 3.0, {}, 1.5),  # on the way back
+        (2.0, 3.0, {"delta_high": 0.2}, 6.0),
+        (0.5, -3.0, {"delta_low": 0.4}, -1.5),
+        (2.0, 3.0, {"divergence": "kl"}, 0.0),  # -0.127498 + 0.208439 = 0.080941 > 0.05
+        (2.0, 3.0, {"divergence": "kl", "delta_high": 0.0810}, 6.0),
+        (2.0, 3.0, {"divergence": "kl", "delta_high": 0.0809}, 0.0),
+        (30.0, 3.0, {"delta_high": 1.0}, 60.0),  # r capped at 20
+    ],
+)
+def test_dppo(ratio: float, advantage: float, hyper: dict[str, Any], expected: float) -> None:
+    assert value("dppo", ratio, advantage, **hyper) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_without_a_region_is_the_capped_importance_weight(divergence: str) -> None:
+    free = {"divergence": divergence, "delta_low": math.inf, "delta_high": math.inf, "cap": 1.3}
+    same(Objective(clip={"name": "dppo", **free}), Objective(clip=clips.cispo(eps_high=1.3)))
+
+
+def test_dppo_reports_what_left_the_region() -> None:
+    batch = one_token(2.0, 3.0)
+    metrics = Objective(clip="dppo").loss(batch).metrics
+    assert [metrics[f"clip_fraction/{key}"].value.item() for key in ("low", "high", "region")] == [0, 1, 1]
+
+
+# --- levels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["two_sided", "cispo", "sapo"])
+def test_on_completions_of_one_token_the_levels_agree(name: str) -> None:
+    drawn = sample(2, (8, 1))
+    (left, g_left), (right, g_right) = (
+        gradient(Objective(clip={"name": name, "level": level}), drawn) for level in ("token", "sequence")
+    )
+    torch.testing.assert_close(left.loss, right.loss)
+    torch.testing.assert_close(g_left, g_right)
+
+
+def test_two_sided_by_completion_without_delta_is_gspo() -> None:
+    bounds = {"eps_low": 0.1, "eps_high": 0.2}
+    same(
+        Objective(clip=clips.two_sided(**bounds, delta=math.inf, level="sequence")),
+        Objective(clip=clips.gspo(**bounds)),
+    )
+
+
+@pytest.mark.parametrize("name", ["two_sided", "cispo"])
+def test_by_completion_the_fractions_count_completions(name: str) -> None:
+    objective = Objective(clip={"name": name, "level": "sequence"})
+    metrics = gradient(objective, sample(0, (4, 7)))[0].metrics
+    assert metrics["clip_fraction/region"].count.item() == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "two_sided", "level": "word"}, r"two_sided': level must be one of token, sequence, got 'word'"),
+        ({"name": "cispo", "level": "word"}, r"cispo': level"),
+        ({"name": "sapo", "level": "word"}, r"sapo': level"),
+        ({"name": "sapo", "tau_pos": 0}, r"sapo: tau_pos must satisfy 0 < tau_pos, got 0.0"),
+        ({"name": "sapo", "tau_neg": "linear(1, 0, 5)"}, r"sapo: tau_neg must satisfy 0 < tau_neg, got 0.0"),
+        ({"name": "dppo", "divergence": "js"}, r"dppo': divergence must be one of tv, kl, got 'js'"),
+        ({"name": "dppo", "delta_low": -0.1}, r"dppo: delta_low must satisfy 0 <= delta_low, got -0.1"),
+        ({"name": "dppo", "delta_high": -0.1}, r"dppo: delta_high"),
+        ({"name": "dppo", "cap": 0}, r"dppo: cap must satisfy 0 < cap, got 0.0"),
+    ],
+)  # fmt: skip
+def test_more_hyper_parameters_are_checked_where_they_are_set(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(clip=spec)
+
+
+@pytest.mark.parametrize("name", list(clips))
+def test_every_clip_names_its_source(name: str) -> None:
+    assert clips[name].source
+    assert clips[name].formula

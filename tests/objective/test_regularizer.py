@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ConfigError, ObjectiveError
-from kit.objective import Objective, TokenBatch, regularizers
+from kit.objective import LossScale, Objective, TokenBatch, regularizers
 
 from .sampling import gradient, sample
 
@@ -82,6 +82,134 @@ def test_entropy_bonus_is_minus_the_entropy() -> None:
     assert regularizers.entropy_bonus()(one_token(0.0)).item() == pytest.approx(-0.7)
 
 
+def several(entropies: list[list[float]], **fields: Any) -> TokenBatch:
+    """Completions on policy with these entropies; NaN marks padding. logp is -1 everywhere."""
+    entropy = torch.tensor(entropies, dtype=torch.float64)
+    logps = torch.full_like(entropy, -1.0, requires_grad=True)
+    advantages = torch.zeros(len(entropies), 1)
+    return TokenBatch(logps, logps.detach(), advantages, ~entropy.isnan(), entropy=entropy, **fields)
+
+
+def test_the_full_divergence_is_that_of_the_batch() -> None:
+    batch = sample(2).batch(ref_logps=None)
+    hook = regularizers.kl("full")
+    assert hook.needs == {"full_kl"}
+    assert batch.full_kl is not None
+    torch.testing.assert_close(hook(batch), batch.full_kl)
+    corrected = regularizers.kl("full", bias_corrected=True)(batch)
+    torch.testing.assert_close(corrected, batch.full_kl * batch.ratio)
+    metrics = Objective(regularizers=[{"name": "kl", "estimator": "full"}]).loss(batch).metrics
+    torch.testing.assert_close(metrics["kl/full"].value, batch.full_kl.sum() / batch.mask.sum())
+
+
+def test_the_full_divergence_carries_its_own_gradient() -> None:
+    drawn = sample(2)
+    full = drawn.full_kl.clone().requires_grad_()
+    objective = Objective(regularizers=[{"name": "kl", "estimator": "full", "coef": 0.5}], reduction="token_mean")
+    objective.loss(drawn.batch(full_kl=full)).loss.backward()
+    torch.testing.assert_close(full.grad, 0.5 * drawn.mask.double() / drawn.mask.sum())
+
+
+def test_the_entropy_bonus_over_tokens_is_a_scalar_whatever_the_reduction() -> None:
+    batch = several([[0.2, 0.4], [0.9, math.nan]])
+    bonus = regularizers.entropy_bonus("tokens")
+    assert bonus(batch).item() == pytest.approx(-0.5)  # -(0.2 + 0.4 + 0.9) / 3
+    for reduction in ("sequence_mean", "token_mean", "sequence_sum"):
+        spec = {"name": "entropy_bonus", "average": "tokens", "coef": 2.0}
+        out = Objective(clip="reinforce", regularizers=[spec], reduction=reduction).loss(batch, LossScale(4))
+        assert out.loss.item() == pytest.approx(-0.25)  # 2 · -0.5 / 4
+        assert out.metrics["objective/entropy_bonus"].value.item() == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("floor", "level", "expected"),
+    [
+        (0.6, "batch", [0.4, 0.2, -0.3]),  # mean 0.5 is below 0.6: floor - H at every token
+        (0.4, "batch", [0, 0, 0]),  # above
+        (0.6, "token", [0.4, 0.2, 0]),  # relu(0.6 - H)
+        (0.3, "token", [0.1, 0, 0]),
+    ],
+)
+def test_entropy_floor(floor: float, level: str, expected: list[float]) -> None:
+    batch = several([[0.2, 0.4], [0.9, math.nan]])
+    out = regularizers.entropy_floor(floor=floor, level=level)(batch)
+    assert out[batch.mask].tolist() == pytest.approx(expected)
+
+
+def test_below_the_floor_the_gradient_is_that_of_an_entropy_bonus() -> None:
+    grads = []
+    for spec in ({"name": "entropy_floor", "floor": 9.0, "coef": 0.3}, {"name": "entropy_bonus", "coef": 0.3}):
+        drawn = sample()
+        entropy = drawn.entropy.clone().requires_grad_()
+        Objective(regularizers=[spec]).loss(drawn.batch(entropy=entropy)).loss.backward()
+        grads.append(entropy.grad)
+    torch.testing.assert_close(*grads)
+
+
+def test_length_penalty() -> None:
+    batch = several([[0.0] * 6, [0.0] * 4 + [math.nan] * 2, [0.0] + [math.nan] * 5, [math.nan] * 6])
+    hook = regularizers.length_penalty(free=2, scale=2)
+    # costs (6-2)/2 = 2, (4-2)/2 = 1, 0; the fourth has no live token and is no one's baseline
+    out = hook(batch)  # on policy r = 1
+    assert out[:3, 0].tolist() == pytest.approx([1.5, 0.0, -1.5])  # 2 - (1+0)/2, 1 - (2+0)/2, 0 - (2+1)/2
+    metrics = Objective(regularizers=[hook]).loss(batch).metrics
+    assert metrics["length_penalty/cost"].value.item() == pytest.approx(1.0)  # (2 + 1 + 0) / 3
+
+
+def test_the_gradient_of_the_length_penalty_is_cost_times_that_of_the_log_probability() -> None:
+    batch = several([[0.0] * 6, [0.0] * 4 + [math.nan] * 2])
+    spec = {"name": "length_penalty", "free": 2, "scale": 2, "coef": 0.5}
+    out = Objective(clip="reinforce", regularizers=[spec], reduction="sequence_sum").loss(batch)
+    (slope,) = torch.autograd.grad(out.loss, batch.logps)
+    # 0.5 · (2 - 1) and 0.5 · (1 - 2), each over 2 completions
+    expected = torch.tensor([[0.25], [-0.25]]).double() * batch.mask
+    torch.testing.assert_close(slope, expected)
+
+
+@pytest.mark.parametrize("rows", [[[0.0] * 6], [[0.0] * 6, [math.nan] * 6], [[math.nan] * 6]])
+def test_a_completion_without_others_has_no_length_penalty(rows: list[list[float]]) -> None:
+    assert (regularizers.length_penalty(free=1, scale=1)(several(rows)) == 0).all()
+
+
+def test_completions_within_the_free_length_cost_nothing() -> None:
+    assert (regularizers.length_penalty()(sample().batch()) == 0).all()
+
+
+def test_reference_free_l2_is_added_once_a_step() -> None:
+    norm = torch.tensor(6.0, requires_grad=True)
+    objective = Objective(clip="reinforce", regularizers=[{"name": "reference_free_l2", "coef": 0.5}])
+    out = objective.loss(several([[0.0], [0.0]], weight_norm=norm), LossScale(3))
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(1.0)  # 0.5 · 6 / 3
+    assert norm.grad is not None
+    assert norm.grad.item() == pytest.approx(0.5 / 3)
+    assert out.metrics["objective/reference_free_l2"].value.item() == 6
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(1.0, [1, 0, 0, 1]), (0.5, [1, 1, 0, 1]), (2.0, [0, 0, 0, 1])])
+def test_nll_on_correct(threshold: float, expected: list[int]) -> None:
+    rewards = torch.tensor([[1.0], [0.5], [math.nan], [3.0]])
+    out = regularizers.nll_on_correct(threshold=threshold)(several([[0.0]] * 4, rewards=rewards))
+    assert out[:, 0].tolist() == expected  # -logp = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [("entropy_floor", "entropy"), ("reference_free_l2", "weight_norm"), ("nll_on_correct", "rewards")],
+)
+def test_what_a_regularizer_needs(name: str, need: str) -> None:
+    objective = Objective(regularizers=[name])
+    assert objective.needs == {need}
+    with pytest.raises(ObjectiveError, match=f"{name} needs {need}"):
+        objective.loss(sample().batch(**{need: None}))
+
+
+@pytest.mark.parametrize("name", list(regularizers))
+def test_every_regularizer_names_its_source(name: str) -> None:
+    assert regularizers[name].source
+    assert regularizers[name].formula
+
+
 def test_terms_are_added_with_their_coefficients_and_logged_without() -> None:
     batch = one_token(0.5)
     objective = Objective(
@@ -137,7 +265,7 @@ def test_a_missing_entropy_is_explained() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"name": "kl", "estimator": "k4"}, "estimator must be one of k1, k2, k3, abs, got 'k4'"),
+        ({"name": "kl", "estimator": "k4"}, "estimator must be one of k1, k2, k3, abs, full, got 'k4'"),
         ({"name": "kl", "level": "word"}, "level must be one of token, sequence, got 'word'"),
         ({"name": "kl", "bias_corrected": 1}, "bias_corrected must be true or false, got 1"),
         ({"name": "kl", "coef": -0.1}, "coef must satisfy 0 <= coef, got -0.1"),
@@ -146,6 +274,11 @@ def test_a_missing_entropy_is_explained() -> None:
             {"name": "kl", "beta": 0.1},
             "has no hyper-parameter 'beta'.*It takes: estimator, bias_corrected, level, coef",
         ),
+        ({"name": "entropy_bonus", "average": "all"}, "average must be one of objective, tokens, got 'all'"),
+        ({"name": "entropy_floor", "floor": 0}, "entropy_floor: floor must satisfy 0 < floor, got 0.0"),
+        ({"name": "entropy_floor", "level": "sequence"}, "level must be one of batch, token, got 'sequence'"),
+        ({"name": "length_penalty", "free": -1}, "length_penalty: free must satisfy 0 <= free, got -1"),
+        ({"name": "length_penalty", "scale": 0}, "length_penalty: scale must satisfy 1 <= scale, got 0"),
         ({"coef": 0.1}, "A regularizer needs a name"),
     ],
 )

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from kit.errors import ConfigError, ObjectiveError
+from kit.objective import Objective, TokenBatch, clips
+
+from .sampling import gradient, sample
+
+
+def completion(ratios: list[float], advantage: float, sampler: list[float] | None = None) -> TokenBatch:
+    """One completion with these token ratios, logp -1 everywhere; its last token is masked.
+
+    `sampler`: ratios of the old policy to the generation engine.
+    """
+    logps = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
+    old = logps.detach() - torch.tensor([ratios], dtype=torch.float64).log()
+    mask = torch.ones(1, len(ratios), dtype=torch.bool)
+    mask[0, -1] = False
+    given = None if sampler is None else old - torch.tensor([sampler], dtype=torch.float64).log()
+    return TokenBatch(logps, old, torch.tensor([[advantage]]).double(), mask, sampler_logps=given)
+
+
+def slopes(clip: Any, batch: TokenBatch) -> list[float]:
+    loss = (clip(batch) * batch.mask).sum()
+    return torch.autograd.grad(loss, batch.logps)[0][0].tolist()
+
+
+# --- gspo_token, luspo -------------------------------------------------------------------------------------------
+
+
+def test_gspo_token_has_the_value_of_the_completion_and_the_gradient_of_the_token() -> None:
+    batch = completion([4.0, 1.0, 9.0], 2.0)  # s = sqrt(4 · 1) = 2, the third token is masked
+    clip = clips.gspo_token(eps_low=0.5, eps_high=3.0)
+    assert clip(batch)[0, :2].tolist() == pytest.approx([-4.0, -4.0])  # -2 · 2
+    assert slopes(clip, batch) == pytest.approx([-4.0, -4.0, 0.0])  # d s_t / d logp_t = s
+    assert clips.gspo_token()(batch)[0, 0].item() == pytest.approx(-2.0008)  # clipped at 1 + 4e-4
+    assert slopes(clips.gspo_token(), batch) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bounds", [{}, {"eps_low": 0.2, "eps_high": 0.3}])
+def test_gspo_token_with_one_advantage_a_completion_is_gspo(seed: int, bounds: dict[str, float]) -> None:
+    drawn = sample(seed, (6, 9))
+    (left, g_left), (right, g_right) = (
+        gradient(Objective(clip={"name": name, **bounds}), drawn) for name in ("gspo", "gspo_token")
+    )
+    torch.testing.assert_close(left.loss, right.loss)
+    torch.testing.assert_close(g_left, g_right)
+
+
+def test_gspo_token_takes_advantages_of_tokens() -> None:
+    drawn = sample(0, (3, 5))
+    by_token = torch.arange(15, dtype=torch.float64).view(3, 5) - 7
+    batch = drawn.batch(advantages=by_token)
+    out = clips.gspo_token(eps_low=0.9, eps_high=9.0)(batch)
+    torch.testing.assert_close(out[batch.mask], (-by_token * batch.sequence_ratio)[batch.mask])
+
+
+def test_luspo_is_gspo_with_its_own_bounds() -> None:
+    bounds = {"eps_low": 0.1, "eps_high": 0.2}
+    drawn = sample(1, (6, 9))
+    (left, g_left), (right, g_right) = (
+        gradient(Objective(clip={"name": name, **bounds}, reduction="sequence_sum"), drawn)
+        for name in ("gspo", "luspo")
+    )
+    torch.testing.assert_close(left.loss, right.loss)
+    torch.testing.assert_close(g_left, g_right)
+    assert clips.luspo()(completion([4.0, 1.0, 9.0], 2.0))[0, 0].item() == pytest.approx(-2.005)  # -1.0025 · 2
+
+
+# --- gmpo --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "expected"),
+    [
+        ([4.0, 1.0, 9.0], 2.0, -2 * math.exp(0.2)),  # ln 4 counts as 0.4: mean (0.4 + 0) / 2
+        ([4.0, 1.0, 9.0], -2.0, 4.0),  # A < 0 has no upper bound: sqrt(4 · 1) · 2
+        ([0.25, 1.0, 9.0], -2.0, 2 * math.exp(-0.2)),  # -ln 4 counts as -0.4
+        ([0.25, 1.0, 9.0], 2.0, -1.0),  # A > 0 has no lower bound: sqrt(1/4) · 2
+    ],
+)
+def test_gmpo(ratios: list[float], advantage: float, expected: float) -> None:
+    assert clips.gmpo()(completion(ratios, advantage)).tolist() == [[pytest.approx(expected)] * 3]
+
+
+def test_gmpo_stops_the_gradient_of_the_tokens_beyond_the_bound_only() -> None:
+    slope = slopes(clips.gmpo(), completion([4.0, 1.0, 9.0], 2.0))
+    # the sum over 2 live tokens of -2·exp(mean) is -4·exp(0.2); each token has a half of it in the mean
+    assert slope == pytest.approx([0.0, -2 * math.exp(0.2), 0.0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gmpo_without_bounds_is_the_geometric_mean_ratio(seed: int) -> None:
+    drawn = sample(seed, (6, 9))
+    free = Objective(clip=clips.gmpo(eps_low=math.inf, eps_high=math.inf))
+    geometric = Objective(clip=lambda batch: (-batch.sequence_ratio * batch.advantages).expand(batch.logps.shape))
+    (left, g_left), (right, g_right) = gradient(free, drawn), gradient(geometric, drawn)
+    torch.testing.assert_close(left.loss, right.loss)
+    torch.testing.assert_close(g_left, g_right)
+
+
+def test_gmpo_averages_advantages_of_tokens_over_the_live_ones() -> None:
+    batch = completion([4.0, 1.0, 9.0], 2.0)
+    by_token = TokenBatch(batch.logps, batch.old_logps, torch.tensor([[1.0, 3.0, 99.0]]).double(), batch.mask)
+    torch.testing.assert_close(clips.gmpo()(by_token), clips.gmpo()(batch))
+
+
+def test_gmpo_counts_the_tokens_beyond_its_bounds() -> None:
+    metrics = Objective(clip="gmpo").loss(completion([4.0, 1.0, 9.0], 2.0)).metrics
+    assert metrics["clip_fraction/high"].value.item() == 0.5
+    assert metrics["clip_fraction/low"].value.item() == 0
+
+
+# --- vespo -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "expected"),
+    [
+        ([2.0, 0.5, 9.0], 3.0, 3.0),  # w = 1, φ(1) = 1: -1 · 3 · -1
+        ([2.0, 1.0, 9.0], 3.0, 12 * math.exp(-3)),  # φ(2) = 2² · e^(3 - 6)
+        ([2.0, 1.0, 9.0], -3.0, -24 * math.exp(-2)),  # φ(2) = 2³ · e^(2 - 4)
+        ([0.5, 1.0, 9.0], 3.0, 0.75 * math.exp(1.5)),  # φ(1/2) = 1/4 · e^(3 - 1.5)
+    ],
+)
+def test_vespo(ratios: list[float], advantage: float, expected: float) -> None:
+    batch = completion(ratios, advantage)
+    assert clips.vespo()(batch)[0, :2].tolist() == pytest.approx([expected] * 2)
+    # the weight is detached: d(-φ·A·logp)/dlogp = -φ·A
+    assert slopes(clips.vespo(), batch) == pytest.approx([-expected, -expected, 0.0])
+
+
+def test_the_sampler_ratio_joins_w_truncated_at_the_cap() -> None:
+    batch = completion([2.0, 1.0, 9.0], 3.0, sampler=[3.0, math.nan, 5.0])
+    # w = 2 · min(3, 2) · 1 (unknown) = 4, the third token is masked: φ(4) = 16 · e^(3 - 12)
+    assert clips.vespo(sampler_cap=2.0)(batch)[0, 0].item() == pytest.approx(48 * math.exp(-9))
+    assert clips.vespo()(batch)[0, 0].item() == pytest.approx(12 * math.exp(-3))
+
+
+@pytest.mark.parametrize("k", [0.0, 1.0, 9.0])
+@pytest.mark.parametrize("decay", [0.5, 4.0])
+def test_vespo_weighs_an_on_policy_completion_by_one(k: float, decay: float) -> None:
+    hyper = {"k_pos": k, "k_neg": k, "lambda_pos": decay, "lambda_neg": decay}
+    drawn = sample(3, spread=0.0)
+    (left, g_left), (right, g_right) = (
+        gradient(Objective(clip=clip), drawn) for clip in ({"name": "vespo", **hyper}, "reinforce")
+    )
+    torch.testing.assert_close(left.loss, right.loss)
+    torch.testing.assert_close(g_left, g_right)
+
+
+def test_vespo_needs_the_sampler_only_with_a_cap() -> None:
+    assert Objective(clip="vespo").needs == frozenset()
+    objective = Objective(clip=clips.vespo(sampler_cap=2.0))
+    assert objective.needs == {"sampler_logps"}
+    with pytest.raises(ObjectiveError, match="vespo needs sampler_logps"):
+        objective.loss(sample().batch(sampler_logps=None))
+
+
+def test_vespo_logs_its_weight() -> None:
+    metrics = Objective(clip="vespo").loss(completion([2.0, 1.0, 9.0], 3.0)).metrics
+    assert metrics["vespo/phi"].value.item() == pytest.approx(4 * math.exp(-3))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "gspo_token", "eps_low": 1}, "gspo_token: eps_low must satisfy 0 <= eps_low < 1, got 1.0"),
+        ({"name": "luspo", "eps_high": -1}, "luspo: eps_high must satisfy 0 <= eps_high, got -1.0"),
+        ({"name": "gmpo", "eps_low": -0.1}, "gmpo: eps_low must satisfy 0 <= eps_low, got -0.1"),
+        ({"name": "gmpo", "eps_high": -0.1}, "gmpo: eps_high"),
+        ({"name": "vespo", "k_pos": -1}, "vespo: k_pos must satisfy 0 <= k_pos, got -1.0"),
+        ({"name": "vespo", "lambda_neg": -1}, "vespo: lambda_neg"),
+        ({"name": "vespo", "sampler_cap": 0.5}, "vespo: sampler_cap must satisfy 1 <= sampler_cap, got 0.5"),
+    ],
+)
+def test_hyper_parameters_are_checked(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(clip=spec)
