@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kit.config import RunConfig
 
+WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": "sequence_sum"}
+"""Clips whose loss is one number a completion, and the reduction of their papers."""
+
 
 def check(config: RunConfig) -> list[str]:
     """Takes the steps that a run takes before its first one, and returns notes worth knowing.
@@ -26,10 +29,17 @@ def check(config: RunConfig) -> list[str]:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
     needs = ", ".join(sorted(found.objective.needs)) or "nothing beyond the policy"
     notes.append(f"objective: {config.objective.recipe}, needs {needs}")
-    if config.optimisation.iterations == 1 and found.objective.to_spec()["clip"]["name"] != "reinforce":
+    clip, reduction = found.objective.clip.name, found.objective.reduction.name
+    if config.optimisation.iterations == 1 and clip not in ("reinforce", "clip_cov", "kl_cov"):
         notes.append(
             "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
             "1, so the clip's bounds never act. Set optimisation.iterations: 2 for clipping to matter"
+        )
+    meant = WHOLE_COMPLETIONS.get(clip, reduction)
+    if reduction != meant:
+        notes.append(
+            f"objective: {clip} weighs completions as wholes and is meant for reduction {meant}; with {reduction} longer "
+            "completions count for more"
         )
     prompts = config.optimisation.batch_size // config.generation.num_generations
     passes = config.optimisation.steps / config.optimisation.iterations * prompts / max(1, len(data.train))

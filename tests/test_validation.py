@@ -206,3 +206,33 @@ def test_a_clip_that_cannot_act_is_noted(tree: Any) -> None:
 def test_reinforce_over_several_iterations_is_refused(tree: Any) -> None:
     with pytest.raises(ObjectiveError, match=r"reinforce has no ratio.*Set optimisation\.iterations: 1"):
         notes_of(tree, "objective.recipe=rloo", "optimisation.iterations=2")
+
+
+@pytest.mark.parametrize(
+    ("clip", "reduction", "meant"),
+    [
+        ("gspo", "token_mean", "sequence_mean"),
+        ("luspo", "sequence_mean", "sequence_sum"),
+        ("gmpo", "fixed_length", "sequence_mean"),
+    ],
+)
+def test_a_reduction_that_undoes_a_clip_is_noted(tree: Any, clip: str, reduction: str, meant: str) -> None:
+    overrides = [f"objective.clip={clip}", f"objective.reduction={reduction}"]
+    assert f"{clip} weighs completions as wholes and is meant for reduction {meant}" in notes_of(tree, *overrides)
+    assert "as wholes" not in notes_of(tree, overrides[0], f"objective.reduction={meant}")
+
+
+# --- what an objective needs of a run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["k3", "full"])
+def test_a_kl_without_a_reference_is_refused(tree: Any, estimator: str) -> None:
+    with pytest.raises(ObjectiveError, match=r"has no reference policy \(model.reference: none\)"):
+        notes_of(tree, f"objective.regularizers=[{{name: kl, estimator: {estimator}}}]", "model.reference=none")
+
+
+def test_the_norm_of_a_lora_update_needs_lora(tree: Any) -> None:
+    override = "objective.regularizers=[reference_free_l2]"
+    notes_of(tree, override)
+    with pytest.raises(ObjectiveError, match=r"all weights train \(model.lora: null\)"):
+        notes_of(tree, override, "model.lora=null")

@@ -109,10 +109,16 @@ def build_objective(config: RunConfig) -> Objective:
         kind: getattr(section, kind) for kind in HOOK_KINDS if getattr(section, kind) is not None
     }
     objective = Objective.from_spec(spec)
-    if "ref_logps" in objective.needs and config.model.reference == "none":
+    reference = objective.needs & {"ref_logps", "full_kl"}
+    if reference and config.model.reference == "none":
         raise ObjectiveError(
-            "A regularizer needs ref_logps, but the run has no reference policy (model.reference: none). "
+            f"A regularizer needs {min(reference)}, but the run has no reference policy (model.reference: none). "
             "Set model.reference: base, or remove the regularizer."
+        )
+    if "weight_norm" in objective.needs and config.model.lora is None:
+        raise ObjectiveError(
+            "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null). Set model.lora, or "
+            "remove the regularizer; optimisation.weight_decay pulls all weights towards zero."
         )
     if "sampler_logps" in objective.needs:
         raise ObjectiveError(

@@ -13,7 +13,7 @@ from kit.evaluation.heldout import first_failure, question
 from kit.runs.files import disk_errors
 
 if TYPE_CHECKING:
-    from kit.training.trainer import Rollout
+    from kit.training.rollout_side import Rollout
     from rewards.adaptors import TrlRewards
 
 log = logging.getLogger("kit")

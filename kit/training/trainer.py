@@ -3,10 +3,11 @@
 Overridden, and nothing else:
 
     compute_loss, _compute_loss                      our loss
-    _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it
+    _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too
     _calculate_rewards                               keeps the gathered rewards of every component
     _generate_and_score_completions                  our advantages in place of TRL's
-    _save_checkpoint, _load_optimizer_and_scheduler  state of hooks
+    create_optimizer                                 a parameter group for the value head of `gae`
+    _save_checkpoint, _load_optimizer_and_scheduler  state of hooks, value head
     log                                              the objective's means, exact over micro-batches and processes
 
 With `objective=None` every one of them is TRL's own. The class is built on first use, after the backend is chosen: a
@@ -16,10 +17,10 @@ backend may replace `trl.GRPOTrainer` when it is imported.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,41 +30,13 @@ from kit.training.guards import check_arguments, check_base_class, check_trl
 if TYPE_CHECKING:
     import torch
 
-    from kit.objective import Objective
+    from kit.objective import LossOutput, Mean, Objective, TokenBatch
+    from kit.training.hidden_states import ScoringPass
+    from kit.training.rollout_side import Rollout
 
 STATE_FILE = "objective_state.json"
-PATIENCE = 3
-"""Steps without any gradient after which a run is taken for dead."""
-MODEL_INPUTS = (
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
-    "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One scored generation batch of this process, as handed to `rollout_sinks`. N completions, K reward components."""
-
-    step: int
-    mode: str
-    rows: list[dict[str, Any]]
-    completions: list[Any]
-    completion_ids: list[list[int]]
-    truncated: list[bool]
-    rewards: torch.Tensor  # (N, K), NaN where a component does not apply
-    reward_names: list[str]
-    advantages: torch.Tensor  # (N,) or (N, T)
-    extra: Mapping[str, list[Any]]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """What the last scoring saw and gave: rewards of all processes, the rest of this one."""
-
-    rewards: torch.Tensor  # (N, K)
-    completions: list[Any]
-    completion_ids: list[list[int]]  # whole, also where `mask_truncated_completions` keeps them from training
-    extra: dict[str, list[Any]]
+REFERENCE_NEEDS = {"ref_logps", "full_kl"}
+HIDDEN_NEEDS = {"full_kl", "values"}
 
 
 @functools.cache
@@ -74,20 +47,30 @@ def make_trainer_class() -> type:
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    from kit.objective import LossScale, Objective, RewardBatch, TokenBatch
+    from kit.objective import LossScale, Mean, Objective, TokenBatch
+    from kit.objective.metrics import QUANTILES, Sums
+    from kit.objective.value import value_loss
+    from kit.training.critic import Critic
+    from kit.training.first_steps import FirstSteps
+    from kit.training.full_kl import full_kl
+    from kit.training.greedy import check_greedy
+    from kit.training.hidden_states import ScoringPass, capturing, spread
     from kit.training.logps import entropy_gradient
+    from kit.training.lora_norm import lora_weight_norm
+    from kit.training.rollout_side import MODEL_INPUTS, RolloutSide, trained_tokens
     from kit.training.trl_kernel import install_torch_logprob_kernel
 
     check_base_class(GRPOTrainer)
     install_torch_logprob_kernel()
 
-    class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    class HookedGRPOTrainer(RolloutSide, GRPOTrainer):  # type: ignore[misc]
         """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
 
         Accepts whatever `trl.GRPOTrainer` accepts, and:
 
         objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
         rollout_sinks: functions called with every scored `Rollout`.
+        first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.training.first_steps`).
 
         Raises `ObjectiveError` when arguments of TRL's own loss are set beside an objective, or when the objective needs
         something that this run does not have; `EnvironmentUnsupported` for another TRL.
@@ -101,26 +84,39 @@ def make_trainer_class() -> type:
             *rest: Any,
             objective: Objective | str | Mapping[str, Any] | None = None,
             rollout_sinks: Sequence[Callable[[Rollout], None]] = (),
+            first_step_checks: bool = True,
             **keywords: Any,
         ) -> None:
             if objective is not None and not isinstance(objective, Objective):
                 objective = Objective.from_spec(objective)
             self.objective: Objective | None = objective
+            self.needs = objective.needs if objective is not None else frozenset()
             self.rollout_sinks = tuple(rollout_sinks)
-            self._objective_means: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
-            self._losses_computed = 0
-            self._had_advantage, self._had_gradient = False, False
-            self._scored: _Scored | None = None
-            if objective is not None and args is None and "ref_logps" in objective.needs:
+            self._objective_means = {"train": Sums(), "eval": Sums()}
+            self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
+            self._observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
+            self._passes: list[ScoringPass] = []  # of the rollout in progress
+            if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
                 raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
             if objective is not None and args is not None:
                 check_arguments(args)
                 # TRL computes reference log-probabilities, and keeps a reference model, if and only if beta is not 0.
                 args = copy.copy(args)
-                args.beta = 1.0 if "ref_logps" in objective.needs else 0.0
+                args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
             super().__init__(model, reward_funcs, args, *rest, **keywords)
+            if "greedy_rewards" in self.needs:
+                check_greedy(self)
+            if "weight_norm" in self.needs and lora_weight_norm(self.model) is None:
+                raise ObjectiveError(
+                    "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config."
+                )
+            settings = objective.value_settings if objective is not None else None
+            self._critic = Critic(self.accelerator.unwrap_model(self.model), settings) if settings is not None else None
+            self._first_steps = FirstSteps(self) if objective is not None and first_step_checks else None
+            if self._first_steps is not None:
+                self.add_callback(self._first_steps)
             if objective is not None:
-                self.add_callback(_FirstSteps(self))
+                self.add_callback(_StepEnd(self))
 
         # --- loss -----------------------------------------------------------------------------------------------------
 
@@ -138,49 +134,85 @@ def make_trainer_class() -> type:
             if self.objective is None:
                 stock: torch.Tensor = super()._compute_loss(model, inputs)
                 return stock
-            batch, aux_loss = self._token_batch(model, inputs)
-            result = self.objective.loss(batch, self._loss_scale(inputs))
-            self._losses_computed += 1
-            if not self._had_gradient:
-                self._had_advantage = self._had_advantage or bool((batch.advantages * batch.mask).any())
-            if self.model.training and not batch.logps.requires_grad:
-                raise ObjectiveError(
-                    "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
-                    "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
-                )
-            self._add_means(result.metrics)
+            checks = self._first_steps if self.model.training and self.is_in_train else None
+            if checks is not None:
+                checks.before_scoring(model, inputs)
+            scored, entropy, aux_loss = self._score(model, inputs)
+            batch, scale = self._token_batch(inputs, scored, entropy), self._loss_scale(inputs)
+            if checks is not None:
+                checks.after_scoring(scored.logps, batch, scale)
+            result = self.objective.loss(batch, scale)
+            self._take_in(result)
             loss: torch.Tensor = result.loss
+            if self._critic is not None:
+                loss = loss + self._value_loss(inputs, scored, batch.mask, scale)
             if aux_loss is not None:
                 self._metrics[self._mode()]["aux_loss"].append(aux_loss.item())
                 loss = loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
             return loss
 
-        def _token_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[TokenBatch, torch.Tensor | None]:
-            """Scores the completions (B, T) and gathers what hooks read."""
+        def _score(
+            self, model: Any, inputs: dict[str, Any]
+        ) -> tuple[ScoringPass, torch.Tensor | None, torch.Tensor | None]:
+            """One pass over the completions (B, T); its entropy, and the load-balancing loss of a mixture of experts."""
             completion_ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-            logps, entropy, aux_loss = self._get_per_token_logps_and_entropies(
-                model,
-                torch.cat([inputs["prompt_ids"], completion_ids], dim=1),
-                torch.cat([inputs["prompt_mask"], mask], dim=1),
-                completion_ids.size(1),
-                compute_entropy=True,
-                compute_aux_loss=self.aux_loss_enabled,
-                **{name: inputs.get(name) for name in MODEL_INPUTS},
+            with capturing(bool(self.needs & HIDDEN_NEEDS)) as projections:
+                logps, entropy, aux_loss = self._get_per_token_logps_and_entropies(
+                    model,
+                    torch.cat([inputs["prompt_ids"], completion_ids], dim=1),
+                    torch.cat([inputs["prompt_mask"], mask], dim=1),
+                    completion_ids.size(1),
+                    compute_entropy=True,
+                    compute_aux_loss=self.aux_loss_enabled,
+                    **{name: inputs.get(name) for name in MODEL_INPUTS},
+                )
+            if logps.shape != completion_ids.shape:
+                raise ObjectiveError(
+                    f"The scorer gave log-probabilities of shape {tuple(logps.shape)} for completions of shape "
+                    f"{tuple(completion_ids.shape)}: a backend replaced it with one of another layout."
+                )
+            return ScoringPass(logps, projections), entropy, aux_loss
+
+        def _token_batch(self, inputs: dict[str, Any], scored: ScoringPass, entropy: torch.Tensor | None) -> TokenBatch:
+            """Gathers what hooks read."""
+            mask, old_logps, advantages = (
+                trained_tokens(inputs),
+                inputs.get("old_per_token_logps"),
+                inputs["advantages"],
             )
-            if "tool_mask" in inputs:
-                mask = mask * inputs["tool_mask"]
-            old_logps, advantages = inputs.get("old_per_token_logps"), inputs["advantages"]
-            batch = TokenBatch(
-                logps=logps,
-                old_logps=logps.detach() if old_logps is None else old_logps,
+            return TokenBatch(
+                logps=scored.logps,
+                old_logps=scored.logps.detach() if old_logps is None else old_logps,
                 advantages=advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
-                mask=mask.bool(),
+                mask=mask,
                 ref_logps=inputs.get("ref_per_token_logps"),
                 sampler_logps=inputs.get("sampling_per_token_logps"),
                 entropy=entropy,
+                full_kl=self._full_kl(inputs, scored) if "full_kl" in self.needs else None,
+                rewards=inputs["rewards"].unsqueeze(1) if "rewards" in inputs else None,
+                truncated=inputs["truncated"].unsqueeze(1) if "truncated" in inputs else None,
+                weight_norm=lora_weight_norm(self.model) if "weight_norm" in self.needs else None,
                 step=self.state.global_step,
             )
-            return batch, aux_loss
+
+        def _full_kl(self, inputs: dict[str, Any], scored: ScoringPass) -> torch.Tensor:
+            """(B, T) nats, from the hidden states of this pass and those of the reference pass at the rollout."""
+            live = inputs["completion_mask"].bool()
+            reference = dataclasses.replace(self._reference_head, hidden=inputs["ref_hidden"][live])
+            with self.accelerator.autocast():
+                divergence = full_kl(dataclasses.replace(scored.head, hidden=scored.hidden()), reference)
+            return spread(divergence, live)
+
+        def _value_loss(
+            self, inputs: dict[str, Any], scored: ScoringPass, mask: torch.Tensor, scale: LossScale
+        ) -> torch.Tensor:
+            """Mean over the tokens of the accumulation window. Its gradient stays within the value head."""
+            assert self._critic is not None
+            values = spread(self._critic.head(scored.hidden()), inputs["completion_mask"])
+            losses = value_loss(values, inputs["old_values"], inputs["value_targets"], self._critic.settings.clip)
+            losses = losses.masked_fill(~mask, 0.0)
+            self._add_means({"value/loss": Mean(losses.sum(), mask.sum())})
+            return losses.sum() / torch.as_tensor(scale.window_tokens).clamp(min=1.0)
 
         def _loss_scale(self, inputs: dict[str, Any]) -> LossScale:
             """How this micro-batch counts. TRL turns HF's own loss scaling off, so accumulation is divided out here."""
@@ -199,138 +231,108 @@ def make_trainer_class() -> type:
 
         def _get_per_token_logps_and_entropies(self, *args: Any, **keywords: Any) -> Any:
             wanted = self.objective is None or self.objective.needs_entropy_gradient
-            with entropy_gradient(wanted):
-                return super()._get_per_token_logps_and_entropies(*args, **keywords)
-
-        # --- rewards and advantages -----------------------------------------------------------------------------------
-
-        def _calculate_rewards(
-            self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-        ) -> torch.Tensor:
-            rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            extra = {key: list(value) for key, value in self._pending_extra_logs.items()}
-            self._scored = _Scored(rewards, completions, [list(ids) for ids in completion_ids_list], extra)
-            return rewards
-
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            assert self._scored is not None  # set by _calculate_rewards, which super() has just called
-            if self.objective is not None:
-                output["advantages"] = self._advantages(self._scored.rewards, output)
-            if self.rollout_sinks:
-                rollout = self._rollout(inputs, self._scored, output["advantages"])
-                for sink in self.rollout_sinks:
-                    sink(rollout)
-            return output
-
-        def _advantages(self, rewards: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:
-            """Our estimator's advantages for the completions of this process: (B,) or (B, T)."""
-            assert self.objective is not None
-            weights = self.reward_weights.to(rewards.device)
-            total = (rewards * weights).nansum(dim=1)
-            # Where no component applied there is no signal, and no part in the baseline.
-            total[torch.isnan(rewards).all(dim=1)] = torch.nan
-            size = self.num_generations if self.model.training else self.num_generations_eval
-            trained = output["completion_mask"] * output.get("tool_mask", 1)
-            everyone = RewardBatch(
-                rewards=total,
-                group=torch.arange(len(total), device=total.device) // size,
-                components=rewards,
-                component_weights=weights,
-                lengths=self.accelerator.gather(trained.sum(dim=1)),
-                step=self.state.global_step,
-            )
-            advantages = self.objective.compute_advantages(everyone)
-            per_completion = advantages if advantages.dim() == 1 else advantages.mean(dim=1)
-            logged = self._logs["advantages"]
-            for _ in range(min(len(per_completion), len(logged))):
-                logged.pop()
-            logged.extend(per_completion.tolist())
-            mine = len(output["completion_ids"])
-            start = self.accelerator.process_index * mine
-            return advantages[start : start + mine]
-
-        def _rollout(self, rows: Any, scored: _Scored, advantages: torch.Tensor) -> Rollout:
-            mine = len(rows)
-            start = self.accelerator.process_index * mine
-            return Rollout(
-                step=self.state.global_step,
-                mode=self._mode(),
-                rows=rows,
-                completions=scored.completions,
-                completion_ids=scored.completion_ids,
-                truncated=[not row or row[-1] not in self.eos_token_ids for row in scored.completion_ids],
-                rewards=scored.rewards[start : start + mine],
-                reward_names=list(self.reward_func_names),
-                advantages=advantages,
-                extra=scored.extra,
-            )
+            keep = bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled()
+            with entropy_gradient(wanted), capturing(keep) as projections:
+                result = super()._get_per_token_logps_and_entropies(*args, **keywords)
+            if keep:
+                self._passes.append(ScoringPass(result[0], projections))
+            return result
 
         # --- logs and state -------------------------------------------------------------------------------------------
 
         def _mode(self) -> str:
             return "train" if self.model.training else "eval"
 
+        def _take_in(self, result: LossOutput) -> None:
+            """Keeps what is logged of a micro-batch, and in training what controllers observe."""
+            self._add_means(result.metrics)
+            for name, sample in result.samples.items():
+                self._samples[self._mode()].setdefault(name, []).append(sample)
+            if self.model.training:
+                for part, mean in result.observed.items():
+                    self._observed[part] = self._observed[part] + mean if part in self._observed else mean
+
         def _add_means(self, means: Mapping[str, Any]) -> None:
-            totals = self._objective_means[self._mode()]
-            for name, mean in means.items():
-                pair = torch.stack([mean.total.detach().double(), mean.count.detach().double()])
-                totals[name] = totals[name] + pair if name in totals else pair
+            self._objective_means[self._mode()].add(means)
 
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
             """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
             mode = self._mode()
-            totals = self._objective_means[mode]
+            totals = self._objective_means[mode].take()
             if totals:
                 names = sorted(totals)
-                summed = self.accelerator.reduce(torch.stack([totals[name] for name in names]), reduction="sum")
+                stacked = torch.stack([totals[name].to(self.accelerator.device) for name in names])
+                summed = self.accelerator.reduce(stacked, reduction="sum")
                 for name, (total, count) in zip(names, summed.tolist(), strict=True):
                     if count:
                         self._metrics[mode][name].append(total / count)
-                totals.clear()
+            self._log_quantiles(mode)
             super().log(logs, start_time)
+
+        def _log_quantiles(self, mode: str) -> None:
+            """Quantiles of the ratio, from the sampled tokens of all micro-batches and processes since the last log."""
+            parts = self._samples[mode].pop("log_ratio", [])
+            if not parts:
+                return
+            padded = self.accelerator.pad_across_processes(torch.cat(parts).float(), pad_index=torch.nan)
+            sample = self.accelerator.gather(padded)
+            sample = sample[~torch.isnan(sample)]
+            if sample.numel():
+                values = torch.quantile(sample, sample.new_tensor(QUANTILES)).exp().tolist()
+                for level, value in zip(QUANTILES, values, strict=True):
+                    self._metrics[mode][f"ratio/p{100 * level:02.0f}"].append(value)
+
+        def observe_step(self) -> None:
+            """Tells the objective's controllers of the step that has just been made."""
+            if self.objective is not None and self._observed:
+                parts, seen = zip(*sorted(self._observed.items()), strict=True)
+                sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in seen])
+                sums = self.accelerator.reduce(sums, reduction="sum")
+                means = {part: Mean(total, count) for part, (total, count) in zip(parts, sums, strict=True)}
+                completions = self.args.per_device_train_batch_size * self.current_gradient_accumulation_steps
+                self.objective.observe(means, completions * self.accelerator.num_processes)
+                self._observed = {}
+
+        def create_optimizer(self, model: Any = None) -> Any:
+            optimizer = super().create_optimizer(model)
+            if self._critic is not None:
+                self._critic.join(optimizer)
+            return optimizer
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             super()._save_checkpoint(model, trial)
             state = self.objective.state_dict() if self.objective is not None else {}
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             if state and self.args.should_save:
-                folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
                 (folder / STATE_FILE).write_text(json.dumps(state))
+            if self._critic is not None and self.args.should_save:
+                self._critic.save(folder)
 
         def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
             super()._load_optimizer_and_scheduler(checkpoint)
             if self.objective is not None and checkpoint is not None:
                 path = Path(checkpoint) / STATE_FILE  # not written by an objective without state
                 self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
+                if self._critic is not None:
+                    self._critic.load(Path(checkpoint))
 
-    class _FirstSteps(TrainerCallback):  # type: ignore[misc]
-        """Stops a run whose hooks do not reach the weights: an ignored hook is the worst defect there is.
+    class _StepEnd(TrainerCallback):  # type: ignore[misc]
+        """After every optimiser step: controllers observe, and the value head starts from no gradient.
 
-        A step that did not call our loss stops it at once. So do three steps in a row, from the first, in which some
-        completion had an advantage and no weight got a gradient; after the first gradient nothing is looked at.
+        The trainer clears the gradients of its model only.
         """
 
         def __init__(self, trainer: HookedGRPOTrainer) -> None:
-            self.trainer, self.without = trainer, 0
+            self.trainer = trainer
 
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            if self.trainer._had_gradient or not self.trainer._had_advantage:
-                return
-            gradients = (weight.grad for weight in model.parameters() if weight.requires_grad)
-            self.trainer._had_gradient = any(grad is not None and bool(grad.any()) for grad in gradients)
-            self.without += not self.trainer._had_gradient
-            if self.without >= PATIENCE:
-                raise ObjectiveError(
-                    f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either nothing is "
-                    "trainable (look at model.lora.targets), or a hook cuts the graph or multiplies everything by zero."
-                )
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.trainer._critic is not None and self.trainer.accelerator.num_processes > 1:
+                for weight in self.trainer._critic.head.parameters():
+                    weight.grad = self.trainer.accelerator.reduce(weight.grad, reduction="mean")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if not self.trainer._losses_computed:
-                raise ObjectiveError(
-                    "A step was made without calling the objective: something replaced compute_loss or _compute_loss "
-                    "after the trainer was built. The run stops, because its hooks would be ignored."
-                )
-            self.trainer._had_advantage = False
+            if self.trainer._critic is not None:
+                self.trainer._critic.head.zero_grad()
+            self.trainer.observe_step()
 
     return HookedGRPOTrainer

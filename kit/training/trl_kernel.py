@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from kit.errors import EnvironmentUnsupported, ModelError
+from kit.training.full_kl import Projection
 from kit.training.guards import TESTED_TRL
+from kit.training.hidden_states import record
 from kit.training.logps import ChunkedLogProb, LogProbOutputs
 
 _NAME = "_ChunkedLogProbFunction"
@@ -22,12 +24,28 @@ UNSUPPORTED = {"logits_soft_cap": "RecurrentGemma", "output_logit_soft_cap": "xL
 
 
 class LogProbDispatcher:
-    """Has the `apply` that TRL calls: the GPU kernel for CUDA tensors if there is one, else `ChunkedLogProb`."""
+    """Has the `apply` that TRL calls: the GPU kernel for CUDA tensors if there is one, else `ChunkedLogProb`.
+
+    What goes in is shown to `kit.training.hidden_states.capturing` on the way.
+    """
 
     def __init__(self, gpu_kernel: Any | None) -> None:
         self.gpu_kernel = gpu_kernel
 
-    def apply(self, hidden: Tensor, *args: Any) -> LogProbOutputs:
+    def apply(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        *rest: Any,
+    ) -> LogProbOutputs:
+        record(Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale))
+        args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, *rest)
         if hidden.device.type == "cuda" and self.gpu_kernel is not None:
             result: LogProbOutputs = self.gpu_kernel.apply(hidden, *args)
             return result
@@ -71,9 +89,11 @@ def _trl_module() -> ModuleType:
     import trl
     from trl.trainer import utils
 
-    if not hasattr(utils, _NAME):
+    for name in (_NAME, "add_fused_lm_head"):
+        if hasattr(utils, name):
+            continue
         raise EnvironmentUnsupported(
-            f"trl {trl.__version__} has no trainer.utils.{_NAME}; grpo-kit was tested with trl {TESTED_TRL}.*. "
+            f"trl {trl.__version__} has no trainer.utils.{name}; grpo-kit was tested with trl {TESTED_TRL}.*. "
             "Install trl>=1.15,<1.16."
         )
     module: ModuleType = utils

@@ -126,10 +126,17 @@ def new_trainer(
 ) -> Callable[..., Any]:
     """Builds a trainer of a LoRA adapter whose A and B are both random: `new_trainer(objective=..., **GRPOConfig)`.
 
-    `stock=True` gives TRL's own class; `extra` are arguments of the trainer itself.
+    `stock=True` gives TRL's own class; `extra` are arguments of the trainer itself; `unchecked=True` leaves the checks of
+    the first steps out, which score and call hooks more often than a test may count on.
     """
 
-    def make(stock: bool = False, objective: Any = None, extra: dict[str, Any] | None = None, **changes: Any) -> Any:
+    def make(
+        stock: bool = False,
+        objective: Any = None,
+        extra: dict[str, Any] | None = None,
+        unchecked: bool = False,
+        **changes: Any,
+    ) -> Any:
         from peft import LoraConfig
         from trl import GRPOTrainer
 
@@ -145,6 +152,8 @@ def new_trainer(
             "processing_class": tokenizer,
             "peft_config": LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False),
         } | (extra or {})
-        return GRPOTrainer(**given) if stock else make_trainer_class()(**given, objective=objective)
+        if stock:
+            return GRPOTrainer(**given)
+        return make_trainer_class()(**given, objective=objective, first_step_checks=not unchecked)
 
     return make

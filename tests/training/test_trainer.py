@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -17,137 +18,26 @@ from torch import Tensor
 from kit.errors import ObjectiveError
 from kit.objective import Objective
 
-NewTrainer = Callable[..., Any]
-KL = {"name": "kl", "coef": 0.04}
-
-# name: (our objective, the arguments of TRL's loss that mean the same)
-EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": ({"recipe": "grpo"}, {"loss_type": "grpo"}),
-    "bnpo": ({"recipe": "bnpo"}, {"loss_type": "bnpo"}),
-    "dr_grpo": ({"recipe": "dr_grpo"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-    "dapo": ({"recipe": "dapo"}, {"loss_type": "dapo", "epsilon_high": 0.28}),
-    "cispo": ({"recipe": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
-    "gspo": (
-        {"recipe": "gspo"},
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-    ),
-    "luspo": (
-        {"clip": {"name": "gspo", "eps_low": 0.1, "eps_high": 0.2}, "reduction": "sequence_sum"},
-        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 0.1, "epsilon_high": 0.2},
-    ),
-}
-# Where the current policy is the one that generated, TRL keeps no old log-probabilities.
-POLICIES: dict[str, Callable[[int], dict[str, int]]] = {
-    "on_policy": lambda accumulation: {},
-    "two_iterations": lambda accumulation: {"num_iterations": 2},
-    "two_windows": lambda accumulation: {"steps_per_generation": 2 * accumulation},
-}
-
-
-def kl_term(name: str, corrected: bool) -> dict[str, Any]:
-    """TRL corrects the KL by the ratio that its loss uses: of a token, or of a completion."""
-    return {**KL, "bias_corrected": corrected, "level": "sequence" if name in ("gspo", "luspo") else "token"}
-
-
-def rollout(trainer: Any) -> list[dict[str, Any]]:
-    """The micro-batches of one generation batch, made by the trainer itself; the first seed with ragged completions."""
-    trainer.model.train()
-    for seed in range(50):
-        torch.manual_seed(seed)
-        rows = next(iter(trainer.get_train_dataloader()))
-        batches = []
-        for step in range(trainer.args.steps_per_generation):
-            trainer._step = step
-            batches.append(trainer._prepare_inputs(rows))
-        if batches[0]["completion_mask"].sum(1).unique().numel() > 2:
-            return batches
-    raise AssertionError("the tiny model never ends its completions at different places")
-
-
-def drift(trainer: Any, size: float = 0.03) -> None:
-    """Moves the adapter away from the policy that generated; the same way for every trainer."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            if parameter.requires_grad:
-                parameter += size * torch.randn(parameter.shape, generator=generator)
-
-
-def train(trainer: Any) -> None:
-    """Trains from the same state of the random generator, whatever was built before."""
-    torch.manual_seed(0)
-    trainer.train()
-
-
-def adapter(trainer: Any) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
-
-
-def losses_and_gradients(trainer: Any, batches: list[Any], accumulation: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of every micro-batch, and what their gradients add up to, for every LoRA weight."""
-    trainer.model.train()
-    trainer.model.zero_grad()
-    trainer.current_gradient_accumulation_steps = accumulation
-    losses = []
-    for inputs in batches:
-        loss = trainer.compute_loss(trainer.model, dict(inputs))
-        loss.backward()
-        losses.append(loss.detach())
-    return torch.stack(losses), {
-        name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.requires_grad
-    }
-
-
-def assert_gradients_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float = 1e-5) -> None:
-    """Relative to the norm of each weight's gradient: single elements may cancel to nearly nothing."""
-    assert ours.keys() == theirs.keys()
-    for name, want in theirs.items():
-        assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"
-        assert (ours[name] - want).norm() <= rtol * want.norm(), name
-
-
-def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    return max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
-
-
-def scores(trainer: Any, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities and entropies (B, T) of a micro-batch, from the method that the trainer calls."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    width = inputs["completion_ids"].shape[1]
-    logps, entropy, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, **options)
-    return logps, entropy
-
-
-def unpadded(inputs: dict[str, Any], row: int) -> tuple[Tensor, Tensor]:
-    """Prompt ids and completion ids of one row, without padding."""
-    prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
-    return prompt, inputs["completion_ids"][row][inputs["completion_mask"][row].bool()]
-
-
-def plain_logps(model: Any, prompt: Tensor, completion: Tensor) -> Tensor:
-    """Log-probabilities (T, V) of the next token at every place of the completion, from whole logits."""
-    logits = model(input_ids=torch.cat([prompt, completion]).unsqueeze(0)).logits[0]
-    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
-
-
-class Recorder(Objective):
-    """An objective that keeps every batch it was given, and its loss."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.seen: list[Any] = []
-
-    def loss(self, batch: Any, scale: Any = None) -> Any:
-        output = super().loss(batch, scale)
-        self.seen.append(batch)
-        return output
-
-    def mean(self, function: Callable[[Any], Tensor]) -> float:
-        """Mean of a per-token number over the live tokens of all batches."""
-        total = sum(function(batch)[batch.mask].double().sum().item() for batch in self.seen)
-        return total / sum(int(batch.mask.sum()) for batch in self.seen)
-
+from .rollouts import (
+    EQUAL,
+    KL,
+    Counting,
+    NewTrainer,
+    Recorder,
+    adapter,
+    assert_gradients_close,
+    drift,
+    kl_term,
+    largest_difference,
+    losses_and_gradients,
+    mixed_prompts,
+    plain_logps,
+    rollout,
+    scores,
+    train,
+    unpadded,
+    watch_scoring,
+)
 
 # --- equal to TRL -----------------------------------------------------------------------------------------------------
 
@@ -167,54 +57,6 @@ def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrai
     assert len(logs[0]) == 3  # two steps and the summary
     assert largest_difference(adapter(ours), adapter(stock)) == 0
     assert largest_difference(adapter(stock), start) > 1e-3  # the steps did move the weights
-
-
-@pytest.fixture(scope="module")
-def shared_rollout(new_trainer: NewTrainer) -> Callable[[str, int], list[dict[str, Any]]]:
-    """Micro-batches generated once by a stock trainer, with reference and (off-policy) old log-probabilities."""
-
-    @functools.cache
-    def make(policy: str, accumulation: int) -> list[dict[str, Any]]:
-        options = {"gradient_accumulation_steps": accumulation, **POLICIES[policy](accumulation)}
-        batches = rollout(new_trainer(stock=True, beta=0.04, **options))
-        assert ("old_per_token_logps" in batches[0]) == (policy != "on_policy")
-        return batches
-
-    return make
-
-
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("policy", list(POLICIES))
-@pytest.mark.parametrize("kl", ["no_kl", "kl", "corrected_kl"])
-@pytest.mark.parametrize("name", list(EQUAL))
-def test_loss_and_lora_gradient_equal_trl_on_the_same_rollout(
-    new_trainer: NewTrainer,
-    shared_rollout: Callable[[str, int], list[dict[str, Any]]],
-    name: str,
-    kl: str,
-    policy: str,
-    accumulation: int,
-) -> None:
-    batches = shared_rollout(policy, accumulation)
-    objective, loss_arguments = EQUAL[name]
-    if kl != "no_kl":
-        corrected = kl == "corrected_kl"
-        objective = {**objective, "regularizers": [kl_term(name, corrected)]}
-        loss_arguments = {**loss_arguments, "beta": 0.04, "use_bias_correction_kl": corrected}
-    options = {"gradient_accumulation_steps": accumulation, **POLICIES[policy](accumulation)}
-    stock = new_trainer(stock=True, **options, **loss_arguments)
-    ours = new_trainer(objective=objective, **options)
-    if policy != "on_policy":
-        drift(stock)
-        drift(ours)
-    assert largest_difference(adapter(ours), adapter(stock)) == 0
-
-    want, want_gradients = losses_and_gradients(stock, batches, accumulation)
-    loss, gradients = losses_and_gradients(ours, batches, accumulation)
-    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-6)
-    assert_gradients_close(gradients, want_gradients)
-    if policy != "on_policy" and name in ("grpo", "dapo", "gspo"):  # the case with clipping is among the cases
-        assert sum(stock._metrics["train"]["clip_ratio/region_mean"]) > 0
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "dapo", "gspo"])
@@ -302,7 +144,8 @@ def test_lengths_that_an_advantage_sees_leave_tool_tokens_out(new_trainer: NewTr
     inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
     inputs["tool_mask"][:, 1] = 0
     rewards = torch.arange(4.0).unsqueeze(1)
-    advantages = trainer._advantages(rewards, inputs)
+    scored = dataclasses.replace(trainer._scored, rewards=rewards, total=rewards.squeeze(1))
+    advantages = trainer._advantages(trainer._reward_batch(inputs, scored), scored)
     lengths = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
     assert seen[-1].tolist() == lengths.tolist()
     torch.testing.assert_close(advantages, rewards.squeeze(1) / lengths)
@@ -400,19 +243,6 @@ def test_ids_at_padding_have_no_influence(new_trainer: NewTrainer) -> None:
     assert_gradients_close(same, gradients, rtol=1e-6)
 
 
-def mixed_prompts(trainer: Any) -> dict[str, Any]:
-    """One micro-batch with different prompts, so that left padding is ragged."""
-    batches = rollout(trainer)
-    widths = {batch["prompt_mask"].sum().item() for batch in batches}
-    inputs = {
-        key: torch.cat([batch[key][:1] for batch in batches]) if value.dim() else value
-        for key, value in batches[0].items()
-    }
-    lengths = inputs["prompt_mask"].sum(1)
-    assert lengths.unique().numel() > 2, widths
-    return inputs
-
-
 def test_log_probabilities_of_a_padded_batch_are_those_of_its_rows_alone(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo", num_generations=2, gradient_accumulation_steps=4)
     inputs = mixed_prompts(trainer)
@@ -487,6 +317,7 @@ def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTra
     objective = Recorder(clip="ppo_clip", regularizers=[KL, "entropy_bonus"], reduction="global_token_mean")
     trainer = new_trainer(
         objective=objective,
+        unchecked=True,
         gradient_accumulation_steps=3,
         steps_per_generation=6,
         logging_steps=logging_steps,
@@ -524,21 +355,6 @@ def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTra
 # --- reference and entropy --------------------------------------------------------------------------------------------
 
 
-def watch_scoring(trainer: Any) -> list[bool]:
-    """Lists, for every scoring pass from now on, whether it ran with the adapter disabled."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    original, passes = trainer._get_per_token_logps_and_entropies, []
-
-    def score(model: Any, *args: Any, **keywords: Any) -> Any:
-        layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-        passes.append(bool(layers) and all(layer.disable_adapters for layer in layers))
-        return original(model, *args, **keywords)
-
-    trainer._get_per_token_logps_and_entropies = score
-    return passes
-
-
 @pytest.mark.parametrize(
     ("objective", "passes"),
     [("dapo", [False, False]), ({"recipe": "dapo", "regularizers": [KL]}, [True, False, False])],
@@ -546,7 +362,7 @@ def watch_scoring(trainer: Any) -> list[bool]:
 def test_the_reference_is_scored_only_for_a_term_that_needs_it(
     new_trainer: NewTrainer, objective: Any, passes: list[bool]
 ) -> None:
-    trainer = new_trainer(objective=objective, gradient_accumulation_steps=2)
+    trainer = new_trainer(objective=objective, gradient_accumulation_steps=2, unchecked=True)
     seen = watch_scoring(trainer)
     train(trainer)
     assert seen == passes  # the reference once for the generation batch, then the two micro-batches
@@ -669,6 +485,7 @@ def test_every_generation_batch_reaches_the_sinks_once_while_training(new_traine
     objective = Recorder()
     trainer = new_trainer(
         objective=objective,
+        unchecked=True,
         num_iterations=2,
         max_steps=4,
         gradient_accumulation_steps=2,
@@ -688,23 +505,6 @@ def test_every_generation_batch_reaches_the_sinks_once_while_training(new_traine
             assert trained == sorted(
                 (len(ids), value) for ids, value in zip(seen.completion_ids, seen.advantages.tolist(), strict=True)
             )
-
-
-class Counting:
-    """A regularizer that counts its calls: the least that a hook with state can be."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, batch: Any) -> Tensor:
-        self.calls += 1
-        return 0.0 * batch.logps
-
-    def state_dict(self) -> dict[str, int]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.calls = state["calls"]
 
 
 def test_the_state_of_hooks_is_saved_and_restored(new_trainer: NewTrainer) -> None:

@@ -1,0 +1,73 @@
+"""The last hidden states of a scoring pass, for what is computed from them besides log-probabilities.
+
+TRL's fused head hands its hidden states to the function that this package installs below it; inside `capturing()` they
+are kept. So the value head and the full KL need no forward pass of their own, whatever the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kit.training.full_kl import Projection
+
+
+class _Sinks(threading.local):
+    def __init__(self) -> None:
+        self.open: list[list[Projection]] = []
+
+
+_sinks = _Sinks()
+
+
+@contextmanager
+def capturing(wanted: bool = True) -> Iterator[list[Projection]]:
+    """Collects the projections of every scoring call inside the block (in this thread), in order."""
+    taken: list[Projection] = []
+    if wanted:
+        _sinks.open.append(taken)
+    try:
+        yield taken
+    finally:
+        if wanted:
+            _sinks.open.remove(taken)
+
+
+def record(projection: Projection) -> None:
+    """Called by the scorer with what it projects."""
+    for taken in _sinks.open:
+        taken.append(projection)
+
+
+@dataclass(frozen=True)
+class ScoringPass:
+    """One scoring of (B, T) completions: its log-probabilities, and what went through the head.
+
+    The head sees the rows of live tokens only, of the first completions first.
+    """
+
+    logps: Tensor  # (B, T) nats
+    projections: list[Projection]  # hidden (N, H) each, N live tokens of one chunk of completions
+
+    @property
+    def head(self) -> Projection:
+        """A projection with the head of this pass; its hidden states are those of the first chunk."""
+        return self.projections[0]
+
+    def hidden(self) -> Tensor:
+        """(N, H) of all live tokens."""
+        return torch.cat([projection.hidden for projection in self.projections])
+
+
+def spread(rows: Tensor, mask: Tensor) -> Tensor:
+    """Rows (N,) or (N, H) of live tokens to (B, T) or (B, T, H); 0 elsewhere. Differentiable."""
+    live = mask.bool()
+    out = rows.new_zeros((*live.shape, *rows.shape[1:]))
+    if rows.dim() > 1:
+        live = live.unsqueeze(-1).expand(out.shape)
+    return out.masked_scatter(live, rows)

@@ -1,0 +1,41 @@
+"""Rewards laid out over tokens, for estimators that discount them: `token_returns`, `reinforce_pp`, `gae`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kit.errors import RewardError
+
+
+def lay_out(
+    totals: Tensor, mask: Tensor, completion_ids: Sequence[Sequence[int]], reported: Sequence[Sequence[float]] | None
+) -> Tensor:
+    """(B, T): each completion's reward at its last live token, plus what reward functions reported for single tokens.
+
+    Args:
+        totals: (B,) weighted reward of each completion; NaN counts as 0.
+        mask: (B, T) bool, live tokens.
+        completion_ids: the completions, unpadded.
+        reported: a number for each token of each completion, from `log_extra("token_rewards", ...)`; or None.
+
+    Raises `RewardError` when a list is not as long as its completion.
+    """
+    laid = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    for row, values in enumerate(reported or ()):
+        length = len(completion_ids[row])
+        if values is None or len(values) != length:
+            seen = "nothing" if values is None else f"{len(values)} numbers"
+            raise RewardError(
+                f"token_rewards of completion {row} holds {seen}, but the completion has {length} tokens. Report one "
+                "number for each of completion_ids, 0.0 where there is none."
+            )
+        laid[row, :length] = torch.tensor(values, dtype=torch.float32, device=mask.device)
+    laid = laid * mask
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, -1).amax(dim=1)  # (B,)
+    ends = mask.any(dim=1).nonzero().squeeze(1)
+    laid[ends, last[ends]] += totals[ends].nan_to_num(nan=0.0).float()
+    return laid
