@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from kit import __version__
+from kit.cli_objective import objective_app
+from kit.cli_table import print_table
 from kit.runs.child import CRASHED, STOPPED, USER_ERROR, is_user_error
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
 reward_app = typer.Typer(no_args_is_help=True, help="Reward presets.")
-objective_app = typer.Typer(no_args_is_help=True, help="Recipes and hooks of the loss.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
 app.add_typer(config_app, name="config")
 app.add_typer(reward_app, name="reward")
@@ -159,7 +160,7 @@ def ps(root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] =
         progress = "-" if step is None else f"{step}/{total}" if total else str(step)
         left = "-" if eta is None else f"{eta / 60:.0f} min"
         rows.append([run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", left])
-    _table(["run", "state", "step", "reward", "time left"], rows)
+    print_table(["run", "state", "step", "reward", "time left"], rows)
 
 
 @config_app.command("schema")
@@ -181,7 +182,7 @@ def config_presets() -> None:
     """List the configurations that come with the kit."""
     from kit.config import find_config, preset_names
 
-    _table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
+    print_table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
 
 
 @reward_app.command("list")
@@ -189,7 +190,7 @@ def reward_list() -> None:
     """List the reward presets."""
     import rewards
 
-    _table(["preset", "what it rewards"], [[name, _summary(rewards.describe(name))] for name in rewards.names()])
+    print_table(["preset", "what it rewards"], [[name, _summary(rewards.describe(name))] for name in rewards.names()])
 
 
 @reward_app.command("show")
@@ -200,49 +201,7 @@ def reward_show(name: Annotated[str, typer.Argument(help="A preset of `grpo-kit 
     typer.echo(rewards.describe(name).strip() + "\n")
     preset = rewards.load(name)
     rows = [[c.name, f"{weight:g}", f"{c.low:g} to {c.high:g}"] for c, weight in preset.components]
-    _table(["component", "weight", "range"], rows)
-
-
-@objective_app.command("list")
-def objective_list() -> None:
-    """List recipes, and the hooks that an objective is made of."""
-    from kit.objective.recipes import recipe, recipe_names
-
-    _table(["recipe", "advantage", "clip", "reduction"], [
-        [name, *(_spell(recipe(name)[part]) for part in ("advantage", "clip", "reduction"))] for name in recipe_names()
-    ])  # fmt: skip
-    for registry in _registries():
-        typer.echo("")
-        _table([registry.kind, "formula"], [[name, registry[name].formula] for name in registry])
-
-
-@objective_app.command("show")
-def objective_show(name: Annotated[str, typer.Argument(help="A name of `grpo-kit objective list`.")]) -> None:
-    """Show a recipe as YAML, or a hook with its hyper-parameters."""
-    import inspect
-
-    import yaml
-
-    from kit.errors import ConfigError
-    from kit.objective.recipes import recipe, recipe_names
-    from kit.registry import did_you_mean
-
-    if name in recipe_names():
-        typer.echo(yaml.safe_dump({"objective": {"recipe": name} | recipe(name)}, sort_keys=False), nl=False)
-        return
-    found = [registry for registry in _registries() if name in registry]
-    if not found:
-        names = [*recipe_names(), *(hook for registry in _registries() for hook in registry)]
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
-    for registry in found:
-        hook = registry[name]
-        typer.echo(f"{registry.kind} {name}: {hook.formula}")
-        typer.echo(inspect.getdoc(hook.build) or "")
-        if hook.needs:
-            typer.echo(f"needs: {', '.join(sorted(hook.needs))}")
-        if hook.parameters:
-            _table(["parameter", "default"], [[p.name, str(p.default)] for p in hook.parameters.values()])
+    print_table(["component", "weight", "range"], rows)
 
 
 @data_app.command("preview")
@@ -276,17 +235,6 @@ def _skipping(skip: bool) -> list[str]:
     return ["data.skip_bad_rows=true"] if skip else []
 
 
-def _registries() -> list[Any]:
-    from kit import objective
-
-    return [getattr(objective, name) for name in ("advantages", "clips", "weights", "regularizers", "reductions")]
-
-
-def _spell(hook: dict[str, Any]) -> str:
-    values = ", ".join(f"{key}={value}" for key, value in hook.items() if key != "name")
-    return f"{hook['name']}({values})" if values else str(hook["name"])
-
-
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
@@ -305,21 +253,6 @@ def _shorten(value: Any, limit: int = 300) -> str:
         value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
     text = " ".join(str(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console = Console()
-    if not console.is_terminal:  # for grep and files: no wrapping at 80 columns
-        console = Console(width=200)
-    console.print(table)
 
 
 def _complain(message: str) -> None:

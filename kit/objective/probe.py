@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,26 +35,46 @@ def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) ->
 def dead_hooks(objective: Objective, batch: TokenBatch, scale: LossScale) -> list[Hook]:
     """Hooks that could be changed without changing d loss / d logps: whatever they compute is ignored.
 
-    Left out are those that cannot act in this batch: regularizers with coefficient 0 or on the weights alone, weights
-    that are 0 everywhere, and what such weights multiply.
+    Left out are those that cannot act in this batch: regularizers with coefficient 0 or on the weights alone, the clip and
+    the advantages where weights leave no token open, weights where the clip has no gradient. A gradient with NaN tells
+    nothing: then none is named.
     """
     state = copy.deepcopy(objective.state_dict())
     before = logps_gradient(objective, batch, scale)
-    size = before.abs().max()
     dead = []
-    for part, hook in objective._hooks():
-        if not _acts(objective, part, hook, batch):
-            continue
-        if part == "advantage":
-            # Shifted by at least 1 everywhere, away from 0, so that no sign changes.
-            shifted = batch.advantages + _pattern(batch.advantages) * torch.where(batch.advantages < 0, -1.0, 1.0)
-            after = logps_gradient(objective, dataclasses.replace(batch, advantages=shifted), scale)
-        else:
-            after = logps_gradient(_with(objective, part, _Changed(hook, _CHANGES[hook.kind])), batch, scale)
-        if not (after - before).abs().max() > 1e-6 * size:
-            dead.append(hook)
+    if before.isfinite().all():
+        acting = [(part, hook) for part, hook in objective._hooks() if _acts(objective, hook, batch, scale)]
+        dead = [hook for part, hook in acting if not _matters(objective, part, hook, batch, scale, before)]
     objective.load_state_dict(state)
     return dead
+
+
+def open_tokens(objective: Objective, batch: TokenBatch, *, of_the_kit: bool = False) -> Tensor:
+    """(B, T) bool: live tokens that no weight masks; `of_the_kit` looks at the kit's own weights alone."""
+    with torch.no_grad():
+        live = batch.mask
+        for hook in objective.weights:
+            if not (of_the_kit and hook.factory.custom):
+                live = live & (hook(batch) != 0)
+    return live
+
+
+def _matters(objective: Objective, part: str, hook: Hook, batch: TokenBatch, scale: LossScale, before: Tensor) -> bool:
+    """Whether some change of the hook changes the gradient by more than rounding."""
+    least = 1e-6 * before.abs().max()
+    if hook.kind == "advantage":
+        sign = torch.where(batch.advantages < 0, -1.0, 1.0)
+        farther = batch.advantages + sign * _pattern(batch.advantages)
+        for changed in (farther, -farther):  # a clip may use nothing but the sign
+            after = logps_gradient(objective, dataclasses.replace(batch, advantages=changed), scale)
+            if (after - before).abs().max() > least:
+                return True
+        return False
+    change = _CHANGES[hook.kind]
+    if hook.kind == "regularizer":  # as large in the loss as a change of the clip, whatever the coefficient
+        change = functools.partial(change, size=1.0 / hook.coef_at(batch.step))
+    after = logps_gradient(_with(objective, part, _Changed(hook, change)), batch, scale)
+    return bool((after - before).abs().max() > least)
 
 
 class _Changed(Hook):
@@ -72,8 +93,8 @@ class _Changed(Hook):
         return changed
 
 
-def _add_logps(out: Tensor, batch: TokenBatch) -> Tensor:
-    return out + _pattern(batch.logps) * batch.logps
+def _add_logps(out: Tensor, batch: TokenBatch, size: float = 1.0) -> Tensor:
+    return out + size * _pattern(batch.logps) * batch.logps
 
 
 _CHANGES: dict[str, Callable[..., Tensor]] = {
@@ -90,17 +111,19 @@ def _pattern(like: Tensor) -> Tensor:
     return (1.0 + (numbers * 0.6180339887) % 1.0).view(like.shape)
 
 
-def _acts(objective: Objective, part: str, hook: Hook, batch: TokenBatch) -> bool:
-    with torch.no_grad():
-        if hook.kind == "regularizer":
+def _acts(objective: Objective, hook: Hook, batch: TokenBatch, scale: LossScale) -> bool:
+    if hook.kind == "reduction":
+        return True
+    if hook.kind == "regularizer":
+        with torch.no_grad():
             return hook.coef_at(batch.step) != 0.0 and hook(batch).dim() > 0
-        if hook.kind == "reduction":
-            return True
-        weights = [weight(batch) for weight in objective.weights]
-        open_tokens = batch.mask
-        for weight in weights:
-            open_tokens = open_tokens & (weight != 0)
-        return bool(open_tokens.any())
+    if not open_tokens(objective, batch).any():
+        return False
+    if hook.kind == "weight":
+        alone = copy.copy(objective)
+        alone._parts = dataclasses.replace(objective._parts, regularizers=())
+        return bool(logps_gradient(alone, batch, scale).any())
+    return True
 
 
 def _with(objective: Objective, part: str, hook: Hook) -> Objective:

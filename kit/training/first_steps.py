@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
-from kit.objective.probe import dead_hooks, logps_gradient
+from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
 
 if TYPE_CHECKING:
     from kit.objective import Hook
@@ -57,7 +57,7 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
 
     def before_scoring(self, model: Any, inputs: dict[str, Any]) -> None:
         """Once: compares the scorer with plain logits."""
-        if self.scored:
+        if self.scored or not bool(inputs["completion_mask"].any()):
             return
         self.scored = True
         if not _comparable(self.trainer, inputs):
@@ -75,7 +75,10 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
         self.losses += 1
         if not self.had_gradient:
-            self.had_advantage = self.had_advantage or bool((batch.advantages * batch.mask).any())
+            # Where weights of the kit mask everything (all completions cut, say) there is nothing to learn; where one of
+            # the user's own does, time and again, it is taken for a defect.
+            learning = open_tokens(self.trainer.objective, batch, of_the_kit=True)
+            self.had_advantage = self.had_advantage or bool((batch.advantages * learning).any())
         if not batch.logps.requires_grad:
             raise ObjectiveError(
                 "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
@@ -92,6 +95,8 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         dead = dead_hooks(self.trainer.objective, batch, scale)
         if dead:
             raise ObjectiveError(_obituary(dead))
+        if not expected.isfinite().all():  # the gradients of the weights will tell
+            return
         if torch.equal(expected, logps_gradient(self.trainer.objective, batch, scale)):  # else a hook draws lots
             self.expected = expected
             raw_logps.register_hook(self._receive)  # type: ignore[no-untyped-call]
@@ -212,10 +217,10 @@ def has_dropout(model: Any) -> bool:
 
 
 def _comparable(trainer: Any, inputs: dict[str, Any]) -> bool:
-    """Text through a whole model on this device, of which some token is live."""
+    """Text through a whole model on this device."""
     from kit.training.rollout_side import MODEL_INPUTS
 
-    if any(inputs.get(name) is not None for name in MODEL_INPUTS) or not bool(inputs["completion_mask"].any()):
+    if any(inputs.get(name) is not None for name in MODEL_INPUTS):
         return False
     sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     peft = getattr(trainer.model, "active_peft_config", None)

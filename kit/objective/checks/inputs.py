@@ -1,0 +1,171 @@
+"""Random inputs for `kit.objective.check`: small, ragged, and with rubbish wherever nothing may be read.
+
+Five completions of up to nine tokens: one with a hole (as a tool call leaves), one of a single token, one without a live
+token. Fields are raw, as a trainer has them, so that what is left of the rubbish is `TokenBatch`'s doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.reduction import LossScale
+
+Fields = dict[str, Any]
+
+WITH_GRADIENT = ("logps", "entropy", "full_kl", "weight_norm")
+"""Fields of a `TokenBatch` that carry gradient."""
+OVER_TOKENS = ("logps", "old_logps", "ref_logps", "sampler_logps", "entropy", "full_kl")
+TOKENS = 9
+_LENGTHS = (TOKENS, 5, 1, 7, 0)
+_RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
+
+
+def token_fields(
+    seed: int, dtype: torch.dtype = torch.float64, *, off_policy: bool = True, per_token: bool = False
+) -> Fields:
+    """Every field of a `TokenBatch`. On-policy ones have little entropy, so that a floor under it is felt."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    size = (len(_LENGTHS), TOKENS)
+    mask = _mask()
+    old = -normal(*size).abs() - 0.1
+    advantages = normal(*size) if per_token else normal(size[0], 1)
+    fields: Fields = {
+        "logps": old + 0.4 * normal(*size) if off_policy else old.clone(),
+        "old_logps": old,
+        "advantages": advantages,
+        "ref_logps": old + 0.3 * normal(*size),
+        "sampler_logps": old + 0.2 * normal(*size),
+        "entropy": (1.0 if off_policy else 0.05) * normal(*size).abs(),
+        "full_kl": normal(*size).abs(),
+        "rewards": torch.tensor([[1.0], [0.0], [torch.nan], [2.0], [1.0]]),
+        "weight_norm": torch.tensor(0.7),
+    }
+    fields["sampler_logps"][1, 0] = torch.nan  # not reported
+    fields = {name: value.to(dtype) for name, value in fields.items()}
+    truncated = torch.tensor([[False], [True], [False], [False], [True]])
+    return with_rubbish(fields | {"mask": mask, "truncated": truncated, "step": 0})
+
+
+def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
+    """Float32 fields whose log ratios, to the old, the reference and the engine's policy, are all `reach` or -`reach`."""
+    fields = token_fields(seed, torch.float32, per_token=True)
+    sign = torch.ones(len(_LENGTHS), TOKENS)
+    sign[1] = -1.0
+    sign[3:, ::2] = -1.0
+    high, low = torch.tensor(-0.1), torch.tensor(-0.1 - reach)
+    current, other = torch.where(sign > 0, high, low), torch.where(sign > 0, low, high)
+    changes = {"logps": current, "old_logps": other, "ref_logps": other.clone(), "sampler_logps": current.clone()}
+    changes["full_kl"] = torch.full_like(current, reach)
+    return with_rubbish(fields | changes)
+
+
+def with_rubbish(fields: Mapping[str, Any], shift: int = 0) -> Fields:
+    """The fields with NaN, infinities and huge numbers at padding; another `shift` puts others."""
+    dead = ~fields["mask"]
+    count = torch.arange(dead.numel()).view(dead.shape) + shift
+    rubbish = torch.tensor(_RUBBISH)[count % len(_RUBBISH)]
+    changed = dict(fields)
+    for name, value in fields.items():
+        over = name in ("token_rewards", "values", "per_token", "advantages", *OVER_TOKENS)
+        if over and value is not None and value.shape == dead.shape:
+            changed[name] = torch.where(dead, rubbish.to(value.dtype), value)
+    return changed
+
+
+def widened(fields: Mapping[str, Any], by: int = 5) -> Fields:
+    """The same completions with more padding, full of rubbish."""
+    shape = fields["mask"].shape
+    wide = {
+        name: torch.nn.functional.pad(value, (0, by))
+        if isinstance(value, Tensor) and value.shape == shape and value.dim() == 2
+        else value
+        for name, value in fields.items()
+    }
+    return with_rubbish(wide, shift=1)
+
+
+def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> tuple[TokenBatch, dict[str, Tensor]]:
+    """A `TokenBatch`, and the leaves whose gradient can be looked at. `keep`: leave out all optional fields but these."""
+    leaves = {name: fields[name].detach().clone() for name in WITH_GRADIENT}
+    if not torch.is_inference_mode_enabled():
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+    given = _copied(fields) | leaves
+    always = {"logps", "old_logps", "advantages", "mask", "step"}
+    return TokenBatch(**{name: v for name, v in given.items() if keep is None or name in always | set(keep)}), leaves
+
+
+def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
+    """The scale of a window that is this one micro-batch, whatever its padding."""
+    return LossScale(accumulation, mask.sum(), TOKENS)
+
+
+def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
+    """Every field of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards unknown, one without tokens."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    group = torch.tensor([7, 3, 7, 3, 7, 12, 7, 3, 7, 3, 5, 5])
+    size = group.shape[0]
+    mask = _mask().repeat(3, 1)[:size]
+    mask[9, 0] = True  # the scored members of every group have some tokens
+    components = normal(size, 3)
+    components[1, 2] = components[6] = torch.nan
+    components[10] = torch.nan
+    weights = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+    rewards = (components.nan_to_num(0.0) * weights).sum(1)
+    rewards[[6, 10]] = torch.nan
+    token_rewards = 0.1 * normal(size, TOKENS)
+    greedy = normal(4)[torch.unique(group, return_inverse=True)[1]]
+    greedy[group == 12] = torch.nan
+    fields: Fields = {
+        "rewards": rewards,
+        "components": components,
+        "component_weights": weights,
+        "greedy_rewards": greedy,
+        "token_rewards": token_rewards,
+        "values": normal(size, TOKENS),
+    }
+    fields = {name: value.to(dtype) for name, value in fields.items()}
+    return with_rubbish(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
+
+
+def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
+    """A `RewardBatch`. `keep`: leave out all optional fields but these."""
+    wanted = None if keep is None else {"rewards", "group", "step", *keep}
+    if wanted is not None and wanted & {"token_rewards", "values"}:
+        wanted.add("mask")
+    if wanted is not None and "components" in wanted:
+        wanted.add("component_weights")
+    given = _copied(fields)
+    return RewardBatch(**{name: value for name, value in given.items() if wanted is None or name in wanted})
+
+
+def rows(fields: Mapping[str, Any], order: Tensor) -> Fields:
+    """The completions of a `RewardBatch` in another order."""
+    size = fields["rewards"].shape[0]
+    return {
+        name: value[order] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
+        for name, value in fields.items()
+    }
+
+
+def _copied(fields: Mapping[str, Any]) -> Fields:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in fields.items()}
+
+
+def _mask() -> Tensor:
+    mask = torch.arange(TOKENS) < torch.tensor(_LENGTHS)[:, None]
+    mask[0, 2] = mask[3, 0] = False
+    return mask

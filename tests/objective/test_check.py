@@ -1,0 +1,462 @@
+"""kit.objective.check: every hook of the kit is sound, and each planted defect is found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit import objective
+from kit.objective import LossScale, RewardBatch, TokenBatch
+from kit.objective.check import Finding, check_hook
+from kit.objective.checks.inputs import extreme_fields, reward_fields, token_batch, token_fields
+from kit.objective.hook import Hook, HookFactory
+from kit.objective.registry import HookRegistry
+
+REGISTRIES: list[HookRegistry] = [
+    getattr(objective, name) for name in ("advantages", "clips", "weights", "regularizers", "reductions")
+]
+FACTORIES = [registry[name] for registry in REGISTRIES for name in registry]
+SETTINGS: list[tuple[HookRegistry, dict[str, Any]]] = [
+    (objective.advantages, {"name": "passk", "k": 2}),
+    (objective.advantages, {"name": "gae", "gamma": 0.9, "lam": 0.5, "whiten": False}),
+    (objective.advantages, {"name": "reinforce_pp_baseline", "gamma": 0.5}),
+    (objective.clips, {"name": "two_sided", "level": "sequence"}),
+    (objective.clips, {"name": "sapo", "level": "sequence"}),
+    (objective.clips, {"name": "cispo", "level": "sequence"}),
+    (objective.clips, {"name": "dppo", "divergence": "kl"}),
+    (objective.clips, {"name": "clip_cov", "share": 0.2, "cov_low": 0.0}),
+    (objective.clips, {"name": "vespo", "sampler_cap": 2.0}),
+    (objective.clips, {"name": "ppo_clip", "eps_high": "linear(0.2, 0.4, 10)"}),
+    *[
+        (objective.weights, {"name": "sampler_correction", "mode": mode, "min": 0.5})
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric")
+    ],
+    *[(objective.regularizers, {"name": "kl", "estimator": name}) for name in ("k1", "k2", "abs", "full")],
+    (objective.regularizers, {"name": "kl", "bias_corrected": True, "level": "sequence"}),
+    (objective.regularizers, {"name": "kl", "coef": "adaptive_kl(target=0.05)"}),
+    (objective.regularizers, {"name": "entropy_bonus", "average": "tokens"}),
+    (objective.regularizers, {"name": "entropy_bonus", "coef": "linear(0, 0.1, 10)"}),
+    (objective.regularizers, {"name": "entropy_floor", "level": "token"}),
+    (objective.regularizers, {"name": "length_penalty", "free": 2, "scale": 4}),
+    (objective.reductions, {"name": "fixed_length", "length": 3}),
+]
+ON_PURPOSE = {"cispo", "dppo", "gspo_token", "vespo"}  # clips whose weight is detached
+
+
+def failed(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.passed]
+
+
+def one(findings: list[Finding], name: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
+
+
+@pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: f"{factory.kind}-{factory.name}")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_hook_of_the_kit_passes(factory: HookFactory, seed: int) -> None:
+    assert failed(check_hook(factory(), seed)) == []
+
+
+@pytest.mark.parametrize(("registry", "entry"), SETTINGS, ids=str)
+def test_so_do_their_other_settings(registry: HookRegistry, entry: dict[str, Any]) -> None:
+    assert failed(check_hook(registry.build(entry))) == []
+
+
+def test_only_clips_with_a_detached_weight_are_noted_for_their_gradient() -> None:
+    noted = {name for name in objective.clips if one(check_hook(objective.clips[name]()), "finite differences").note}
+    assert noted == ON_PURPOSE
+
+
+def test_what_kinds_are_checked_for() -> None:
+    names = {
+        registry.kind: {f.name for f in check_hook(registry.build(next(iter(registry))))} for registry in REGISTRIES
+    }
+    common = {"runs", "inputs", "same again", "finite", "padding"}
+    assert all(common <= found for found in names.values())
+    assert "gradient" not in names["weight"]
+    assert "sign" in names["weight"]
+    assert {"unscorable", "order", "no spread"} <= names["advantage"]
+    assert {"accumulation", "empty micro-batch"} <= names["reduction"]
+    assert "value targets" in {f.name for f in check_hook(objective.advantages.build("gae"))}
+
+
+def test_a_finding_says_its_result() -> None:
+    assert Finding("runs", True, "").result == "passed"
+    assert Finding("runs", True, "", note=True).result == "note"
+    assert Finding("runs", False, "").result == "failed"
+
+
+def test_the_random_numbers_of_others_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    check_hook(objective.clips.build(lambda batch: -batch.advantages * batch.ratio * torch.rand(())))
+    assert torch.equal(torch.rand(3), expected)
+
+
+# --- what the inputs hold --------------------------------------------------------------------------------------------
+
+
+def test_log_ratios_are_extreme() -> None:
+    batch, _ = token_batch(extreme_fields(0))
+    assert batch.logps.dtype == torch.float32
+    assert batch.log_ratio[batch.mask].abs().min() >= 79.9
+    assert {1.0, -1.0} <= set(batch.log_ratio[batch.mask].sign().tolist())
+    assert batch.ref_logps is not None
+    assert batch.sampler_logps is not None
+    assert (batch.ref_logps - batch.logps)[batch.mask].abs().min() >= 79.9
+    assert (batch.old_logps - batch.sampler_logps)[batch.mask].abs().min() >= 79.9
+
+
+def test_masks_are_ragged_with_holes_and_rubbish_below() -> None:
+    fields = token_fields(0)
+    mask = fields["mask"]
+    assert sorted(mask.sum(1).tolist()) == [0, 1, 5, 6, 8]
+    assert not mask[0, 2]
+    assert mask[0, 3]
+    assert fields["logps"][~mask].isnan().any()
+    assert fields["logps"][~mask].isinf().any()
+    batch, leaves = token_batch(fields)
+    assert all(getattr(batch, name) is not None for name in objective.TokenBatch.__dataclass_fields__)
+    assert all(leaf.requires_grad for leaf in leaves.values())
+
+
+def test_groups_are_interleaved_and_some_rewards_are_unknown() -> None:
+    fields = reward_fields(0)
+    assert fields["group"].tolist()[:4] == [7, 3, 7, 3]
+    assert fields["rewards"].isnan().sum() == 2
+    assert all(getattr(RewardBatch(**fields), name) is not None for name in RewardBatch.__dataclass_fields__)
+
+
+# --- planted defects: clips, regularizers ----------------------------------------------------------------------------
+
+
+def raises(batch: TokenBatch) -> Tensor:
+    return batch.logps @ batch.advantages
+
+
+def per_sequence(batch: TokenBatch) -> Tensor:
+    return -batch.sequence_ratio * batch.advantages.mean(1, keepdim=True)
+
+
+def no_tensor(batch: TokenBatch) -> Any:
+    return 1.0
+
+
+def undeclared(batch: TokenBatch) -> Tensor:
+    return (batch.logps - batch.ref_logps) ** 2 - batch.advantages * batch.logps
+
+
+def edits(batch: TokenBatch) -> Tensor:
+    batch.old_logps.clamp_(min=-0.5)
+    return -batch.advantages * batch.ratio
+
+
+def edits_to_no_effect(batch: TokenBatch) -> Tensor:
+    batch.old_logps.mul_(1.0)
+    return -batch.advantages * batch.ratio
+
+
+def edits_the_ratio(batch: TokenBatch) -> Tensor:
+    ratio = batch.ratio.detach()
+    ratio.clamp_(max=1.1)
+    return -batch.advantages * batch.logps * ratio
+
+
+def draws_lots(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.ratio * torch.rand_like(batch.logps)
+
+
+def infinite(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.logps / batch.log_ratio
+
+
+def root_of_zero(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.ratio + (batch.log_ratio**2).sqrt()
+
+
+def detached(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * batch.ratio.detach()
+
+
+def unmoved(batch: TokenBatch) -> Tensor:
+    return -batch.advantages + 0.0 * batch.logps
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0]  # without the factor 2
+
+
+def wrong_backward(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * WrongBackward.apply(batch.logps)
+
+
+def counts_columns(batch: TokenBatch) -> Tensor:
+    return -batch.advantages * (batch.logps - batch.logps.mean(-1, keepdim=True))
+
+
+def plain_product(batch: TokenBatch) -> Tensor:
+    product = batch.log_ratio.sum(-1, keepdim=True).exp()
+    return -batch.advantages * product * torch.ones_like(batch.logps)
+
+
+CLIPS: list[tuple[Callable[..., Any], str, str]] = [
+    (raises, "runs", "RuntimeError"),
+    (per_sequence, "runs", r"shape (5, 1), expected (B, T) = (5, 9)"),
+    (no_tensor, "runs", "returned float, expected a tensor"),
+    (undeclared, "needs", "function.needs = {'ref_logps'}"),
+    (edits, "inputs", "edited old_logps in place"),
+    (edits_to_no_effect, "inputs", "edited old_logps in place"),
+    (edits_the_ratio, "inputs", "edited ratio in place"),
+    (draws_lots, "same again", "something else the second time"),
+    (infinite, "finite", "NaN or infinity at live tokens, on policy"),
+    (root_of_zero, "gradient", "NaN or infinity in the gradient to logps, on policy"),
+    (detached, "gradient", "carries no gradient"),
+    (unmoved, "gradient", "is 0 at every token"),
+    (wrong_backward, "finite differences", "torch.autograd.Function whose backward is wrong"),
+    (counts_columns, "padding", "more padding changes the loss"),
+    (plain_product, "extreme ratios", "bounded_exp"),
+]
+
+
+@pytest.mark.parametrize(("function", "name", "words"), CLIPS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_clip_with_a_defect_fails_where_it_should(function: Callable[..., Any], name: str, words: str) -> None:
+    finding = one(check_hook(objective.clips.build(function)), name)
+    assert not finding.passed
+    assert words in finding.detail
+
+
+def test_a_hook_that_does_not_run_is_not_looked_at_further() -> None:
+    (finding,) = check_hook(objective.clips.build(raises))
+    assert finding.detail.endswith("return batch.logps @ batch.advantages)")
+    assert "(line " in finding.detail
+
+
+@pytest.mark.parametrize("function", [edits, draws_lots, infinite, counts_columns, plain_product, undeclared])
+def test_regularizers_and_weights_are_held_to_the_same(function: Callable[..., Any]) -> None:
+    (expected,) = [name for planted, name, _ in CLIPS if planted is function]
+    for registry in (objective.regularizers, objective.weights):
+        assert not one(check_hook(registry.build(function)), expected).passed
+
+
+def test_a_mean_over_no_tokens_is_found() -> None:
+    hook = objective.regularizers.build(lambda batch: -batch.logps[batch.mask].mean())
+    finding = one(check_hook(hook), "empty micro-batch")
+    assert not finding.passed
+    assert "NaN" in finding.detail
+
+
+def test_a_detached_regularizer_fails_unless_it_is_only_logged() -> None:
+    assert not one(check_hook(objective.regularizers.build(detached)), "gradient").passed
+    silent = one(check_hook(objective.regularizers.build({"name": detached, "coef": 0.0})), "gradient")
+    assert silent.note
+    assert "only logged" in silent.detail
+
+
+def test_a_regularizer_that_the_batches_do_not_reach_is_noted() -> None:
+    finding = one(check_hook(objective.regularizers.build({"name": "nll_on_correct", "threshold": 9.0})), "gradient")
+    assert finding.note
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: x.detach(),
+        lambda x: x.data,
+        lambda x: torch.tensor(x.tolist(), dtype=x.dtype),
+        lambda x: torch.no_grad()(torch.exp)(x.log()),
+    ],
+)
+def test_whatever_takes_the_weight_off_the_graph_is_noted_and_no_failure(cut: Callable[[Tensor], Tensor]) -> None:
+    findings = check_hook(objective.clips.build(lambda batch: -cut(batch.ratio) * batch.advantages * batch.logps))
+    assert failed(findings) == []
+    assert one(findings, "finite differences").note
+
+
+def test_a_detached_choice_that_leaves_the_gradient_right_is_not_noted() -> None:
+    def chosen(batch: TokenBatch) -> Tensor:
+        return torch.where(batch.logps.detach() > -1.0, -batch.advantages * batch.ratio, batch.logps)
+
+    assert not one(check_hook(objective.clips.build(chosen)), "finite differences").note
+
+
+def test_negative_weights_are_noted() -> None:
+    finding = one(check_hook(objective.weights.build(lambda batch: batch.logps)), "sign")
+    assert finding.note
+
+
+class Remembers:
+    """Gives a running number, which it saves or forgets."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        self.calls += 1
+        return self.calls * torch.ones_like(batch.logps)
+
+
+class Saves(Remembers):
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+def test_state_is_fine_if_it_is_saved_and_left_as_it_was() -> None:
+    assert not one(check_hook(objective.weights.build(Remembers())), "same again").passed
+    keeper = Saves()
+    keeper.calls = 3
+    assert failed(check_hook(objective.weights.build(keeper))) == []
+    assert keeper.calls == 3
+
+
+# --- planted defects: advantages -------------------------------------------------------------------------------------
+
+
+def wrong_shape(batch: RewardBatch) -> Tensor:
+    return batch.rewards[:, None].nan_to_num(0.0)
+
+
+def mean_with_nan(batch: RewardBatch) -> Tensor:
+    return batch.rewards - batch.rewards.mean()
+
+
+def by_position(batch: RewardBatch) -> Tensor:
+    pairs = batch.rewards.nan_to_num(0.0).view(-1, 2)
+    return (pairs - pairs.mean(1, keepdim=True)).flatten()
+
+
+def divides_by_spread(batch: RewardBatch) -> Tensor:
+    known = batch.rewards[batch.scorable]
+    return ((batch.rewards - known.mean()) / known.std()).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) / (
+        (known - known.mean()).abs().sum()
+    )
+
+
+def counts_the_unscored(batch: RewardBatch) -> Tensor:
+    assert batch.values is not None
+    return batch.rewards.nan_to_num(0.0) - batch.values.mean()
+
+
+counts_the_unscored.needs = {"values"}  # type: ignore[attr-defined]
+
+
+def averages_over_columns(batch: RewardBatch) -> Tensor:
+    assert batch.token_rewards is not None
+    return batch.token_rewards.mean(1)
+
+
+averages_over_columns.needs = {"token_rewards"}  # type: ignore[attr-defined]
+
+
+def reads_lengths(batch: RewardBatch) -> Tensor:
+    return batch.rewards.nan_to_num(0.0) / batch.lengths.clamp(min=1)  # type: ignore[union-attr]
+
+
+def edits_rewards(batch: RewardBatch) -> Tensor:
+    return batch.rewards.nan_to_num_(0.0)
+
+
+def noisy(batch: RewardBatch) -> Tensor:
+    return batch.rewards + torch.randn_like(batch.rewards)
+
+
+def returns_of_wrong_shape(batch: RewardBatch) -> Tensor:
+    return batch.rewards
+
+
+def own_targets() -> Callable[[RewardBatch], Tensor]:
+    def function(batch: RewardBatch) -> Tensor:
+        return batch.rewards.nan_to_num(0.0)
+
+    function.needs = {"values"}  # type: ignore[attr-defined]
+    function.returns = returns_of_wrong_shape  # type: ignore[attr-defined]
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "words"),
+    [
+        (wrong_shape, "runs", "expected (N,) = (12,) or (N, T) = (12, 9)"),
+        (mean_with_nan, "finite", "batch.scorable or nanmean"),
+        (by_position, "order", "by batch.group, not by position"),
+        (divides_by_spread, "no spread", "all rewards of a group are equal"),
+        (counts_the_unscored, "unscorable", "changes the advantages of others"),
+        (averages_over_columns, "padding", "more padding changes the advantages"),
+        (reads_lengths, "needs", "function.needs = {'lengths'}"),
+        (edits_rewards, "inputs", "edited rewards in place"),
+        (noisy, "same again", "something else the second time"),
+        (own_targets, "value targets", "expected (12, 9)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_an_advantage_with_a_defect_fails_where_it_should(function: Any, name: str, words: str) -> None:
+    finding = one(check_hook(objective.advantages.build(function)), name)
+    assert not finding.passed
+    assert words in finding.detail
+
+
+# --- planted defects: reductions -------------------------------------------------------------------------------------
+
+
+def reduction(function: Callable[[Tensor, Tensor, LossScale], Any]) -> Hook:
+    return objective.reductions.build(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "words"),
+    [
+        (lambda per_token, mask, scale: per_token.sum(1), "runs", "expected a scalar"),
+        (lambda per_token, mask, scale: per_token.add_(1.0).sum(), "inputs", "edited per_token in place"),
+        (lambda per_token, mask, scale: per_token.sum() * torch.rand(()), "same again", "the second time"),
+        (lambda per_token, mask, scale: (per_token.sum(1) / mask.sum(1)).mean(), "finite", "NaN or infinity"),
+        (lambda per_token, mask, scale: per_token.detach().sum(), "gradient", "carries no gradient"),
+        (lambda per_token, mask, scale: per_token.sum() * 0, "gradient", "is 0 at every token"),
+        (lambda per_token, mask, scale: WrongBackward.apply(per_token).sum(), "finite differences", "is wrong"),
+        (lambda per_token, mask, scale: per_token.mean(), "padding", "with the mask, not with the number of columns"),
+        (
+            lambda per_token, mask, scale: per_token[mask].mean(),
+            "empty micro-batch",
+            "NaN or infinity",
+        ),
+        (
+            lambda per_token, mask, scale: per_token.sum() if mask.any() else torch.zeros(()),
+            "empty micro-batch",
+            "carries no gradient",
+        ),
+    ],
+)
+def test_a_reduction_with_a_defect_fails_where_it_should(function: Any, name: str, words: str) -> None:
+    finding = one(check_hook(reduction(function)), name)
+    assert not finding.passed
+    assert words in finding.detail
+
+
+def test_a_reduction_that_forgets_the_accumulation_is_noted() -> None:
+    # two micro-batches of 2 completions give S1/2 + S2/2, one of 4 gives (S1 + S2)/4: twice as much
+    finding = one(check_hook(reduction(lambda per_token, mask, scale: per_token.sum() / mask.shape[0])), "accumulation")
+    assert finding.note
+    assert "2 times" in finding.detail
+
+
+def test_tokens_without_gradient_are_noted() -> None:
+    def first_only(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
+        return per_token[0].sum() / scale.accumulation
+
+    finding = one(check_hook(reduction(first_only)), "gradient")
+    assert finding.note
+    assert "12 of 20 live tokens" in finding.detail  # lengths 8 with the hole, 5, 1, 6 and 0

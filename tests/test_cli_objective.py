@@ -1,0 +1,247 @@
+"""`grpo-kit objective`: what there is, what it costs, and whether a hook of one's own is sound."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kit import cli, objective
+from kit.cli_objective import KINDS
+from kit.objective.costs import COSTS, ENTROPY_IN_LOSS, NOTHING, costs
+from kit.objective.hook import REMEDIES
+from kit.objective.recipes import recipe_names
+
+SIGN_CLIP = '''"""A newcomer's hook."""
+
+import torch
+
+
+def sign_clip(batch, power: float = 1.0, both_sides: bool = True):
+    """The ratio to a power, pushed by the sign of the advantage alone.
+
+    power > 0. Negative advantages count only with both_sides.
+    """
+    sign = torch.sign(batch.advantages)
+    if not both_sides:
+        sign = sign.clamp(min=0.0)
+    return -sign * batch.ratio**power
+'''
+OTHERS = '''import torch
+
+def pull(batch, limit: float = 0.1):
+    """Towards the reference, where further than limit."""
+    gap = (batch.logps - batch.ref_logps).abs()
+    return torch.where(gap > limit, gap, torch.zeros_like(gap))
+
+pull.needs = {"ref_logps"}
+pull.kind = "regularizer"
+
+def forgetful(batch):
+    return -batch.advantages * (batch.logps - batch.ref_logps).exp()
+
+def lottery(batch):
+    return -batch.advantages * batch.ratio * torch.rand_like(batch.logps)
+
+def columns(batch):
+    return -batch.advantages * batch.ratio / batch.logps.shape[1] - batch.logps.mean()
+
+def strange(batch):
+    return batch.logps
+
+strange.kind = "clipp"
+
+def two_required(batch, power):
+    return batch.logps * power
+
+def best(batch):
+    return batch.rewards.nan_to_num(0.0) - 1.0
+
+def half(per_token, mask, scale):
+    return 0.5 * per_token.sum() / scale.accumulation
+
+number = 3
+'''
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(SIGN_CLIP)
+    Path("others.py").write_text(OTHERS)
+    Path("broken.py").write_text("def sign_clip(batch:\n    return 1\n")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def results(output: str) -> dict[str, str]:
+    """Check -> result, of the tables of `objective check`."""
+    names = "|".join(("passed", "failed", "note"))
+    return {found[1].strip(): found[2] for found in re.finditer(rf"^ (\S.*?)  +({names})  ", output, re.MULTILINE)}
+
+
+# --- list ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_names_every_recipe_and_hook_with_defaults_needs_and_source() -> None:
+    lines = run("objective", "list").splitlines()
+    for name in recipe_names():
+        assert any(line.split()[:1] == [name] for line in lines)
+    for kind in KINDS:
+        for name in getattr(objective, f"{kind}s"):
+            assert any(line.split()[:2] == [name, kind] for line in lines)
+    (kl,) = [line for line in lines if line.split()[:2] == ["kl", "regularizer"]]
+    for word in ("estimator=k3", "coef=0.04", "ref_logps", "arXiv 2402.03300"):
+        assert word in kl
+
+
+def test_a_kind_can_be_listed_alone() -> None:
+    output = run("objective", "list", "--kind", "weight")
+    assert "drop_truncated" in output
+    assert "ppo_clip" not in output
+    assert "dr_grpo" not in output
+    assert "Did you mean 'clip'" in run("objective", "list", "--kind", "clips", code=2)
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_shown_as_yaml_that_can_be_run(name: str) -> None:
+    text = run("objective", "show", name).partition("\nloss = ")[0]
+    spec = yaml.safe_load(text)["objective"]
+    assert objective.Objective.from_spec(spec).to_spec() == objective.Objective.from_spec(name).to_spec()
+
+
+def test_a_recipe_says_what_it_computes_and_costs() -> None:
+    assert "  nothing\n" in run("objective", "show", "dapo")
+    ppo = run("objective", "show", "ppo")
+    assert "  values: a linear head on the policy's hidden states" in ppo
+    changed = run("objective", "show", "grpo", "-o", "regularizers=[{name: kl, estimator: full}, entropy_bonus]")
+    assert "  full_kl: one scoring pass of the reference policy" in changed
+    assert f"  entropy: {ENTROPY_IN_LOSS}" in changed
+    assert "0.04 · full(policy || reference)" in changed
+    assert run("objective", "show", "kl").startswith("regularizer kl: coef · estimator(policy || reference)\n")
+
+
+def test_a_hook_of_a_recipes_name_is_shown_by_its_kind() -> None:
+    assert "grpo-kit objective show gspo --kind clip" in run("objective", "show", "gspo")
+    assert run("objective", "show", "gspo", "--kind", "clip").startswith("clip gspo: -min(s·A")
+    assert "No reduction is called 'gspo'" in run("objective", "show", "gspo", "--kind", "reduction", code=2)
+
+
+def test_a_hook_is_shown_with_docstring_types_defaults_needs_and_costs() -> None:
+    output = run("objective", "show", "sampler_correction", "-o", "mode=geometric", "-o", "max=1.01")
+    assert "Ratio of the old policy" in output
+    assert re.search(r"max +float or null +3 +1\.01", output)
+    assert re.search(r"mode +token_truncate or .* +sequence_mask +geometric", output)
+    assert f"sampler_logps: {COSTS['sampler_logps']}" in output
+    assert "source: TIS and MIS" in output
+
+
+def test_entropy_costs_something_only_in_the_loss() -> None:
+    assert f"entropy: {ENTROPY_IN_LOSS}" in run("objective", "show", "entropy_bonus")
+    assert f"entropy: {NOTHING}" in run("objective", "show", "high_entropy_only")
+
+
+def test_every_need_has_a_cost() -> None:
+    assert set(COSTS) == set(REMEDIES)
+    assert list(costs({"values", "entropy"})) == ["entropy", "values"]
+
+
+def test_what_is_shown_of_a_hook_of_ones_own() -> None:
+    output = run("objective", "show", "my.py:sign_clip", "-o", "power=2")
+    assert output.startswith("clip my.py:sign_clip\n")
+    assert "Negative advantages count only with both_sides." in output
+    assert re.search(r"power +float +1 +2\s", output)
+    assert re.search(r"both_sides +bool +true +true\s", output)
+    assert "It needs nothing beyond what every batch has." in output
+    pull = run("objective", "show", "others.py:pull")
+    assert pull.startswith("regularizer others.py:pull")
+    assert f"ref_logps: {COSTS['ref_logps']}" in pull
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomers_hook_is_checked_and_then_used() -> None:
+    output = run("objective", "check", "my.py:sign_clip", "-o", "power=2")
+    assert "clip my.py:sign_clip(power=2, both_sides=true)" in output
+    found = results(output)
+    assert set(found.values()) == {"passed"}
+    assert {"runs", "gradient", "finite differences", "extreme ratios"} <= set(found)
+    assert output.rstrip().endswith("No check failed.")
+    used = run("validate", "quickstart", "-o", "objective.clip=my.py:sign_clip", "-o", "objective.clip.power=2")
+    assert "quickstart can be run." in used
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_passes(name: str) -> None:
+    output = run("objective", "check", name)
+    assert output.count("passed") >= 20
+    assert "failed" not in output.removesuffix("No check failed.\n")
+
+
+def test_registered_names_are_checked_with_their_settings() -> None:
+    assert "regularizer kl(estimator=k2" in run("objective", "check", "kl", "-o", "estimator=k2")
+    assert "clip ppo_clip(eps_low=0.2, eps_high=0.3)" in run("objective", "check", "dapo", "-o", "clip.eps_high=0.3")
+    scheduled = run("objective", "check", "ppo_clip", "-o", "eps_high=linear(0.2, 0.4, 10)")
+    assert "eps_high=linear(0.2, 0.4, 10)" in scheduled
+    assert results(run("objective", "check", "cispo", "--kind", "clip"))["finite differences"] == "note"
+
+
+def test_other_kinds_are_asked_for_or_declared() -> None:
+    assert results(run("objective", "check", "others.py:pull"))["gradient"] == "passed"
+    assert "order" in results(run("objective", "check", "others.py:best", "--kind", "advantage"))
+    assert results(run("objective", "check", "others.py:half", "--kind", "reduction"))["accumulation"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("function", "check", "words"),
+    [
+        ("forgetful", "needs", "function.needs = {'ref_logps'}"),
+        ("lottery", "same again", "neither repeated nor resumed"),
+        ("columns", "padding", "Count with the mask"),
+    ],
+)
+def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words: str) -> None:
+    output = run("objective", "check", f"others.py:{function}", code=2)
+    assert results(output)[check] == "failed"
+    assert words in " ".join(output.split())
+    closing = output.partition("error: ")[2]
+    assert re.match(rf"clip 'others.py:{function}' failed \d of 11 checks: .*{check}", closing)
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["my.py:sign_clip", "-o", "power=two"], "power must be a number or a schedule, got 'two'"),
+        (["my.py:sign_clip", "-o", "both_sides=3"], "both_sides must be true or false, got 3"),
+        (["my.py:sign_clip", "-o", "powr=2"], "no hyper-parameter 'powr'. Did you mean 'power'"),
+        (["my.py:sign_clip", "-o", "power"], "is not an override"),
+        (["my.py:sign_clipp"], "has no 'sign_clipp'. Did you mean 'sign_clip'"),
+        (["my.py"], "name the function in it, too: my.py:FUNCTION"),
+        (["nowhere.py:sign_clip"], "there is no file"),
+        (["broken.py:sign_clip"], "failed with SyntaxError"),
+        (["others.py:two_required"], "has the parameters without default (batch, power)"),
+        (["others.py:number"], "is int, not a function"),
+        (["others.py:strange"], "'clipp' is no kind of hook. Did you mean 'clip'"),
+        (["my.py:sign_clip", "--kind", "reduction"], "Expected either a function of (per_token, mask, scale)"),
+        (["ppo_clip", "-o", "eps_low=2"], "eps_low must satisfy 0 <= eps_low < 1"),
+        (["dapoo"], "Did you mean 'dapo'"),
+        (["dapo", "-o", "clip.eps_hi=1"], "Did you mean 'eps_high'"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(verb: str, arguments: list[str], words: str) -> None:
+    output = run("objective", verb, *arguments, code=2)
+    assert output.startswith("error: ")
+    assert words in " ".join(output.split())
