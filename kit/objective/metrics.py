@@ -41,6 +41,8 @@ class Sums:
     @torch.no_grad()
     def add(self, means: Mapping[str, Mean]) -> None:
         """Takes in the means of one micro-batch, which lie on one device."""
+        if not means:
+            return
         names = tuple(means)
         stacked = torch.stack([half for mean in means.values() for half in (mean.total, mean.count)]).double()
         self._sums[names] = self._sums[names] + stacked if names in self._sums else stacked

@@ -59,13 +59,20 @@ class Critic:
         )
 
     def load(self, checkpoint: Path) -> None:
-        """Restores the head. Raises `RunError` where the checkpoint has none."""
         from safetensors.torch import load_file
 
-        path = checkpoint / CRITIC_FILE
-        if not path.is_file():
-            raise RunError(
-                f"{checkpoint} holds no {CRITIC_FILE}: it was written with another advantage estimator. "
-                "Resume with the objective of the run, or start a new run."
-            )
-        self.head.load_state_dict(load_file(path))
+        self.head.load_state_dict(load_file(checkpoint / CRITIC_FILE))
+
+
+def check_critic(checkpoint: Path, critic: Critic | None) -> None:
+    """Refuses a checkpoint with a value head for a run without one, and the other way round. Raises `RunError`.
+
+    Looked at before the optimiser's state is loaded, which would not fit either.
+    """
+    if (checkpoint / CRITIC_FILE).is_file() == (critic is not None):
+        return
+    has, wants = ("no", "one") if critic is not None else ("a", "none")
+    raise RunError(
+        f"{checkpoint} has {has} value head ({CRITIC_FILE}), and this run's advantage estimator needs {wants}: it was "
+        "written with another objective. Resume with the objective of the run, or start a new run."
+    )

@@ -7,6 +7,8 @@ A silently ignored hook is the worst defect there is. Before the first step:
     every hook       changing it changes the gradient of the loss
     the backward     what arrives at the log-probabilities is the gradient of the objective, and of nothing else
 
+(A term that a subclass adds from a scoring pass of its own is its own affair.)
+
 After it: the objective was called; within three steps in which completions had advantages, gradients reached the
 weights; and the first that did were finite. Nothing is looked at from then on. Together this costs about one forward
 pass of three completions.

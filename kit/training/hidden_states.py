@@ -35,7 +35,7 @@ def capturing(wanted: bool = True) -> Iterator[list[Projection]]:
         yield taken
     finally:
         if wanted:
-            _sinks.open.remove(taken)
+            _sinks.open[:] = [other for other in _sinks.open if other is not taken]  # not by value: lists may be equal
 
 
 def record(projection: Projection) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,22 +11,24 @@ from torch import Tensor
 
 
 def lora_weight_norm(model: Any) -> Tensor | None:
-    """Squared Frobenius norm of the update s·B·A, summed over all adapted layers: a scalar with gradient, float32.
+    """Squared Frobenius norm of the update Σ s·B·A of each adapted layer, summed over layers: a scalar with gradient.
 
-    ||B A||² = <BᵀB, A Aᵀ>, two (r, r) matrices a layer: the update itself is never formed. None without LoRA layers.
+    <s B A, s' B' A'> = s s' <BᵀB', A A'ᵀ>, (r, r') matrices: the update itself is never formed. float32; None without
+    LoRA layers.
     """
     total: Tensor | None = None
-    for a, b, scaling in _pairs(model):
-        with torch.autocast(a.device.type, enabled=False):
-            a, b = a.float().flatten(1), b.float().flatten(1)  # (r, in), (out, r); convolutions have more axes
-            part = scaling**2 * ((b.t() @ b) * (a @ a.t())).sum()
+    for factors in _adapted_layers(model):
+        with torch.autocast(factors[0][0].device.type, enabled=False):
+            pairs = itertools.product(factors, repeat=2)
+            part = torch.stack([s * t * ((b.t() @ d) * (a @ c.t())).sum() for (a, b, s), (c, d, t) in pairs]).sum()
         total = part if total is None else total + part.to(total.device)
     return total
 
 
-def _pairs(model: Any) -> list[tuple[Tensor, Tensor, float]]:
-    pairs = []
+def _adapted_layers(model: Any) -> Iterator[list[tuple[Tensor, Tensor, float]]]:
+    """A (r, in), B (out, r) and s of every active adapter, layer by layer."""
     for module in model.modules():
+        factors = []
         for name in getattr(module, "active_adapters", ()) if hasattr(module, "lora_A") else ():
             if name in module.lora_A:
                 a, b = module.lora_A[name].weight, module.lora_B[name].weight
@@ -32,5 +36,7 @@ def _pairs(model: Any) -> list[tuple[Tensor, Tensor, float]]:
                 a, b = module.lora_embedding_A[name], module.lora_embedding_B[name]
             else:
                 continue
-            pairs.append((a, b, float(module.scaling[name])))
-    return pairs
+            # convolutions have more axes
+            factors.append((a.float().flatten(1), b.float().flatten(1), float(module.scaling[name])))
+        if factors:
+            yield factors

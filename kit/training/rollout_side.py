@@ -62,7 +62,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
     _critic: Critic | None
     _scored: _Scored | None = None
     _greedy: torch.Tensor | None = None  # (N,) rewards of greedy completions, one for each of the batch
-    _passes: list[ScoringPass]  # of the rollout in progress
+    _passes: list[ScoringPass] | None = None  # of the rollout in progress
     _reference_head: Any = None  # Projection whose head the reference policy was scored with
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
@@ -83,10 +83,13 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         if "greedy_rewards" in self.needs:
             self._greedy = self._greedy_rewards(inputs)
         self._passes = []
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        assert self._scored is not None  # set by _calculate_rewards, which super() has just called
-        if self.objective is not None:
-            self._complete(output, self._scored)
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            assert self._scored is not None  # set by _calculate_rewards, which super() has just called
+            if self.objective is not None:
+                self._complete(output, self._scored)
+        finally:
+            self._passes = None
         if self.rollout_sinks:
             rollout = self._rollout(inputs, self._scored, output["advantages"])
             for sink in self.rollout_sinks:
@@ -101,7 +104,6 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             self._reference_head = reference.head
         if self._critic is not None:
             output["old_values"] = self._values(output)
-        self._passes = []
         mine = self._mine(len(output["completion_ids"]))
         if "rewards" in self.needs:
             output["rewards"] = scored.total[mine]
@@ -185,7 +187,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
 
     def _pass_of(self, logps: torch.Tensor) -> ScoringPass:
         """The scoring pass of this rollout that gave these log-probabilities."""
-        found = [scored for scored in self._passes if scored.logps is logps]
+        found = [scored for scored in self._passes or () if scored.logps is logps]
         if not found or not found[0].projections:
             raise ObjectiveError(
                 "The hidden states of the rollout's scoring were not seen, which a hook needs (full KL, or values): the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,16 +22,25 @@ def lay_out(
         completion_ids: the completions, unpadded.
         reported: a number for each token of each completion, from `log_extra("token_rewards", ...)`; or None.
 
-    Raises `RewardError` when a list is not as long as its completion.
+    Raises `RewardError` when there is not one finite number for each token of each completion.
     """
     laid = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    if reported is not None and len(reported) != len(completion_ids):
+        raise RewardError(
+            f"token_rewards holds {len(reported)} lists for {len(completion_ids)} completions. Report one list for each "
+            "completion, and from one reward function only: lists of several are not added up."
+        )
     for row, values in enumerate(reported or ()):
         length = len(completion_ids[row])
-        if values is None or len(values) != length:
-            seen = "nothing" if values is None else f"{len(values)} numbers"
+        if not isinstance(values, Sequence) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
             raise RewardError(
-                f"token_rewards of completion {row} holds {seen}, but the completion has {length} tokens. Report one "
-                "number for each of completion_ids, 0.0 where there is none."
+                f"token_rewards of completion {row} is {values!r:.80}, expected a list of finite numbers, one for each of "
+                "its completion_ids."
+            )
+        if len(values) != length:
+            raise RewardError(
+                f"token_rewards of completion {row} holds {len(values)} numbers, but the completion has {length} tokens. "
+                "Report one number for each of completion_ids, 0.0 where there is none."
             )
         laid[row, :length] = torch.tensor(values, dtype=torch.float32, device=mask.device)
     laid = laid * mask

@@ -50,7 +50,7 @@ def make_trainer_class() -> type:
     from kit.objective import LossScale, Mean, Objective, TokenBatch
     from kit.objective.metrics import QUANTILES, Sums
     from kit.objective.value import value_loss
-    from kit.training.critic import Critic
+    from kit.training.critic import Critic, check_critic
     from kit.training.first_steps import FirstSteps
     from kit.training.full_kl import full_kl
     from kit.training.greedy import check_greedy
@@ -95,7 +95,6 @@ def make_trainer_class() -> type:
             self._objective_means = {"train": Sums(), "eval": Sums()}
             self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
             self._observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
-            self._passes: list[ScoringPass] = []  # of the rollout in progress
             if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
                 raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
             if objective is not None and args is not None:
@@ -234,7 +233,7 @@ def make_trainer_class() -> type:
             keep = bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled()
             with entropy_gradient(wanted), capturing(keep) as projections:
                 result = super()._get_per_token_logps_and_entropies(*args, **keywords)
-            if keep:
+            if keep and self._passes is not None:
                 self._passes.append(ScoringPass(result[0], projections))
             return result
 
@@ -309,6 +308,8 @@ def make_trainer_class() -> type:
                 self._critic.save(folder)
 
         def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            if checkpoint is not None:
+                check_critic(Path(checkpoint), self._critic)
             super()._load_optimizer_and_scheduler(checkpoint)
             if self.objective is not None and checkpoint is not None:
                 path = Path(checkpoint) / STATE_FILE  # not written by an objective without state

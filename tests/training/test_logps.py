@@ -391,7 +391,7 @@ def test_cuda_tensors_go_to_the_gpu_kernel_if_there_is_one(monkeypatch):
     monkeypatch.setattr(ChunkedLogProb, "apply", lambda *a: calls.append("torch"))
     cuda, cpu = (SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in ("cuda", "cpu"))
     for kernel, tensor in ((gpu, cuda), (gpu, cpu), (None, cuda)):
-        LogProbDispatcher(kernel).apply(tensor)
+        LogProbDispatcher(kernel).apply(tensor, tensor, None, tensor, 1.0, 8192)
     assert calls == ["gpu", "torch", "torch"]
 
 

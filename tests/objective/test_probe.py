@@ -1,0 +1,256 @@
+"""The probe of hooks: its gradient against autograd, every recipe alive, and one planted dead hook of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.objective import LossOutput, LossScale, Objective, TokenBatch
+from kit.objective.probe import dead_hooks, logps_gradient
+from kit.objective.recipes import recipe_names
+
+from .sampling import gradient, sample, scale_for
+
+WITH_ALL_KINDS: dict[str, Any] = {
+    "clip": "ppo_clip",
+    "weights": ["sampler_correction", {"name": "high_entropy_only", "quantile": 0.3}],
+    "regularizers": [{"name": "kl", "coef": 0.04}, "entropy_bonus", {"name": "nll_on_correct", "coef": 0.1}],
+    "reduction": "global_token_mean",
+}
+
+
+def dead(objective: Objective, **changes: Any) -> list[str]:
+    drawn = sample(3, (5, 9))
+    return [hook.name for hook in dead_hooks(objective, drawn.batch(**changes), scale_for(drawn))]
+
+
+@pytest.mark.parametrize("spec", [*recipe_names(), WITH_ALL_KINDS], ids=str)
+def test_the_gradient_is_that_of_autograd(spec: Any) -> None:
+    objective, drawn = Objective.from_spec(spec), sample(1, (5, 9))
+    _, want = gradient(objective, drawn)
+    assert want.any()
+    assert torch.equal(logps_gradient(objective, drawn.batch(), scale_for(drawn)), want)
+
+
+def test_the_gradient_of_reinforce_is_that_of_plain_arithmetic() -> None:
+    drawn = sample(2, (4, 7))
+    found = logps_gradient(Objective(clip="reinforce", reduction="token_mean"), drawn.batch(), LossScale(3.0))
+    want = torch.where(drawn.mask, -drawn.advantages[:, None], 0.0) / drawn.mask.sum() / 3
+    torch.testing.assert_close(found, want)
+
+
+def test_the_batch_keeps_its_graph_and_gets_no_gradient() -> None:
+    drawn = sample(1, (5, 9))
+    batch, drawn.logps.grad = drawn.batch(), None
+    with torch.no_grad():  # also inside a block without gradient
+        assert logps_gradient(Objective(), batch, scale_for(drawn)).any()
+    assert drawn.logps.grad is None
+    assert batch.logps.requires_grad
+
+
+def test_other_fields_with_gradient_are_held_constant() -> None:
+    drawn = sample(1, (5, 9))
+    objective = Objective(regularizers=["entropy_bonus", {"name": "kl", "estimator": "full", "coef": 1.0}])
+    attached = {"entropy": 2.0 * drawn.logps, "full_kl": drawn.logps**2}  # as if both came from the same model
+    found = logps_gradient(objective, drawn.batch(**attached), scale_for(drawn))
+    torch.testing.assert_close(found, logps_gradient(Objective(), drawn.batch(), scale_for(drawn)))
+
+
+def test_an_objective_without_gradient_gives_zeros() -> None:
+    drawn = sample(1, (5, 9))
+    nothing = torch.zeros_like(drawn.advantages)[:, None]
+    assert not logps_gradient(Objective(), drawn.batch(advantages=nothing), scale_for(drawn)).any()
+
+
+class Turning:
+    """A regularizer with state: its sign turns at every call."""
+
+    def __init__(self) -> None:
+        self.sign = 1.0
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        self.sign = -self.sign
+        return self.sign * batch.logps
+
+    def state_dict(self) -> dict[str, float]:
+        return {"sign": self.sign}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.sign = state["sign"]
+
+
+def test_state_of_hooks_and_controllers_is_left_as_it_was() -> None:
+    turning = Turning()
+    adaptive = {"name": "kl", "coef": "adaptive_kl(target=0.05, horizon=10)"}
+    objective, drawn = Objective(regularizers=[turning, adaptive]), sample(1, (5, 9))
+    before = objective.state_dict()
+    first = logps_gradient(objective, drawn.batch(), scale_for(drawn))
+    assert turning.sign == 1.0
+    assert dead_hooks(objective, drawn.batch(), scale_for(drawn)) == []
+    assert objective.state_dict() == before
+    assert torch.equal(logps_gradient(objective, drawn.batch(), scale_for(drawn)), first)
+
+
+# --- alive ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.4])
+@pytest.mark.parametrize("spec", [*recipe_names(), WITH_ALL_KINDS], ids=str)
+def test_every_hook_of_every_recipe_is_alive(spec: Any, spread: float) -> None:
+    for seed in range(3):
+        drawn = sample(seed, (5, 9), torch.float32, spread)
+        assert dead_hooks(Objective.from_spec(spec), drawn.batch(), scale_for(drawn)) == []
+
+
+@pytest.mark.parametrize(
+    "clip", ["two_sided", "dual_clip", "dppo", "gspo_token", "clip_cov", "kl_cov", "gmpo", "vespo", "luspo", "sapo"]
+)
+def test_every_clip_is_alive_with_advantages_of_both_shapes(clip: str) -> None:
+    drawn = sample(3, (5, 9))
+    wide = drawn.advantages[:, None] + torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
+    for advantages in (drawn.advantages[:, None], wide):
+        assert dead(Objective(clip=clip), advantages=advantages) == []
+
+
+@pytest.mark.parametrize(
+    "regularizers",
+    [
+        [{"name": "kl", "coef": 0.0}],
+        [{"name": "kl", "coef": "linear(0.0, 0.1, 10)"}],
+        ["reference_free_l2"],
+        [{"name": "entropy_bonus", "average": "tokens"}],
+        [{"name": "length_penalty", "free": 9}],  # no completion is that long: a term that is 0
+        ["entropy_floor"],  # entropy is above: a term that is 0
+    ],
+    ids=str,
+)
+def test_a_term_that_cannot_act_raises_no_false_alarm(regularizers: list[Any]) -> None:
+    assert dead(Objective(regularizers=regularizers)) == []
+
+
+def test_the_kl_at_the_reference_raises_no_false_alarm() -> None:
+    drawn = sample(3, (5, 9))
+    objective = Objective(regularizers=[{"name": "kl", "coef": 0.04}])
+    assert dead_hooks(objective, drawn.batch(ref_logps=drawn.logps.detach()), scale_for(drawn)) == []
+
+
+def test_weights_that_are_zero_everywhere_raise_no_false_alarm() -> None:
+    parts = {"weights": ["drop_truncated", "sampler_correction"], "regularizers": [{"name": "nll_on_correct"}]}
+    assert dead(Objective(**parts), truncated=torch.ones(5, 1, dtype=torch.bool)) == []
+
+
+def test_a_weight_raises_no_false_alarm_where_no_advantage_differs() -> None:
+    """A group without spread beside a term with a gradient of its own, as when all of a group are correct."""
+    objective = Objective(weights=["sampler_correction"], regularizers=[{"name": "nll_on_correct", "coef": 0.1}])
+    assert dead(objective, advantages=torch.zeros(5, 1, dtype=torch.float64)) == []
+
+
+@pytest.mark.parametrize("coef", [1e-8])
+def test_a_term_with_a_small_coefficient_raises_no_false_alarm(coef: float) -> None:
+    """As in the first steps of a warm-up that starts from 0."""
+    assert dead(Objective(regularizers=[{"name": "kl", "coef": coef}])) == []
+
+
+def test_a_clip_that_uses_only_the_sign_of_the_advantage_raises_no_false_alarm() -> None:
+    assert dead(Objective(clip=lambda batch: -batch.advantages.sign() * batch.ratio)) == []
+
+
+# --- dead -------------------------------------------------------------------------------------------------------------
+
+
+def pieces(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Clip, product of the weights, sum of the terms; (B, T) each."""
+    weight, terms = torch.ones_like(batch.logps), torch.zeros_like(batch.logps)
+    for hook in objective.weights:
+        weight = weight * hook(batch).detach()
+    for hook in objective.regularizers:
+        terms = terms + hook.coef_at(batch.step) * hook(batch)
+    return objective.clip(batch), weight, terms
+
+
+Ignoring = Callable[[Objective, TokenBatch, LossScale], Tensor]
+
+
+def without_clip(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
+    _, weight, terms = pieces(objective, batch)
+    return objective.reduction.at(0)((weight * -batch.ratio * batch.advantages + terms) * batch.mask, batch.mask, scale)
+
+
+def without_weights(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
+    clip, _, terms = pieces(objective, batch)
+    return objective.reduction.at(0)((clip + terms) * batch.mask, batch.mask, scale)
+
+
+def without_terms(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
+    clip, weight, _ = pieces(objective, batch)
+    return objective.reduction.at(0)(weight * clip * batch.mask, batch.mask, scale)
+
+
+def without_reduction(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
+    clip, weight, terms = pieces(objective, batch)
+    return ((weight * clip + terms) * batch.mask).sum() / batch.mask.sum()
+
+
+def without_advantages(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
+    _, weight, terms = pieces(objective, batch)
+    clip = objective.clip(batch).detach() + objective.clip(batch) - objective.clip(batch).detach()
+    clip = torch.where(batch.advantages == 0, clip, clip / batch.advantages)
+    return objective.reduction.at(0)((weight * clip + terms) * batch.mask, batch.mask, scale)
+
+
+@pytest.mark.parametrize(
+    ("ignoring", "names"),
+    [
+        (without_advantages, ["group_zscore"]),
+        (without_clip, ["sapo"]),
+        (without_weights, ["sampler_correction"]),
+        (without_terms, ["kl"]),
+        (without_reduction, ["sequence_mean"]),
+    ],
+)
+def test_a_hook_that_the_loss_ignores_is_named(ignoring: Ignoring, names: list[str]) -> None:
+    class Broken(Objective):
+        def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
+            return LossOutput(ignoring(self, batch, scale or LossScale()), {}, {}, {})
+
+    parts = {"weights": ["sampler_correction"], "regularizers": [{"name": "kl", "coef": 0.1}]}
+    clip = "reinforce" if ignoring is without_advantages else "sapo"
+    assert dead(Objective(clip=clip, **parts)) == []
+    assert dead(Broken(clip=clip, **parts)) == names
+
+
+def test_one_ignored_hook_of_several_is_told_apart_by_its_place() -> None:
+    class Broken(Objective):
+        """Applies the first of its terms alone."""
+
+        def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
+            term = self.regularizers[0].coef_at(0) * self.regularizers[0](batch)
+            return LossOutput(
+                ((self.clip(batch) + term) * batch.mask).sum()
+                * self.reduction.at(0)(batch.mask.double(), batch.mask, LossScale()),
+                {},
+                {},
+                {},
+            )
+
+    objective = Broken(regularizers=[{"name": "kl", "coef": 0.1}, {"name": "kl", "estimator": "k2", "coef": 0.1}])
+    drawn = sample(3, (5, 9))
+    assert dead_hooks(objective, drawn.batch(), scale_for(drawn)) == [objective.regularizers[1]]
+
+
+def test_a_clip_that_ignores_the_advantages_is_named_by_its_advantage() -> None:
+    assert dead(Objective(clip=lambda batch: -batch.logps)) == ["group_zscore"]
+    assert dead(Objective(advantage="leave_one_out", clip=lambda batch: batch.ratio)) == ["leave_one_out"]
+
+
+def test_a_clip_that_cuts_its_graph_is_named() -> None:
+    class Detached(Objective):
+        def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
+            loss = self.clip(batch).detach() + 0.1 * batch.logps
+            return LossOutput(self.reduction.at(0)(loss * batch.mask, batch.mask, scale or LossScale()), {}, {}, {})
+
+    assert dead(Detached()) == ["group_zscore", "ppo_clip"]

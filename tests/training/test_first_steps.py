@@ -1,0 +1,544 @@
+"""Every proof of the first steps: a planted defect that it catches, and sound runs that it lets pass."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
+from kit.training import first_steps
+from kit.training.first_steps import has_dropout, scoring_error
+
+from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
+
+RAGGED = {"num_generations": 2, "gradient_accumulation_steps": 2}  # two prompts in a micro-batch: left padding
+Score = Callable[..., Any]
+
+
+def patch_scorer(trainer: Any, change: Callable[[Score, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    """Puts a scorer in the place of the trainer's; `change(score, args, keywords)` calls the old one."""
+    original = trainer._get_per_token_logps_and_entropies
+    trainer._get_per_token_logps_and_entropies = lambda *args, **keywords: change(original, args, keywords)
+
+
+def derive(trainer: Any, **methods: Any) -> Any:
+    """The trainer as one of a subclass, whose methods get its parent's class first."""
+    parent = type(trainer)
+    bound = {
+        name: (lambda method: lambda self, *a, **k: method(parent, self, *a, **k))(m) for name, m in methods.items()
+    }
+    trainer.__class__ = type("Other", (parent,), bound)
+    return trainer
+
+
+# --- the scorer -------------------------------------------------------------------------------------------------------
+
+
+def without_mask(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Reads left padding as text: the model attends to it, and counts it in positions."""
+    model, ids, mask, *rest = args
+    logps, *others = score(model, ids, torch.ones_like(mask), *rest, **keywords)
+    return (logps, *others)
+
+
+def shifted(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Takes the log-probabilities of padded rows from one place too far left."""
+    logps, *others = score(*args, **keywords)
+    padded = (args[2][:, :1] == 0).expand_as(logps)
+    return (torch.where(padded, logps.roll(1, dims=1), logps), *others)
+
+
+def cold(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Leaves a logit transform out: all log-probabilities come out sharper."""
+    logps, *others = score(*args, **keywords)
+    return (1.1 * logps, *others)
+
+
+def drop_mask(trainer: Any) -> Any:
+    """As a backend that drops the attention mask on its way into the backbone."""
+    backbone = trainer.model.get_base_model().model
+    forward = backbone.forward
+    backbone.forward = lambda *args, attention_mask=None, **keywords: forward(*args, attention_mask=None, **keywords)
+
+
+@pytest.mark.parametrize("defect", [without_mask, shifted, cold])
+def test_a_scorer_that_misreads_rows_stops_the_run_before_its_first_step(new_trainer: NewTrainer, defect: Any) -> None:
+    trainer = new_trainer(objective="grpo", **RAGGED)
+    patch_scorer(trainer, defect)
+    with pytest.raises(ObjectiveError, match=r"differ from the model's own logits by .* nats a token"):
+        train(trainer)
+    assert trainer.state.global_step == 0
+
+
+def test_a_backbone_that_drops_the_attention_mask_stops_the_run(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo", **RAGGED)
+    drop_mask(trainer)
+    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
+        train(trainer)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temperature: float) -> None:
+    trainer = new_trainer(objective="grpo", temperature=temperature, **RAGGED)
+    inputs = rollout(trainer)[0]
+    assert (inputs["prompt_mask"] == 0).any()  # there is padding
+    drift(trainer)
+    trainer.model.train()
+    assert scoring_error(trainer, trainer.model, inputs) < 1e-5
+    assert trainer.model.training
+    trainer.temperature *= 1.2  # as if one of the two forgot it
+    assert scoring_error(trainer, trainer.model, inputs) > 0.01
+
+
+def test_the_scoring_error_is_the_mean_distance_in_nats(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo", **RAGGED)
+    inputs = rollout(trainer)[0]
+    patch_scorer(trainer, lambda score, args, keywords: (score(*args, **keywords)[0] - 0.25, None, None))
+    assert scoring_error(trainer, trainer.model, inputs) == pytest.approx(0.25, abs=1e-5)
+
+
+def test_only_the_first_tokens_of_a_long_completion_go_through_logits(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_steps, "PROBE_TOKENS", 2)
+    trainer = new_trainer(objective="grpo", **RAGGED)
+    inputs = rollout(trainer)[0]
+    assert scoring_error(trainer, trainer.model, inputs) < 1e-5
+
+
+def test_a_scorer_whose_first_micro_batch_is_masked_is_compared_at_a_later_one(new_trainer: NewTrainer) -> None:
+    """Where all completions of the first one are masked, nothing can be compared there."""
+    trainer = new_trainer(objective="grpo", **RAGGED)
+    inputs = rollout(trainer)[0]
+    checks = trainer._first_steps
+    checks.before_scoring(trainer.model, {**inputs, "completion_mask": torch.zeros_like(inputs["completion_mask"])})
+    patch_scorer(trainer, cold)
+    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
+        checks.before_scoring(trainer.model, inputs)
+
+
+# --- old and new ------------------------------------------------------------------------------------------------------
+
+
+def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo", num_iterations=2)
+    patch_scorer(
+        trainer,
+        lambda score, args, keywords: (
+            score(*args, **keywords) if torch.is_grad_enabled() or not trainer.model.training
+            else (1.2 * score(*args, **keywords)[0], None, None)
+        ),
+    )  # fmt: skip
+    with pytest.raises(ObjectiveError, match="differ from those at the rollout by"):
+        train(trainer)
+    assert trainer.state.global_step == 0
+
+
+def test_a_policy_that_did_move_since_the_rollout_raises_no_alarm(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo", num_iterations=2, max_steps=4)
+    train(trainer)
+    assert trainer.state.global_step == 4
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def own_loss(trainer: Any, model: Any, inputs: Any) -> Tensor:
+    """A loss from a scoring of its own."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    logps = trainer._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].shape[1])[0]
+    return -(logps * inputs["completion_mask"]).sum()
+
+
+def returns_another(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+    parent.compute_loss(self, model, inputs)
+    return own_loss(self, model, inputs)
+
+
+def returns_trls(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+    from trl import GRPOTrainer
+
+    parent.compute_loss(self, model, inputs)
+    return GRPOTrainer._compute_loss(self, model, inputs)
+
+
+def detaches(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+    loss = parent.compute_loss(self, model, inputs).detach()
+    return loss + 0.0 * sum(weight.sum() for weight in model.parameters() if weight.requires_grad)
+
+
+def scales(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+    return 2.0 * parent.compute_loss(self, model, inputs)
+
+
+def turns(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+    return -parent.compute_loss(self, model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (returns_another, "brought no gradient to the log-probabilities"),
+        (returns_trls, "brought no gradient to the log-probabilities"),
+        (detaches, "brought no gradient to the log-probabilities"),
+        (scales, r"is not the objective's \(a multiple of 2 of it"),
+        (turns, r"is not the objective's \(a multiple of -1 of it"),
+    ],
+)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_loss_that_is_not_the_objectives_stops_the_first_step(
+    new_trainer: NewTrainer, defect: Any, message: str, accumulation: int
+) -> None:
+    trainer = new_trainer(objective="dapo", gradient_accumulation_steps=accumulation)
+    before = adapter(trainer)
+    with pytest.raises(ObjectiveError, match=message):
+        train(derive(trainer, compute_loss=defect))
+    assert trainer.state.global_step == 0
+    assert all(torch.equal(value, before[name]) for name, value in adapter(trainer).items())
+
+
+def test_a_term_added_on_the_same_log_probabilities_stops_the_first_step(new_trainer: NewTrainer) -> None:
+    trainer, seen = new_trainer(objective="dapo"), []
+    patch_scorer(trainer, lambda score, args, keywords: (seen.append(score(*args, **keywords)), seen[-1])[1])
+
+    def adds(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        loss = parent.compute_loss(self, model, inputs)
+        return loss + 0.05 * (seen[-1][0] ** 2 * inputs["completion_mask"]).mean()
+
+    with pytest.raises(ObjectiveError, match="of its size is something else"):
+        train(derive(trainer, compute_loss=adds))
+
+
+def test_a_term_added_with_a_scoring_of_its_own_is_the_subclass_affair(new_trainer: NewTrainer) -> None:
+    """The hooks are live beside it; only what goes through the objective's own log-probabilities is watched."""
+
+    def adds(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        return parent.compute_loss(self, model, inputs) + 0.1 * own_loss(self, model, inputs)
+
+    trainer = derive(new_trainer(objective="dapo"), compute_loss=adds)
+    train(trainer)
+    assert trainer.state.global_step == 1
+
+
+def test_a_term_added_below_the_override_stops_the_first_step_too(new_trainer: NewTrainer) -> None:
+    """`_compute_loss` is what a backend calls."""
+    trainer = derive(
+        new_trainer(objective="dapo"), _compute_loss=lambda parent, self, m, i: 3 * parent._compute_loss(self, m, i)
+    )
+    with pytest.raises(ObjectiveError, match="a multiple of 3 of it"):
+        train(trainer)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"recipe": "dapo"},
+        {"recipe": "ppo"},
+        {"recipe": "remax"},
+        {"recipe": "gspo", "regularizers": [{"name": "kl", "estimator": "full"}, "entropy_bonus", "reference_free_l2"]},
+        {"recipe": "grpo", "weights": ["drop_truncated", "off_policy_mask"], "regularizers": [KL]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_sound_objectives_pass_and_train_as_without_checks(
+    new_trainer: NewTrainer, spec: dict[str, Any], accumulation: int
+) -> None:
+    results = []
+    for unchecked in (False, True):
+        trainer = new_trainer(
+            objective=spec, unchecked=unchecked, gradient_accumulation_steps=accumulation, max_steps=2
+        )
+        train(trainer)
+        results.append(adapter(trainer))
+        logged = [
+            {k: v for k, v in log.items() if "time" not in k and "second" not in k} for log in trainer.state.log_history
+        ]
+        results.append(logged)  # type: ignore[arg-type]
+    assert all(torch.equal(value, results[2][name]) for name, value in results[0].items())
+    assert results[1] == results[3]
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+class Ignoring(Objective):
+    """An objective whose own loss leaves parts out."""
+
+    ignored = ""
+
+    def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
+        per_token = -batch.ratio * batch.advantages if self.ignored == "clip" else self.clip(batch)
+        if self.ignored == "advantage":
+            per_token = -batch.logps
+        for hook in () if self.ignored == "weight" else self.weights:
+            per_token = per_token * hook(batch).detach()
+        for hook in () if self.ignored == "regularizer" else self.regularizers:
+            per_token = per_token + hook.coef_at(batch.step) * hook(batch)
+        per_token = torch.where(batch.mask, per_token, 0.0)
+        function = self.reduction.at(batch.step)
+        loss = per_token.sum() if self.ignored == "reduction" else function(per_token, batch.mask, scale or LossScale())
+        return LossOutput(loss, {"loss": Mean(loss.detach(), torch.ones(()))}, {}, {})
+
+
+PARTS: dict[str, Any] = {
+    "clip": "sapo",
+    "weights": [lambda batch: 1.0 + 0.1 * batch.mask],
+    "regularizers": [{"name": "kl", "coef": 0.1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("ignored", "message"),
+    [
+        ("advantage", "advantage 'group_zscore'.* is ignored"),
+        ("clip", "Changing clip 'sapo' changes nothing"),
+        ("weight", "Changing weight '<lambda>' changes nothing"),
+        ("regularizer", "Changing regularizer 'kl' changes nothing"),
+        ("reduction", "Changing reduction 'sequence_mean' changes nothing"),
+        ("", None),
+    ],
+)
+def test_an_objective_that_ignores_one_of_its_hooks_is_stopped_by_name(
+    new_trainer: NewTrainer, ignored: str, message: str | None
+) -> None:
+    objective = Ignoring(**PARTS)
+    objective.ignored = ignored
+    trainer = new_trainer(objective=objective)
+    if message is None:
+        train(trainer)
+        return
+    with pytest.raises(ObjectiveError, match=message):
+        train(trainer)
+    assert trainer.state.global_step == 0
+
+
+def test_a_clip_that_ignores_the_advantages_is_stopped(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective=Objective(advantage="leave_one_out", clip=lambda batch: -batch.logps))
+    with pytest.raises(ObjectiveError, match="advantage 'leave_one_out' is ignored: the clip does not use"):
+        train(trainer)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_first_step(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo")
+    _, weight = next((n, w) for n, w in trainer.model.named_parameters() if w.requires_grad)
+    weight.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(ObjectiveError, match="is NaN or infinite"):
+        train(trainer)
+    assert trainer.state.global_step == 0
+
+
+def test_a_hook_whose_gradient_is_not_a_number_is_told_as_such(new_trainer: NewTrainer) -> None:
+    def root(batch: TokenBatch) -> Tensor:  # its value is finite, its slope at 0 is not
+        return -batch.advantages * batch.ratio + (batch.logps - batch.logps.detach()).abs().sqrt()
+
+    with pytest.raises(ObjectiveError, match="NaN or infinite"):
+        train(new_trainer(objective=Objective(clip=root)))
+
+
+# --- no false alarm ---------------------------------------------------------------------------------------------------
+
+
+def endless(tokenizer: Any) -> dict[str, Any]:
+    """Generation that never ends by itself: every completion is truncated."""
+    return {"generation_kwargs": {"suppress_tokens": [tokenizer.eos_token_id]}}
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [
+        ({"regularizers": [{"name": "kl", "coef": 0.0}]}, {}),
+        ({"regularizers": ["reference_free_l2"]}, {}),
+        ({"regularizers": [{"name": "entropy_bonus", "average": "tokens"}]}, {}),
+        ({"regularizers": [{"name": "kl", "coef": "linear(0.0, 0.1, 10)"}]}, {}),
+        ({"regularizers": [{"name": "kl", "coef": "adaptive_kl(target=0.05)"}]}, {"num_iterations": 2}),
+    ],
+    ids=str,
+)
+def test_terms_that_cannot_act_raise_no_alarm(new_trainer: NewTrainer, objective: Any, options: dict[str, Any]) -> None:
+    trainer = new_trainer(objective=objective, max_steps=4, **options)
+    train(trainer)
+    assert trainer.state.global_step == 4
+
+
+def test_the_kl_of_a_fresh_adapter_raises_no_alarm(new_trainer: NewTrainer) -> None:
+    from peft import LoraConfig
+
+    fresh = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"])  # B is 0: the policy is the reference
+    for estimator in ("k2", "k3", "full"):
+        objective = {"regularizers": [{"name": "kl", "estimator": estimator, "coef": 0.04}]}
+        trainer = new_trainer(objective=objective, max_steps=2, extra={"peft_config": fresh})
+        train(trainer)
+        assert trainer.state.log_history[0][f"kl/{estimator}"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_weights_that_drop_every_completion_of_the_first_steps_raise_no_alarm(
+    new_trainer: NewTrainer, tokenizer: Any
+) -> None:
+    trainer = new_trainer(objective={"weights": ["drop_truncated"]}, max_steps=4, **endless(tokenizer))
+    train(trainer)
+    assert trainer.state.global_step == 4
+
+
+def same(prompts: list[Any], **_: Any) -> list[float]:
+    return [1.0] * len(prompts)
+
+
+def test_groups_without_spread_beside_a_term_raise_no_alarm(new_trainer: NewTrainer) -> None:
+    objective = {"regularizers": [{"name": "nll_on_correct", "coef": 0.1}]}
+    trainer = new_trainer(objective=objective, max_steps=4, extra={"reward_funcs": same})
+    train(trainer)
+    assert trainer.state.global_step == 4
+
+
+def test_groups_without_spread_beside_a_term_and_a_weight_raise_no_alarm(new_trainer: NewTrainer) -> None:
+    objective = {"weights": ["off_policy_mask"], "regularizers": [{"name": "nll_on_correct", "coef": 0.1}]}
+    trainer = new_trainer(objective=objective, max_steps=4, extra={"reward_funcs": same})
+    train(trainer)
+    assert trainer.state.global_step == 4
+
+
+def test_groups_without_spread_do_not_count_among_the_steps_without_gradient(new_trainer: NewTrainer) -> None:
+    calls = []
+
+    def later(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        calls.append(1)
+        return [1.0] * len(completion_ids) if len(calls) < 5 else [float(row) for row in range(len(completion_ids))]
+
+    trainer = new_trainer(
+        objective=Objective(clip=lambda batch: 0.0 * batch.logps),
+        max_steps=9,
+        extra={"reward_funcs": later},
+    )
+    with pytest.raises(ObjectiveError, match="In 3 steps no weight got a gradient"):
+        train(trainer)
+    assert trainer.state.global_step == 6  # four steps without spread do not count; the third that does is not made
+
+
+def test_hooks_with_state_are_left_as_they_were(new_trainer: NewTrainer) -> None:
+    """The proof calls a hook many times, but its state is that of one call a micro-batch."""
+    counting = Counting()
+    train(new_trainer(objective=Objective(regularizers=[counting]), max_steps=3, gradient_accumulation_steps=2))
+    assert counting.calls == 6
+
+
+def test_a_hook_that_draws_lots_raises_no_alarm(new_trainer: NewTrainer) -> None:
+    def dropping(batch: TokenBatch) -> Tensor:
+        return (torch.rand_like(batch.logps) > 0.3).float()
+
+    trainer = new_trainer(objective=Objective(weights=[dropping]), max_steps=3)
+    train(trainer)
+    assert trainer.state.global_step == 3
+
+
+def test_dropout_raises_no_alarm(new_trainer: NewTrainer) -> None:
+    from peft import LoraConfig
+
+    wet = LoraConfig(r=4, lora_alpha=4, lora_dropout=0.3, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    trainer = new_trainer(objective="grpo", num_iterations=2, max_steps=4, extra={"peft_config": wet})
+    assert has_dropout(trainer.model)
+    train(trainer)
+    assert trainer.state.global_step == 4
+    assert not has_dropout(new_trainer(objective="grpo").model)
+
+
+# --- when, and at what cost -------------------------------------------------------------------------------------------
+
+
+def test_the_switch_turns_all_of_it_off(new_trainer: NewTrainer) -> None:
+    objective = Ignoring(**PARTS)
+    objective.ignored = "regularizer"
+    trainer = new_trainer(objective=objective, unchecked=True, **RAGGED)
+    patch_scorer(trainer, cold)
+    train(derive(trainer, compute_loss=scales))
+    assert trainer.state.global_step == 1
+    assert trainer._first_steps is None
+
+
+def counted(trainer: Any, objective: Any) -> list[tuple[int, int]]:
+    """(scorings, calls of the clip) in every step."""
+    counts, at_end = {"scorings": 0, "calls": 0}, [(0, 0)]
+    patch_scorer(trainer, lambda score, a, k: (counts.update(scorings=counts["scorings"] + 1), score(*a, **k))[1])
+    hook, function = objective.clip, objective.clip._function
+
+    def counting(batch: TokenBatch) -> Tensor:
+        counts["calls"] += 1
+        return function(batch)
+
+    hook._function = counting
+    callback = trainer._first_steps
+
+    class Marker(type(callback).__mro__[1]):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            at_end.append((counts["scorings"], counts["calls"]))
+
+    trainer.add_callback(Marker())
+    train(trainer)
+    return [(now[0] - then[0], now[1] - then[1]) for then, now in itertools.pairwise(at_end)]
+
+
+def test_after_the_first_step_nothing_more_is_computed(new_trainer: NewTrainer) -> None:
+    objective = Objective.from_spec("dapo")
+    trainer = new_trainer(objective=objective, max_steps=5, gradient_accumulation_steps=3)
+    first, *later = counted(trainer, objective)
+    assert later == [(3, 3)] * 4  # one scoring and one call a micro-batch
+    assert first[0] == 3 + 1  # one more scoring, of two rows
+    assert first[1] > 3
+
+
+def test_neither_evaluation_nor_a_loss_outside_training_is_checked(new_trainer: NewTrainer, prompts: Any) -> None:
+    trainer = new_trainer(
+        objective="grpo", extra={"eval_dataset": prompts}, per_device_eval_batch_size=8, num_generations_eval=2
+    )
+    patch_scorer(trainer, cold)  # a defect
+    trainer.evaluate()
+    inputs = rollout(trainer)[0]
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(trainer.model, dict(inputs))
+    checks = trainer._first_steps
+    assert not checks.scored
+    assert not checks.probed
+    assert checks.losses == 0
+    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
+        train(trainer)
+
+
+def test_evaluation_between_steps_changes_nothing_in_the_proof(new_trainer: NewTrainer, prompts: Any) -> None:
+    trainer = new_trainer(
+        objective="grpo", extra={"eval_dataset": prompts}, per_device_eval_batch_size=8, num_generations_eval=2,
+        eval_strategy="steps", eval_steps=1, eval_on_start=True, max_steps=2,
+    )  # fmt: skip
+    train(trainer)
+    assert trainer.state.global_step == 2
+    assert trainer._first_steps.losses == 2
+
+
+def test_the_checks_cost_less_than_a_few_steps(new_trainer: NewTrainer) -> None:
+    """Once a run. A step is generation, scoring and backward; the tiny model leaves out what makes real steps long."""
+    trainer = new_trainer(objective="dapo", max_steps=6)
+    checks, spent = trainer._first_steps, [0.0]
+    for name in ("before_scoring", "after_scoring", "on_pre_optimizer_step", "on_step_end"):
+        method = getattr(checks, name)
+
+        def timed(*args: Any, method: Any = method, **keywords: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*args, **keywords)
+            finally:
+                spent[0] += time.perf_counter() - started
+
+        setattr(checks, name, timed)
+    started = time.perf_counter()
+    train(trainer)
+    step = (time.perf_counter() - started - spent[0]) / 6
+    print(f"checks {spent[0] * 1e3:.1f} ms, step {step * 1e3:.1f} ms, ratio {spent[0] / step:.2f}")
+    assert spent[0] < 5 * step
