@@ -72,7 +72,6 @@ class Meter:
         self._batch = batch
         self._tokens = batch.live.sum()
 
-    @torch.no_grad()
     def log(self, name: str, values: Tensor, *, filled: bool = False) -> str:
         """Log the mean of (B, T) over live tokens, of (B, 1) over completions that have some, or of one value ().
 
@@ -141,7 +140,6 @@ class Meter:
             for name, values in report(self._batch).items():
                 self.log(name, self._own(hook, values))
 
-    @torch.no_grad()
     def log_batch(self) -> None:
         """Log what holds for every objective: ratio, advantage, and the entropy if there is one.
 
@@ -152,9 +150,9 @@ class Meter:
             excess = batch.ratio.detach().sum() - (batch.mask.numel() - self._tokens)  # the ratio is 1 at padding
             self.means["ratio/mean"] = Mean(excess, self._tokens)
         if "sequence_ratio" in vars(batch):
-            self.log("ratio/sequence_mean", batch.sequence_ratio)
+            self.log("ratio/sequence_mean", batch.sequence_ratio.detach())
         self.log("ratio/abs_log", batch.log_ratio.detach().abs(), filled=True)
-        self.log("advantage/abs_mean", batch.advantages.abs(), filled=True)
+        self.log("advantage/abs_mean", batch.advantages.detach().abs(), filled=True)
         if batch.entropy is not None:
             self.log("entropy", batch.entropy, filled=True)
         every = -(-batch.mask.numel() // SAMPLED_TOKENS) or 1
