@@ -35,6 +35,10 @@ def measure(recipe: str, seed: int, root: str, threads: int) -> dict[str, Any]:
     name = f"{recipe.replace('_', '-')}-{seed}"
     overrides = [*SETTINGS, f"run.root={root}", f"run.id={name}", f"run.threads={threads}"]
     run = kit.train("quickstart", seed=seed, objective=recipe, progress=False, overrides=overrides)
+    if run.status["state"] != "finished":
+        raise SystemExit(
+            f"{name} ended as {run.status['state']}: nothing of it is counted. Run the rest again with --out."
+        )
     steps, curve = run.metrics()[-1]["step"], []
     for when, scores in run.evaluations().items():
         step = {"before": 0, "after": steps}.get(when)
@@ -100,7 +104,7 @@ def report(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Runs recipe by recipe within a seed, so that a run cut short still compares all of them."""
+    """Runs recipe by recipe within a seed, so that a run cut short still compares all of them; what stands in FILE is kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -108,8 +112,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
+    if arguments.out and arguments.out.is_file():
+        runs = json.loads(arguments.out.read_text())["runs"]
+    done = {(run["recipe"], run["seed"]) for run in runs}
     with tempfile.TemporaryDirectory() as root:
         for seed, recipe in itertools.product(arguments.seeds, arguments.recipes):
+            if (recipe, seed) in done:
+                continue
             runs.append(measure(recipe, seed, root, arguments.threads))
             print(f"{recipe} seed {seed}: pass@1 {final(runs[-1]):.3f} in {runs[-1]['seconds']:.0f} s", flush=True)
             if arguments.out:

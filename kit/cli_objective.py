@@ -136,13 +136,27 @@ def _declared_kind(path: str) -> str:
 
 
 def _recipe(name: str, overrides: list[str]) -> Objective:
+    from kit.errors import ConfigError
     from kit.loading import apply_override
     from kit.objective import Objective
+    from kit.objective.spec import KEYS
 
     spec: dict[str, Any] = {"recipe": name}
     for override in overrides:
         apply_override(spec, override)
-    return Objective.from_spec(spec)
+    try:
+        return Objective.from_spec(spec)
+    except ConfigError as error:
+        kinds = _kinds_called(name)
+        if not kinds or spec.keys() <= set(KEYS):
+            raise
+        options = " or ".join(f"--kind {kind}" for kind in kinds)
+        raise ConfigError(f"{error} '{name}' is read as the recipe; {options} picks the hook of that name.") from None
+
+
+def _kinds_called(name: str) -> list[str]:
+    """Kinds of the hooks that have this name."""
+    return [registry.kind for registry in _registries(None).values() if name in registry]
 
 
 def _show_recipe(name: str, overrides: list[str]) -> None:
@@ -157,8 +171,7 @@ def _show_recipe(name: str, overrides: list[str]) -> None:
     typer.echo("\nWhat it computes and costs, beyond the scoring of the policy:")
     found = costs(objective.needs, entropy_in_loss=objective.needs_entropy_gradient)
     _list_costs(found)
-    sharing = [registry.kind for registry in _registries(None).values() if name in registry]
-    for kind in sharing:
+    for kind in _kinds_called(name):
         typer.echo(f"\nThere is a hook of that name, too: grpo-kit objective show {name} --kind {kind}")
 
 

@@ -217,7 +217,7 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
     assert results(output)[check] == "failed"
     assert words in " ".join(output.split())
     closing = output.partition("error: ")[2]
-    assert re.match(rf"clip 'others.py:{function}' failed \d of 11 checks: .*{check}", closing)
+    assert re.match(rf"clip 'others.py:{function}' failed \d of 12 checks: .*{check}", closing)
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
@@ -239,9 +239,23 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
         (["ppo_clip", "-o", "eps_low=2"], "eps_low must satisfy 0 <= eps_low < 1"),
         (["dapoo"], "Did you mean 'dapo'"),
         (["dapo", "-o", "clip.eps_hi=1"], "Did you mean 'eps_high'"),
+        (
+            ["reinforce_pp", "-o", "gamma=.9"],
+            "has no key 'gamma'. Known: recipe, advantage, clip, weights, regularizers, reduction. 'reinforce_pp' is read "
+            "as the recipe; --kind advantage picks the hook of that name.",
+        ),
+        (["gspo", "-o", "eps_low=.1"], "--kind clip picks the hook of that name."),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(verb: str, arguments: list[str], words: str) -> None:
     output = run("objective", verb, *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
+
+
+def test_a_key_of_no_hook_of_that_name_is_not_blamed_on_the_kind() -> None:
+    assert "--kind" not in run("objective", "check", "dapo", "-o", "gamma=.9", code=2)
+    assert "--kind" not in run("objective", "check", "reinforce_pp", "-o", "advantage.gama=.9", code=2)
+    assert "advantage reinforce_pp(gamma=0.9" in run(
+        "objective", "check", "reinforce_pp", "--kind", "advantage", "-o", "gamma=.9"
+    )

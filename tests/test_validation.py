@@ -204,7 +204,7 @@ def test_a_clip_that_cannot_act_is_noted(tree: Any) -> None:
 
 
 def test_reinforce_over_several_iterations_is_refused(tree: Any) -> None:
-    with pytest.raises(ObjectiveError, match=r"reinforce has no ratio.*Set optimisation\.iterations: 1"):
+    with pytest.raises(ObjectiveError, match=r"'reinforce' has no ratio.*Set optimisation\.iterations: 1"):
         notes_of(tree, "objective.recipe=rloo", "optimisation.iterations=2")
 
 

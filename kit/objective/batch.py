@@ -36,6 +36,7 @@ class TokenBatch:
     entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if asked
     full_kl: Tensor | None = None  # (B, T) nats, KL(policy || reference) over the whole vocabulary; carries gradient
     rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
+    all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch, this micro-batch's too
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
     weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
@@ -63,6 +64,8 @@ class TokenBatch:
             value = getattr(self, name)
             if value is not None:
                 _check_shape(name, value, torch.Size(() if name == "weight_norm" else (full[0], 1)))
+        if self.all_lengths is not None and self.all_lengths.dim() != 1:
+            raise _wrong_shape("all_lengths", self.all_lengths, "(N,)")
         if self.truncated is not None and self.truncated.dtype != torch.bool:
             raise ObjectiveError(f"TokenBatch.truncated has dtype {self.truncated.dtype}, expected torch.bool.")
 

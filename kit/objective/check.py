@@ -14,6 +14,7 @@
     extreme ratios      finite, gradient too, at log ratios of ±80 nats in float32         clip, weight, regularizer
     empty micro-batch   gives a differentiable 0                                           all but advantages
     sign                a note if negative                                                 weight
+    advantage           it moves the gradient, on policy; a note if in the wrong direction clip
     accumulation        a note if micro-batches do not add up to the batch                 reduction
     unscorable          a NaN reward: advantage 0, and no influence on others              advantage
     order               groups interleaved, in any order, of any ids                       advantage

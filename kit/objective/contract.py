@@ -5,7 +5,9 @@ The kit's own hooks keep it by their tests, and are not checked at run time (eac
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,8 @@ def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
         return hook(batch)
     batch = batch.shielded
     out = guarded(hook, lambda: hook(batch), vars(batch))
+    if hook.kind == "regularizer":
+        _check_term(hook, out, batch)
     if hook.kind == "regularizer" and out.dim() == 0:  # a penalty on the whole, e.g. on the weights
         check_finite(hook, out)
         return out
@@ -52,10 +56,13 @@ def guarded(hook: Hook, call: Callable[[], Any], inputs: Mapping[str, Any]) -> T
     except ObjectiveError:
         raise
     except Exception as error:
-        error.add_note(
-            f"Raised inside {hook.title}. It declares needs={sorted(hook.needs)}; fields that no hook needs are None."
-        )
-        raise
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        absent = [name for name, value in inputs.items() if value is None]
+        raise ObjectiveError(
+            f"{hook.title} raised {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno}). "
+            f"It declares needs={sorted(hook.needs)}; what no hook needs is None in the batch, now: {', '.join(absent)}. "
+            f'A field is asked for by {hook.short_name}.needs = {{"..."}}.'
+        ) from error
     edited = [name for name, version in before.items() if inputs[name]._version != version]
     if edited:
         raise ObjectiveError(f"{hook.title} edited {', '.join(edited)} in place. Make a new tensor instead.")
@@ -78,6 +85,21 @@ def check_attached(hook: Hook, out: Tensor, source: Tensor) -> None:
         raise ObjectiveError(
             f"{hook.title} returned a tensor that carries no gradient, so nothing would be learned. "
             f"Compute it from batch.logps without .detach(), .item() or torch.no_grad()."
+        )
+
+
+def _check_term(hook: Hook, out: Tensor, batch: TokenBatch) -> None:
+    """Raises `ObjectiveError` for a regularizer that is added to the loss and pulls on nothing.
+
+    It may pull on the log-probabilities, or on what else it needs that carries gradient.
+    """
+    others = [getattr(batch, name) for name in ("entropy", "full_kl", "weight_norm") if name in hook.needs]
+    sources = [value for value in others if value is not None] or [batch.logps]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in sources) and not out.requires_grad:
+        raise ObjectiveError(
+            f"{hook.title} returned a tensor that carries no gradient, so that adding it to the loss changes nothing but "
+            "the number. Compute it from batch.logps without .detach(), .item() or torch.no_grad(), or set coef: 0 to "
+            "log it only."
         )
 
 

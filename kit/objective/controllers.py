@@ -20,13 +20,16 @@ from kit.objective.schedules import Controller, schedules
 ERROR_BOUND = 0.2
 """`adaptive_kl` takes a relative error for no more than this, as in arXiv 1909.08593."""
 
+LEAST_FACTOR = 0.5
+"""`adaptive_kl` at most halves the coefficient in a step: at 0, where a short horizon would bring it, it would stay."""
+
 
 @schedules.register("adaptive_kl")
 @dataclass(frozen=True)
 class AdaptiveKL(Controller):
     """Steers the KL to the reference towards `target` by multiplying the coefficient after every step.
 
-    coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon)
+    coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon), at least half
 
     Args: target (nats), horizon (completions), start (the first coefficient). Source: Ziegler et al., arXiv 1909.08593.
     """
@@ -39,7 +42,7 @@ class AdaptiveKL(Controller):
 
     def __post_init__(self) -> None:
         _check(self, positive=("target", "horizon", "start"))
-        self._state["coef"] = self.start
+        self.reset()
 
     def __call__(self, step: int) -> float:
         return self._state["coef"]
@@ -52,7 +55,10 @@ class AdaptiveKL(Controller):
         if not math.isfinite(mean):
             return
         error = min(max(mean / self.target - 1.0, -ERROR_BOUND), ERROR_BOUND)
-        self._state["coef"] *= max(1.0 + error * completions / self.horizon, 0.0)
+        self._state["coef"] *= max(1.0 + error * completions / self.horizon, LEAST_FACTOR)
+
+    def reset(self) -> None:
+        self._state["coef"] = self.start
 
     def state_dict(self) -> dict[str, float]:
         return dict(self._state)
@@ -90,7 +96,7 @@ class AdaptiveEntropy(Controller):
             raise ConfigError(
                 f"{self.name}: min <= start <= max must hold, got min={self.min}, start={start}, max={self.max}."
             )
-        self._state.update(coef=start, apply=0.0)
+        self.reset()
 
     def __call__(self, step: int) -> float:
         return self._state["coef"] if self._state["apply"] else 0.0
@@ -105,6 +111,9 @@ class AdaptiveEntropy(Controller):
         low = mean <= self.target
         coef = self._state["coef"] + (self.delta if low else -self.delta)
         self._state.update(coef=min(max(coef, self.min), self.max), apply=float(low))
+
+    def reset(self) -> None:
+        self._state.update(coef=self.min if self.start is None else self.start, apply=0.0)
 
     def state_dict(self) -> dict[str, float]:
         return dict(self._state)

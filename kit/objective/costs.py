@@ -20,6 +20,7 @@ COSTS: Mapping[str, str] = {
     "entropy": NOTHING,
     "rewards": NOTHING,
     "truncated": NOTHING,
+    "all_lengths": NOTHING,
     "weight_norm": NOTHING,
     "components": NOTHING,
     "lengths": NOTHING,

@@ -22,6 +22,7 @@ TOKEN_REMEDIES: Mapping[str, str] = {
     "sampler_logps": "the generation engine reported no log-probabilities. Generate with an engine that does",
     "entropy": "the batch carries no entropy. Let the trainer compute it",
     "rewards": "the batch carries no rewards. Let the trainer fill in TokenBatch.rewards",
+    "all_lengths": "the batch does not know the lengths of its generation batch. Fill in TokenBatch.all_lengths",
     "truncated": "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
     "weight_norm": "the model has no LoRA weights. Set model.lora",
 }
@@ -47,6 +48,7 @@ class HookFactory:
     needs: frozenset[str] = frozenset()
     formula: str = ""  # for people; {name} stands for a hyper-parameter
     filled: bool = False  # whether its output is 0 at padding, so that it need not be masked
+    on_policy: bool = False  # whether it is right for the policy that generated only, as it has no ratio
     source: str = ""  # where it comes from: paper, or the option of TRL that it equals
     hints: Mapping[str, str] = field(default_factory=dict)  # what to say to a hyper-parameter that it cannot have
     custom: bool = False  # the user's own: its outputs are checked at every call
@@ -77,11 +79,17 @@ class Hook:
         self.values = dict(values)
         self._function = self._build({})
         self._check_extremes()
+        self._check_state()
         self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.kind, factory.title)
 
     @property
     def kind(self) -> str:
         return self.factory.kind
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether it is right only for the policy that generated: registered so, or its function says `on_policy`."""
+        return self.factory.on_policy or bool(attribute(self._function, "on_policy", False))
 
     @property
     def name(self) -> str:
@@ -147,6 +155,15 @@ class Hook:
             )
         return function
 
+    def _check_state(self) -> None:
+        """Refuse a schedule on a function with state: it is built anew at every step, and would forget."""
+        scheduled = [key for key, value in self.values.items() if isinstance(value, Schedule) and key != "coef"]
+        if scheduled and "" in self.stateful():
+            raise ConfigError(
+                f"{self.title} keeps state, so {scheduled[0]} cannot follow a schedule: the function is built anew for every "
+                "value and would forget. Compute the schedule inside the hook, from batch.step."
+            )
+
     def _check_extremes(self) -> None:
         """Refuse a schedule that would leave the valid range at some later step, and a controller without a term."""
         for key, value in self.values.items():
@@ -155,7 +172,7 @@ class Hook:
             extremes = value.extremes if isinstance(value, Schedule) else (value,)
             for extreme in extremes:
                 if key == "coef":
-                    check_range(self.title, "coef", extreme, 0.0)
+                    check_range(self.title, "coef", extreme, 0.0, finite=True)
                 elif isinstance(value, Schedule):
                     self._build({key: extreme})
 

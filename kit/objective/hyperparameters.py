@@ -32,8 +32,11 @@ class HyperParameter:
         """True for floats: they may follow a schedule."""
         return float in _alternatives(self.annotation)
 
-    def coerce(self, value: Any, owner: str) -> Any:
-        """`value` in the declared type, or a `Schedule`. Raises `ConfigError` naming hook, key and value."""
+    def coerce(self, value: Any, owner: str, origin: str = "") -> Any:
+        """`value` in the declared type, or a `Schedule`. Raises `ConfigError` naming hook, key and value.
+
+        `origin` is where the value comes from, for that message.
+        """
         if self.schedulable and is_schedule(value):
             return parse_schedule(value)
         if self.annotation is _EMPTY or self.annotation is Any:
@@ -42,7 +45,7 @@ class HyperParameter:
             fits, result = _fit(value, kind)
             if fits:
                 return result
-        raise ConfigError(f"{owner}: {self.name} must be {_spell(self.annotation)}, got {value!r}.")
+        raise ConfigError(f"{owner}: {self.name} must be {_spell(self.annotation)}, got {value!r}{origin}.")
 
 
 def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParameter]:
@@ -65,7 +68,7 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 def complete(
     known: Mapping[str, HyperParameter], given: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Every hyper-parameter with its value: what was given, checked, and the defaults.
+    """Every hyper-parameter with its value: what was given, or the default; both checked by the annotation.
 
     Raises `ConfigError` for an unknown key (with the hint for it, or the nearest known one), a missing one, or a value
     of the wrong type.
@@ -80,15 +83,29 @@ def complete(
     if missing:
         raise ConfigError(f"{owner} needs a value for {', '.join(missing)}.")
     return {
-        name: parameter.coerce(given[name], owner) if name in given else parameter.default
+        name: parameter.coerce(given[name], owner)
+        if name in given
+        else parameter.coerce(parameter.default, owner, ", its default")
         for name, parameter in known.items()
     }
 
 
 def check_range(
-    owner: str, name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False
+    owner: str,
+    name: str,
+    value: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    finite: bool = False,
 ) -> None:
-    """Raises `ConfigError` unless `low <= value < high`, or `low < value` if `open_low`. No `high`: inf is fine."""
+    """Raises `ConfigError` unless `low <= value < high`, or `low < value` if `open_low`.
+
+    No `high`: inf is fine, unless `finite`.
+    """
+    if finite and math.isinf(value):
+        raise ConfigError(f"{owner}: {name} must be finite, got {value!r}.")
     above = value > low if open_low else value >= low
     below = value < high or math.isinf(high)
     if not (above and below):

@@ -225,6 +225,12 @@ class Objective:
         """True if a coefficient is steered by a controller, so that `observe` must be called after every step."""
         return any(isinstance(hook.values["coef"], Controller) for hook in self._parts.regularizers)
 
+    def reset_controllers(self) -> None:
+        """Put every controller back to its start, as for a new run with an objective that was used before."""
+        for hook in self._parts.regularizers:
+            if isinstance(coef := hook.values["coef"], Controller):
+                coef.reset()
+
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
         """Tell the controllers of an optimiser step: `LossOutput.observed`, added up over its micro-batches and
         processes, and how many completions these were."""
@@ -296,5 +302,9 @@ def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:
 
 def _check_advantage_shape(hook: Hook, out: Tensor, batch: RewardBatch) -> None:
     size = batch.rewards.shape[0]
-    if out.shape[:1] != (size,) or out.dim() not in (1, 2):
-        raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected ({size},) or ({size}, T).")
+    width = "T" if batch.mask is None else batch.mask.shape[1]
+    fits = out.shape[:1] == (size,) and out.dim() in (1, 2)
+    if not fits or (out.dim() == 2 and batch.mask is not None and out.shape[1] != width):
+        raise ObjectiveError(
+            f"{hook.title} returned shape {tuple(out.shape)}, expected ({size},) or ({size}, {width})."
+        )

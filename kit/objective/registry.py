@@ -61,21 +61,24 @@ class HookRegistry(Registry[HookFactory]):
         source: str = "",
         coef: float = 1.0,
         filled: bool = False,
+        on_policy: bool = False,
     ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
         """Decorator that files a factory under `name`.
 
         `needs` is what the batch must carry; needs that depend on a hyper-parameter go on the returned function, as
         `function.needs`. `formula` and `source` (paper, or TRL's name for it) are for people, `{eps_low}` in a formula
         standing for a hyper-parameter. `coef` is the default coefficient of a regularizer. `filled` says that the output
-        is 0 at padding, as every field of the batch but the ratio is. Raises `ConfigError` if the name is taken or a need
-        is unknown.
+        is 0 at padding, as every field of the batch but the ratio is; `on_policy` that it has no ratio.
+        Raises `ConfigError` if the name is taken or a need is unknown.
         """
 
         def add(build: Callable[..., HookFunction]) -> HookFactory:
             title = f"{self.kind} '{name}'"
             parameters = self._parameters(build, 0, coef, title)
             needed = check_needs(needs, self.kind, title)
-            factory = HookFactory(self.kind, name, build, parameters, needed, formula, filled, source, self.hints)
+            factory = HookFactory(
+                self.kind, name, build, parameters, needed, formula, filled, on_policy, source, self.hints
+            )
             return super(HookRegistry, self).register(name)(factory)
 
         return add

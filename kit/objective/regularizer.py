@@ -128,6 +128,7 @@ def entropy_floor(floor: float = 0.2, level: Literal["batch", "token"] = "batch"
 
 @regularizers.register(
     "length_penalty",
+    needs={"all_lengths"},
     coef=0.01,
     formula="{coef} · sg(cost - baseline)·r,  cost = relu(length - {free}) / {scale}",
     source="score-function estimator, doi 10.1007/BF00992696, with the baseline of RLOO, arXiv 2402.14740",
@@ -138,8 +139,8 @@ def length_penalty(free: int = 256, scale: int = 256) -> RegularizerFunction:
     The cost of a completion is relu(live tokens - free) / scale. A length is a count: it has no derivative, so adding it
     to the loss would change nothing but the number. What can be lowered is its expectation, whose gradient is
     E[cost · Σ_t grad logp], and that is what this term has on policy. The baseline, the mean cost of the other
-    completions of the micro-batch that have live tokens, takes out variance; a completion without others gets no
-    penalty, so micro-batches of one feel nothing. As with any term, the reduction decides how much a long completion's
+    completions of the generation batch, takes out variance, whatever the micro-batches; a completion without others gets
+    no penalty. As with any term, the reduction decides how much a long completion's
     tokens weigh: `sequence_sum` gives the gradient above, `sequence_mean` divides it by the length.
 
     free >= 0 and scale >= 1, in tokens: 256 of each ask nothing of a short answer, and cost 1 at 512 tokens. The mean
@@ -148,15 +149,18 @@ def length_penalty(free: int = 256, scale: int = 256) -> RegularizerFunction:
     check_range("length_penalty", "free", free, 0)
     check_range("length_penalty", "scale", scale, 1)
 
+    def over(lengths: Tensor) -> Tensor:
+        return (lengths - free).clamp(min=0.0) / scale
+
     def cost(batch: TokenBatch) -> Tensor:
-        length = batch.mask.sum(-1, keepdim=True).to(batch.logps.dtype)
-        return (length - free).clamp(min=0.0) / scale  # (B, 1)
+        return over(batch.live.sum(-1, keepdim=True))  # (B, 1)
 
     def function(batch: TokenBatch) -> Tensor:
-        each = cost(batch)
-        others = batch.mask.any(-1).sum() - 1
-        excess = each - (each.sum() - each) / others.clamp(min=1)
-        return excess.masked_fill(others < 1, 0.0) * batch.ratio
+        assert batch.all_lengths is not None
+        each, everyone = cost(batch), over(batch.all_lengths.to(batch.live.dtype))
+        if everyone.shape[0] < 2:
+            return torch.zeros_like(batch.ratio)
+        return (each - (everyone.sum() - each) / (everyone.shape[0] - 1)) * batch.ratio
 
     function.metrics = lambda batch: {"length_penalty/cost": cost(batch)}  # type: ignore[attr-defined]
     return function

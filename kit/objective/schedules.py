@@ -159,6 +159,10 @@ class Controller(Schedule):
         """Take in the mean of one optimiser step (nats), over so many completions."""
 
     @abstractmethod
+    def reset(self) -> None:
+        """Go back to the setting that it started from, as for a new run."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, float]:
         """What it has learned so far; plain numbers."""
 

@@ -183,7 +183,9 @@ def dppo(
     return function
 
 
-@clips.register("reinforce", filled=True, formula="-A·logp", source="Williams 1992, doi 10.1007/BF00992696")
+@clips.register(
+    "reinforce", filled=True, on_policy=True, formula="-A·logp", source="Williams 1992, doi 10.1007/BF00992696"
+)
 def reinforce() -> ClipFunction:
     """-A·logp: no ratio, hence only for on-policy batches. Source: Williams 1992, doi 10.1007/BF00992696."""
 

@@ -40,7 +40,7 @@ HALF_TOLERANCE = 0.15
 misreads padding is wrong by whole nats."""
 GRADIENT_TOLERANCE = 1e-2
 """Relative: of the gradient that arrived to the one of the objective."""
-SWITCH = "Pass first_step_checks=False to HookedGRPOTrainer if you are sure that this is meant."
+SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regardless.)"
 
 
 class FirstSteps(TrainerCallback):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
         self.losses = 0
         self.had_advantage = self.had_gradient = False
-        self.steps_without = 0
+        self.steps_without = self.batches_without = 0
         self.scored = self.probed = False
         self.expected: Tensor | None = None  # (B, T) d loss / d logps of the micro-batch that is watched
         self.arrived: Tensor | None = None
@@ -117,6 +117,17 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
                 f"Before any step the policy's log-probabilities differ from those at the rollout by {drift:.3g} nats a "
                 f"token (at most {tolerance:g} is rounding), so that ratios and clipping would be wrong. Both must come "
                 f"from one scorer, with the same temperature. {SWITCH}"
+            )
+
+    def after_advantages(self, hook: Hook, advantages: Tensor) -> None:
+        """Called with every generation batch in which rewards differ, until completions had advantages."""
+        if self.had_gradient or not hook.factory.custom:  # the kit's own have zeros for a reason, as with tied rewards
+            return
+        self.batches_without = 0 if advantages.any() else self.batches_without + 1
+        if self.batches_without >= PATIENCE:
+            raise ObjectiveError(
+                f"{hook.title} gave every completion the advantage 0 in {PATIENCE} generation batches, although rewards "
+                f"differed within groups: nothing would be learned. {SWITCH}"
             )
 
     # --- callbacks ----------------------------------------------------------------------------------------------------

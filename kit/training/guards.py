@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
+
+if TYPE_CHECKING:
+    from kit.objective import Objective
 
 TESTED_TRL = "1.15"
 # Parameters that the overrides below rely on; TRL may add more, but none of these may go.
@@ -52,6 +56,36 @@ def check_base_class(base: type) -> None:
                 f"{base.__module__}.{base.__name__}.{method} has no parameter {', '.join(missing)}: this trainer class is not "
                 f"the one that hooks were written for (TRL {TESTED_TRL}.*), and they could be ignored without notice."
             )
+
+
+def check_on_policy(objective: Objective, args: Any) -> None:
+    """Refuses a clip without a ratio where steps are made on completions of an older policy. Raises `ObjectiveError`."""
+    if not objective.clip.on_policy:
+        return
+    settings = {
+        f"num_iterations={args.num_iterations} (optimisation.iterations)": args.num_iterations > 1,
+        f"steps_per_generation={args.steps_per_generation} above gradient_accumulation_steps="
+        f"{args.gradient_accumulation_steps}": args.steps_per_generation > args.gradient_accumulation_steps,
+    }
+    found = [name for name, present in settings.items() if present]
+    if found:
+        raise ObjectiveError(
+            f"{objective.clip.title} has no ratio, so with {' and '.join(found)} the steps after the first on the same "
+            "completions would follow a biased gradient. Make one step on each generation, or choose a clip with a ratio, "
+            "e.g. ppo_clip."
+        )
+
+
+def check_state(objective: Objective) -> None:
+    """Refuses hook state that a checkpoint cannot hold, before the first of them is due. Raises `ObjectiveError`."""
+    for part, state in objective.state_dict().items():
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise ObjectiveError(
+                f"The state of {part} cannot be saved in a checkpoint: {error}. Let its state_dict() hold plain numbers, "
+                "strings, lists and dicts, e.g. tensor.tolist()."
+            ) from None
 
 
 def check_arguments(args: Any) -> None:

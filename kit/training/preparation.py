@@ -125,13 +125,30 @@ def build_objective(config: RunConfig) -> Objective:
             "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
             "transformers' generate here, whose probabilities are the policy's own. Remove the hook."
         )
-    if config.optimisation.iterations > 1 and objective.to_spec()["clip"]["name"] == "reinforce":
+    if config.optimisation.iterations > 1 and objective.clip.on_policy:
         raise ObjectiveError(
-            f"clip reinforce has no ratio, so with optimisation.iterations: {config.optimisation.iterations} the steps after "
-            "the first on the same completions would follow a biased gradient. Set optimisation.iterations: 1, or choose "
-            "a clip with a ratio, e.g. ppo_clip."
+            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {config.optimisation.iterations} the "
+            "steps after the first on the same completions would follow a biased gradient. Set optimisation.iterations: 1, "
+            "or choose a clip with a ratio, e.g. ppo_clip."
         )
+    try_own_hooks(objective)
     return objective
+
+
+def try_own_hooks(objective: Objective) -> None:
+    """Runs the user's own hooks on random batches, before any model is loaded. Raises `ObjectiveError`."""
+    from kit.objective.check import check_hook
+
+    parts = (objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction)
+    for hook in parts:
+        if not hook.factory.custom:
+            continue
+        for finding in check_hook(hook):
+            if finding.name in ("runs", "needs") and not finding.passed:
+                raise ObjectiveError(
+                    f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
+                    f"{hook.name} --kind {hook.kind}"
+                )
 
 
 def explicit(config: RunConfig, objective: Objective) -> RunConfig:

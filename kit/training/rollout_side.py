@@ -13,6 +13,7 @@ from kit.errors import ObjectiveError
 from kit.objective import Mean, Objective, RewardBatch
 from kit.objective.value import explained_variance
 from kit.training.critic import Critic
+from kit.training.first_steps import FirstSteps
 from kit.training.greedy import aside, greedy_config
 from kit.training.hidden_states import ScoringPass, spread
 from kit.training.token_rewards import lay_out
@@ -60,9 +61,11 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
     needs: frozenset[str]
     rollout_sinks: tuple[Any, ...]
     _critic: Critic | None
+    _first_steps: FirstSteps | None
     _scored: _Scored | None = None
     _greedy: torch.Tensor | None = None  # (N,) rewards of greedy completions, one for each of the batch
     _passes: list[ScoringPass] | None = None  # of the rollout in progress
+    _all_lengths: torch.Tensor | None = None  # (N,) tokens of every completion of the generation batch
     _reference_head: Any = None  # Projection whose head the reference policy was scored with
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
@@ -107,6 +110,11 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         mine = self._mine(len(output["completion_ids"]))
         if "rewards" in self.needs:
             output["rewards"] = scored.total[mine]
+        if "all_lengths" in self.needs:
+            whole = torch.tensor([float(len(ids)) for ids in scored.completion_ids], device=scored.total.device)
+            if "tool_mask" in output:  # what tools wrote is not the policy's length
+                whole = whole - (output["completion_mask"] * (1 - output["tool_mask"])).sum(dim=1)
+            self._all_lengths = self.accelerator.gather(whole)
         if "truncated" in self.needs:
             output["truncated"] = torch.tensor(self._truncated(scored), device=output["completion_ids"].device)
         batch = self._reward_batch(output, scored)
@@ -120,7 +128,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             targets = self.objective.value_targets(batch)
             variance = explained_variance(targets, batch.values, batch.mask)
             self._metrics[self._mode()]["value/explained_variance"].append(float(variance))
-            self._metrics[self._mode()]["value/mean"].append(float(batch.values[batch.mask].mean()))
+            live = batch.values[batch.mask]
+            self._add_means({"value/mean": Mean(live.sum(), live.new_full((), live.numel()))})
             output["value_targets"] = targets[mine][:, : output["completion_ids"].shape[1]]
         self._log_masked(output, scored)
 
@@ -128,7 +137,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         """What advantage estimators read, of the completions of all processes."""
         size = self.num_generations if self.model.training else self.num_generations_eval
         trained, device = trained_tokens(output), scored.total.device
-        mask = token_rewards = values = None
+        token_rewards = values = None
         reported = scored.extra.get(TOKEN_REWARDS)
         if reported is not None and TOKEN_REWARDS not in self.needs:
             assert self.objective is not None
@@ -136,8 +145,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
                 f"A reward function reports {TOKEN_REWARDS}, but {self.objective.advantage.title} sees one reward a "
                 "completion and would ignore them. Choose token_returns, reinforce_pp or gae, or do not report them."
             )
-        if self.needs & {TOKEN_REWARDS, "values"}:
-            mask = self._gathered(trained)
+        mask = self._gathered(trained)
         if TOKEN_REWARDS in self.needs:
             mine = scored.total[self._mine(len(trained))]
             token_rewards = self._gathered(lay_out(mine, trained, scored.completion_ids, reported))
@@ -166,7 +174,10 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             logged.pop()
         logged.extend(per_completion.tolist())
         metrics["advantage/std"].append(float(per_completion.std(correction=0)))
-        metrics["groups/zero_spread"].append(float(batch.zero_spread().float().mean()))
+        spreadless = batch.zero_spread()
+        metrics["groups/zero_spread"].append(float(spreadless.float().mean()))
+        if self._first_steps is not None and self.model.training and not bool(spreadless.all()):
+            self._first_steps.after_advantages(self.objective.advantage, advantages)
         return advantages
 
     def _values(self, output: dict[str, Any]) -> torch.Tensor:
@@ -205,7 +216,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             rewards = self._weighted(super()._calculate_rewards(rows, prompts, completions, ids))
         tokens, metrics = float(sum(len(row) for row in ids)), self._metrics[self._mode()]
         metrics["greedy/reward"].append(float(rewards.nanmean()))
-        metrics["greedy/tokens"].append(tokens * self.accelerator.num_processes)
+        metrics["greedy/tokens"].append(float(self.accelerator.reduce(rewards.new_tensor(tokens), reduction="sum")))
         metrics["greedy/seconds"].append(time.perf_counter() - started)
         return rewards.repeat_interleave(size)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ObjectiveError
-from kit.training.guards import check_arguments, check_base_class, check_trl
+from kit.training.guards import check_arguments, check_base_class, check_on_policy, check_state, check_trl
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,9 @@ def make_trainer_class() -> type:
                 args = copy.copy(args)
                 args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
             super().__init__(model, reward_funcs, args, *rest, **keywords)
+            if objective is not None:
+                check_on_policy(objective, self.args)
+                check_state(objective)
             if "greedy_rewards" in self.needs:
                 check_greedy(self)
             if "weight_norm" in self.needs and lora_weight_norm(self.model) is None:
@@ -189,6 +192,7 @@ def make_trainer_class() -> type:
                 entropy=entropy,
                 full_kl=self._full_kl(inputs, scored) if "full_kl" in self.needs else None,
                 rewards=inputs["rewards"].unsqueeze(1) if "rewards" in inputs else None,
+                all_lengths=self._all_lengths,
                 truncated=inputs["truncated"].unsqueeze(1) if "truncated" in inputs else None,
                 weight_norm=lora_weight_norm(self.model) if "weight_norm" in self.needs else None,
                 step=self.state.global_step,
@@ -299,13 +303,16 @@ def make_trainer_class() -> type:
             return optimizer
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            super()._save_checkpoint(model, trial)
+            # First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole.
             state = self.objective.state_dict() if self.objective is not None else {}
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            if self.args.should_save and (state or self._critic is not None):
+                folder.mkdir(parents=True, exist_ok=True)
             if state and self.args.should_save:
                 (folder / STATE_FILE).write_text(json.dumps(state))
             if self._critic is not None and self.args.should_save:
                 self._critic.save(folder)
+            super()._save_checkpoint(model, trial)
 
         def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
             if checkpoint is not None:
@@ -325,6 +332,10 @@ def make_trainer_class() -> type:
 
         def __init__(self, trainer: HookedGRPOTrainer) -> None:
             self.trainer = trainer
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.trainer.objective is not None and not state.global_step:  # it may have been used before
+                self.trainer.objective.reset_controllers()
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.trainer._critic is not None and self.trainer.accelerator.num_processes > 1:

@@ -39,6 +39,7 @@ class Sample:
             "full_kl": self.full_kl[rows],
             "rewards": self.rewards[rows, None],
             "truncated": self.truncated[rows, None],
+            "all_lengths": self.mask.sum(-1),
             "weight_norm": torch.tensor(0.7, dtype=self.logps.dtype),
             "step": self.step,
         }

@@ -80,6 +80,7 @@ def test_what_kinds_are_checked_for() -> None:
     assert all(common <= found for found in names.values())
     assert "gradient" not in names["weight"]
     assert "sign" in names["weight"]
+    assert [kind for kind, found in names.items() if "advantage" in found] == ["clip"]
     assert {"unscorable", "order", "no spread"} <= names["advantage"]
     assert {"accumulation", "empty micro-batch"} <= names["reduction"]
     assert "value targets" in {f.name for f in check_hook(objective.advantages.build("gae"))}
@@ -212,6 +213,14 @@ def plain_product(batch: TokenBatch) -> Tensor:
     return -batch.advantages * product * torch.ones_like(batch.logps)
 
 
+def ignores_advantages(batch: TokenBatch) -> Tensor:
+    return -batch.ratio
+
+
+def adds_advantages(batch: TokenBatch) -> Tensor:
+    return -batch.advantages - batch.ratio
+
+
 CLIPS: list[tuple[Callable[..., Any], str, str]] = [
     (raises, "runs", "RuntimeError"),
     (per_sequence, "runs", r"shape (5, 1), expected (B, T) = (5, 9)"),
@@ -228,6 +237,8 @@ CLIPS: list[tuple[Callable[..., Any], str, str]] = [
     (wrong_backward, "finite differences", "torch.autograd.Function whose backward is wrong"),
     (counts_columns, "padding", "more padding changes the loss"),
     (plain_product, "extreme ratios", "bounded_exp"),
+    (ignores_advantages, "advantage", "ignores batch.advantages"),
+    (adds_advantages, "advantage", "ignores batch.advantages"),
 ]
 
 
@@ -290,6 +301,55 @@ def test_a_detached_choice_that_leaves_the_gradient_right_is_not_noted() -> None
         return torch.where(batch.logps.detach() > -1.0, -batch.advantages * batch.ratio, batch.logps)
 
     assert not one(check_hook(objective.clips.build(chosen)), "finite differences").note
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch: batch.advantages * batch.ratio,
+        lambda batch: torch.sign(batch.advantages) * batch.ratio,
+        lambda batch: -batch.advantages.abs() * batch.ratio,  # right by half: bad completions are learned, too
+    ],
+    ids=["plus_for_minus", "sign_only", "magnitude_only"],
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_clip_of_the_wrong_sign_is_noted(function: Callable[..., Any], seed: int) -> None:
+    finding = one(check_hook(objective.clips.build(function), seed), "advantage")
+    assert finding.note
+    assert "a positive advantage lowers the probability: is a sign missing?" in finding.detail
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch: -torch.sign(batch.advantages) * batch.ratio,
+        lambda batch: -torch.sign(batch.advantages).clamp(min=0.0) * batch.ratio,
+        lambda batch: -batch.advantages * batch.ratio * (batch.logps.detach() < -0.5),
+        lambda batch: -batch.advantages * batch.ratio + 0.1 * batch.log_ratio**2,
+    ],
+    ids=["sign_only", "good_ones_only", "unlikely_tokens_only", "with_a_penalty"],
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_clip_that_follows_advantages_in_part_passes(function: Callable[..., Any], seed: int) -> None:
+    finding = one(check_hook(objective.clips.build(function), seed), "advantage")
+    assert finding.result == "passed"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_clip_of_the_kit_follows_the_advantage_with_the_right_sign(seed: int) -> None:
+    entries = [{"name": name} for name in objective.clips]
+    entries += [entry for registry, entry in SETTINGS if registry is objective.clips]
+    found = {str(entry): one(check_hook(objective.clips.build(entry), seed), "advantage") for entry in entries}
+    assert {entry: finding.detail for entry, finding in found.items() if finding.result != "passed"} == {}
+
+
+def test_a_clip_without_gradient_on_policy_is_noted() -> None:
+    def late(batch: TokenBatch) -> Tensor:
+        return -batch.advantages * batch.log_ratio**2
+
+    finding = one(check_hook(objective.clips.build(late)), "advantage")
+    assert finding.note
+    assert "on policy the gradient is 0" in finding.detail
 
 
 def test_negative_weights_are_noted() -> None:

@@ -37,12 +37,16 @@ def test_adaptive_kl_golden_updates() -> None:
     assert found(4) == pytest.approx(0.092718)
 
 
-def test_adaptive_kl_goes_down_for_a_negative_estimate_and_never_below_zero() -> None:
+def test_adaptive_kl_goes_down_for_a_negative_estimate_by_at_most_half_a_step() -> None:
     found = AdaptiveKL(target=0.05, horizon=10, start=0.1)
     found.observe(-0.3, 20)  # 0.1·(1 - 0.2·2)
     assert found(1) == pytest.approx(0.06)
     found.observe(-0.3, 1000)
-    assert found(2) == 0
+    assert found(2) == pytest.approx(0.03)  # not 0, from which it would never come back
+    found.observe(5.0, 20)
+    assert found(3) == pytest.approx(0.03 * 1.4)
+    found.reset()
+    assert found(4) == 0.1
 
 
 def test_adaptive_entropy_golden_updates() -> None:

@@ -273,9 +273,51 @@ def test_an_exception_of_a_hook_says_which_hook_and_what_it_declared() -> None:
     def forgot_needs(batch: TokenBatch) -> Tensor:
         return batch.logps - batch.ref_logps  # type: ignore[operator]
 
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(ObjectiveError) as caught:
         Objective(regularizers=[forgot_needs]).loss(sample().batch(ref_logps=None))
-    assert "regularizer 'forgot_needs'. It declares needs=[]" in caught.value.__notes__[0]
+    assert "regularizer 'forgot_needs' raised TypeError" in str(caught.value)
+    assert "(test_custom_hooks.py, line" in str(caught.value)
+    assert "It declares needs=[]; what no hook needs is None in the batch, now: ref_logps" in str(caught.value)
+    assert 'forgot_needs.needs = {"..."}' in str(caught.value)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def detached(batch: TokenBatch) -> Tensor:
+    return (batch.logps.detach() + 1.0) ** 2
+
+
+@pytest.mark.parametrize("term", [detached, lambda batch: torch.ones_like(batch.logps), lambda batch: torch.ones(())])
+def test_a_term_that_pulls_on_nothing_is_refused(term: Any) -> None:
+    with pytest.raises(ObjectiveError, match="changes nothing but the number"):
+        Objective(regularizers=[{"name": "kl", "coef": 0.0}, term]).loss(sample().batch())
+
+
+def test_a_term_that_pulls_on_nothing_may_be_logged(hooks: Path) -> None:
+    hook = registry_of(detached)(coef=0.0)
+    assert "objective/detached" in Objective(regularizers=[hook]).loss(sample().batch()).metrics
+
+
+def registry_of(function: Any) -> Any:
+    """The factory of a custom regularizer."""
+    return lambda **given: regularizers.build({"name": f"{__name__}:{function.__name__}", **given})
+
+
+def test_a_hook_with_state_takes_no_schedule(hooks: Path) -> None:
+    class Counter:
+        def __call__(self, batch: TokenBatch) -> Tensor:
+            return -batch.advantages * batch.ratio
+
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    def factory(rate: float = 0.1) -> Any:
+        return Counter()
+
+    clips._custom(factory, "factory", importable=False)(rate=0.2)
+    with pytest.raises(ConfigError, match="keeps state, so rate cannot follow a schedule"):
+        clips._custom(factory, "factory", importable=False)(rate="linear(0.1, 0.0, 10)")
 
 
 def unknown_need(batch: TokenBatch) -> Tensor:
@@ -377,3 +419,91 @@ def test_a_required_hyper_parameter_must_be_given() -> None:
     with pytest.raises(ConfigError, match="needs a value for scale"):
         Objective(clip=strict)
     assert gradient(Objective(clip={"name": strict, "scale": 2}), sample())[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("factory", [False, True], ids=["function", "factory"])
+@pytest.mark.parametrize(
+    ("annotation", "default", "message"),
+    [
+        (float, "x", "k must be a number or a schedule, got 'x', its default"),
+        (float, None, "k must be a number or a schedule, got None, its default"),
+        (float, True, "k must be a number or a schedule, got True, its default"),
+        (int, 0.5, "k must be a whole number, got 0.5, its default"),
+        (bool, "yes", "k must be true or false, got 'yes', its default"),
+        (float | None, "x", "k must be a number or a schedule or null, got 'x', its default"),
+    ],
+    ids=str,
+)
+def test_a_default_that_its_annotation_rules_out_is_refused(
+    annotation: Any, default: Any, message: str, factory: bool
+) -> None:
+    entry = own_clip(annotation, default, factory)
+    with pytest.raises(ConfigError, match=f"clip 'own': {message}"):
+        Objective(clip=entry)
+    if default is not None:
+        with pytest.raises(ConfigError, match="clip 'own': k must be"):
+            Objective(clip={"name": entry, "k": default})
+    with pytest.raises(ConfigError, match=f"clip 'own': {message}"):
+        HookRegistry("clip").register("own")(own_clip(annotation, default, True))()
+
+
+def own_clip(annotation: Any, default: Any, factory: bool) -> Any:
+    """A clip, or a factory of one, with the hyper-parameter `k`."""
+
+    def own(batch: TokenBatch, k: Any = default) -> Tensor:
+        return -batch.advantages * batch.ratio
+
+    def build(k: Any = default) -> Any:
+        return lambda batch: own(batch, k)
+
+    chosen = build if factory else own
+    chosen.__annotations__["k"] = annotation
+    chosen.__name__ = "own"
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "value"),
+    [
+        (float, 2, 2.0),
+        (float | None, None, None),
+        (float | None, 2, 2.0),
+        (Any, "x", "x"),
+        (list[float], [1, "x"], [1, "x"]),  # not looked into: the factory checks it itself
+        ("Unknown", "x", "x"),
+        (str, "token", "token"),
+    ],
+    ids=str,
+)
+def test_a_default_comes_as_its_annotation_says(annotation: Any, default: Any, value: Any) -> None:
+    hook = clips.build(own_clip(annotation, default, False))
+    assert hook.values == {"k": value}
+    assert type(hook.values["k"]) is type(value)
+
+
+def test_a_default_without_annotation_is_left_alone() -> None:
+    def bare(batch: TokenBatch, k="x"):  # type: ignore[no-untyped-def]
+        return -batch.advantages * batch.ratio
+
+    assert clips.build(bare).values == {"k": "x"}
+
+
+def test_a_default_may_be_a_schedule() -> None:
+    hook = clips.build(own_clip(float, "linear(1, 3, 2)", True))
+    assert [hook.values["k"](step) for step in range(3)] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("coef", "message"),
+    [
+        (float("inf"), "coef must be finite, got inf"),
+        (-float("inf"), "coef must be finite, got -inf"),
+        (float("nan"), "coef must be a number or a schedule, got nan"),
+        (-0.1, "coef must satisfy 0 <= coef, got -0.1"),
+    ],
+)
+def test_a_coef_is_finite_and_not_negative(coef: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"regularizer 'kl': {message}"):
+        Objective(regularizers=[{"name": "kl", "coef": coef}])
+    with pytest.raises(ConfigError, match=f"regularizer '.*plain_pull': {message}"):
+        Objective(regularizers=[{"name": plain_pull, "coef": coef}])

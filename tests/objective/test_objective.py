@@ -145,6 +145,7 @@ def test_extreme_ratios_stay_finite_in_float32(name: str, gaps: list[float], adv
         "full_kl": torch.full((2, 2), 80.0),
         "rewards": torch.tensor([[1.0], [torch.nan]]),
         "truncated": torch.tensor([[False], [True]]),
+        "all_lengths": torch.tensor([2, 2]),
         "weight_norm": torch.tensor(9.0),
     }
     batch = TokenBatch(logps, base, advantages, mask, **extra)

@@ -86,8 +86,9 @@ def several(entropies: list[list[float]], **fields: Any) -> TokenBatch:
     """Completions on policy with these entropies; NaN marks padding. logp is -1 everywhere."""
     entropy = torch.tensor(entropies, dtype=torch.float64)
     logps = torch.full_like(entropy, -1.0, requires_grad=True)
-    advantages = torch.zeros(len(entropies), 1)
-    return TokenBatch(logps, logps.detach(), advantages, ~entropy.isnan(), entropy=entropy, **fields)
+    advantages, mask = torch.zeros(len(entropies), 1), ~entropy.isnan()
+    fields = {"all_lengths": mask.sum(-1)} | fields
+    return TokenBatch(logps, logps.detach(), advantages, mask, entropy=entropy, **fields)
 
 
 def test_the_full_divergence_is_that_of_the_batch() -> None:
@@ -147,9 +148,10 @@ def test_below_the_floor_the_gradient_is_that_of_an_entropy_bonus() -> None:
 
 
 def test_length_penalty() -> None:
-    batch = several([[0.0] * 6, [0.0] * 4 + [math.nan] * 2, [0.0] + [math.nan] * 5, [math.nan] * 6])
+    rows = [[0.0] * 6, [0.0] * 4 + [math.nan] * 2, [0.0] + [math.nan] * 5, [math.nan] * 6]
+    batch = several(rows, all_lengths=torch.tensor([6, 4, 1]))
     hook = regularizers.length_penalty(free=2, scale=2)
-    # costs (6-2)/2 = 2, (4-2)/2 = 1, 0; the fourth has no live token and is no one's baseline
+    # costs (6-2)/2 = 2, (4-2)/2 = 1, 0; the fourth has no live token
     out = hook(batch)  # on policy r = 1
     assert out[:3, 0].tolist() == pytest.approx([1.5, 0.0, -1.5])  # 2 - (1+0)/2, 1 - (2+0)/2, 0 - (2+1)/2
     metrics = Objective(regularizers=[hook]).loss(batch).metrics
@@ -166,7 +168,14 @@ def test_the_gradient_of_the_length_penalty_is_cost_times_that_of_the_log_probab
     torch.testing.assert_close(slope, expected)
 
 
-@pytest.mark.parametrize("rows", [[[0.0] * 6], [[0.0] * 6, [math.nan] * 6], [[math.nan] * 6]])
+def test_the_length_penalty_does_not_depend_on_micro_batches() -> None:
+    """Its baseline is that of the generation batch: (1 + 0) / 2 for the first, whatever it is scored beside."""
+    hook, lengths = regularizers.length_penalty(free=2, scale=2), torch.tensor([6, 4, 1])
+    alone = several([[0.0] * 6], all_lengths=lengths)
+    assert hook(alone).tolist() == [[1.5] * 6]
+
+
+@pytest.mark.parametrize("rows", [[[0.0] * 6], [[math.nan] * 6]])
 def test_a_completion_without_others_has_no_length_penalty(rows: list[list[float]]) -> None:
     assert (regularizers.length_penalty(free=1, scale=1)(several(rows)) == 0).all()
 

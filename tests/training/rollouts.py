@@ -59,6 +59,18 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
     raise AssertionError("the tiny model never ends its completions at different places")
 
 
+def generated(trainer: Any) -> dict[str, Any]:
+    """One generation batch, scored, not yet shuffled."""
+    trainer.model.train()
+    output: dict[str, Any] = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    return output
+
+
+def log_of(trainer: Any, step: int = 0) -> dict[str, float]:
+    found: dict[str, float] = trainer.state.log_history[step]
+    return found
+
+
 def drift(trainer: Any, size: float = 0.03) -> None:
     """Moves the adapter away from the policy that generated; the same way for every trainer."""
     generator = torch.Generator().manual_seed(1)

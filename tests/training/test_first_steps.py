@@ -522,7 +522,7 @@ def test_evaluation_between_steps_changes_nothing_in_the_proof(new_trainer: NewT
     assert trainer._first_steps.losses == 2
 
 
-def test_the_checks_cost_less_than_a_few_steps(new_trainer: NewTrainer) -> None:
+def test_the_checks_cost_less_than_a_step(new_trainer: NewTrainer) -> None:
     """Once a run. A step is generation, scoring and backward; the tiny model leaves out what makes real steps long."""
     trainer = new_trainer(objective="dapo", max_steps=6)
     checks, spent = trainer._first_steps, [0.0]
@@ -541,4 +541,4 @@ def test_the_checks_cost_less_than_a_few_steps(new_trainer: NewTrainer) -> None:
     train(trainer)
     step = (time.perf_counter() - started - spent[0]) / 6
     print(f"checks {spent[0] * 1e3:.1f} ms, step {step * 1e3:.1f} ms, ratio {spent[0] / step:.2f}")
-    assert spent[0] < 5 * step
+    assert spent[0] < 1 * step

@@ -52,7 +52,8 @@ def token_fields(
     fields["sampler_logps"][1, 0] = torch.nan  # not reported
     fields = {name: value.to(dtype) for name, value in fields.items()}
     truncated = torch.tensor([[False], [True], [False], [False], [True]])
-    return with_rubbish(fields | {"mask": mask, "truncated": truncated, "step": 0})
+    lengths = mask.sum(-1).to(fields["logps"].dtype)
+    return with_rubbish(fields | {"mask": mask, "truncated": truncated, "all_lengths": lengths, "step": 0})
 
 
 def extreme_fields(seed: int, reach: float = 80.0) -> Fields:

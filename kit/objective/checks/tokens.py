@@ -198,6 +198,34 @@ def _sign(subject: Subject) -> str | None:
     return "no weight is negative"
 
 
+def _advantage(subject: Subject) -> str | None:
+    """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
+    if subject.kind != "clip":
+        return None
+    fields = token_fields(subject.seed, off_policy=False)
+    given = fields["advantages"]
+    tried = (given, -given, numbers(given.shape, subject.seed + 1))
+    slopes = []
+    for advantages in tried:
+        loss, leaves = subject.loss(fields | {"advantages": advantages})
+        if not loss.requires_grad:
+            return Note("skipped: there is no gradient to compare")
+        slopes.append(slopes_of(loss, leaves).get("logps", torch.zeros_like(fields["logps"])))
+    if not any(slope.any() for slope in slopes):
+        return Note("not seen: on policy the gradient is 0 at every token, so the first step would change nothing")
+    if all(equal(slope, slopes[0]) for slope in slopes):
+        raise Fault(
+            "ignores batch.advantages: on policy the gradient is the same whatever they are, so no reward is learned."
+        )
+    moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], tried[:2], strict=True)])
+    right, total = int((moved < 0).sum()), moved.numel()
+    if 2 * right <= total:
+        return Note(
+            f"a positive advantage lowers the probability: is a sign missing? (at {total - right} of {total} tokens)"
+        )
+    return f"on policy the gradient has the sign of -A at {right} of {total} tokens where it is not 0"
+
+
 TOKEN_CHECKS: dict[str, Check] = {
     "runs": _runs,
     "needs": _needs,
@@ -211,4 +239,5 @@ TOKEN_CHECKS: dict[str, Check] = {
     "extreme ratios": _extreme_ratios,
     "empty micro-batch": _empty,
     "sign": _sign,
+    "advantage": _advantage,
 }

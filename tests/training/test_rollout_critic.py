@@ -1,0 +1,234 @@
+"""The value head of `gae`: its values, its loss, its optimiser group and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.errors import RunError
+
+from .rollouts import (
+    NewTrainer,
+    adapter,
+    assert_gradients_close,
+    drift,
+    generated,
+    largest_difference,
+    log_of,
+    losses_and_gradients,
+    rollout,
+    train,
+    unpadded,
+)
+
+
+def random_head(trainer: Any, size: float = 0.5) -> None:
+    """A head that says something: it starts from zeros."""
+    generator = torch.Generator().manual_seed(2)
+    linear = trainer._critic.head.linear
+    with torch.no_grad():
+        linear.weight.copy_(size * torch.randn(linear.weight.shape, generator=generator))
+        linear.bias.fill_(0.3)
+
+
+def values_by_hand(trainer: Any, prompt: Tensor, completion: Tensor) -> Tensor:
+    """(T,) of one unpadded row: layer norm and linear of the last hidden state in which each token was chosen."""
+    with torch.no_grad():
+        ids = torch.cat([prompt, completion]).unsqueeze(0)
+        hidden = trainer.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
+        centred = hidden - hidden.mean(-1, keepdim=True)
+        hidden = centred / (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        linear = trainer._critic.head.linear
+        return hidden @ linear.weight[0] + linear.bias[0]
+
+
+def gae_by_hand(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    out, later, following = [0.0] * len(rewards), 0.0, 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * following - values[t]
+        later = delta + gamma * lam * later
+        out[t], following = later, values[t]
+    return out
+
+
+def ppo(whiten: bool = False, **changes: Any) -> dict[str, Any]:
+    return {"recipe": "ppo", "advantage": {"gamma": 0.9, "lam": 0.8, "whiten": whiten, **changes}}
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2}], ids=["one_more_scoring", "trls_scoring"])
+def test_values_and_advantages_equal_plain_arithmetic_on_unpadded_rows(
+    new_trainer: NewTrainer, reward: Any, options: dict[str, Any], whiten: bool
+) -> None:
+    trainer = new_trainer(objective=ppo(whiten), num_generations=2, gradient_accumulation_steps=4, **options)
+    random_head(trainer)
+    torch.manual_seed(1)
+    output = generated(trainer)
+    assert output["completion_mask"].sum(1).unique().numel() > 2
+    assert output["prompt_mask"].sum(1).unique().numel() > 2
+    everything, values, returns = [], [], []
+    for row in range(len(output["completion_ids"])):
+        prompt, completion = unpadded(output, row)
+        value = values_by_hand(trainer, prompt, completion)
+        length = len(completion)
+        torch.testing.assert_close(output["old_values"][row, :length], value, rtol=1e-4, atol=1e-5)
+        assert not output["old_values"][row, length:].any()
+        rewards = [0.0] * (length - 1) + reward([completion.tolist()])
+        advantages = gae_by_hand(rewards, value.tolist(), 0.9, 0.8)
+        everything.append(advantages)
+        values += value.tolist()
+        returns += [a + v for a, v in zip(advantages, value.tolist(), strict=True)]
+        targets = torch.tensor(advantages) + value
+        torch.testing.assert_close(output["value_targets"][row, :length], targets, rtol=1e-4, atol=1e-5)
+    flat = torch.tensor([a for row in everything for a in row])
+    mean, std = (flat.mean(), flat.std() + 1e-4) if whiten else (torch.tensor(0.0), torch.tensor(1.0))
+    for row, advantages in enumerate(everything):
+        want = (torch.tensor(advantages) - mean) / std
+        torch.testing.assert_close(output["advantages"][row, : len(want)], want, rtol=1e-4, atol=1e-4)
+        assert not output["advantages"][row, len(want) :].any()
+    targets, guesses = torch.tensor(returns), torch.tensor(values)
+    explained = 1 - (targets - guesses).var(correction=0) / targets.var(correction=0)
+    metrics = trainer._metrics["train"]
+    assert metrics["value/explained_variance"] == [pytest.approx(explained.item(), abs=1e-4)]
+    trainer.log({})
+    assert log_of(trainer, -1)["value/mean"] == pytest.approx(guesses.mean().item(), abs=1e-5)
+
+
+def test_the_value_loss_reaches_the_head_and_nothing_else(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective=ppo(value_clip=0.2), num_iterations=2)
+    random_head(trainer)
+    inputs = rollout(trainer)[0]
+    drift(trainer)
+    loss, gradients = losses_and_gradients(trainer, [inputs], 1)
+    head = [weight.grad.clone() for weight in trainer._critic.head.parameters()]
+
+    # the policy's gradient is that of the clip alone, with the same advantages
+    plain = new_trainer(objective={"recipe": "ppo", "advantage": "group_mean"}, num_iterations=2)
+    drift(plain)
+    alone, want = losses_and_gradients(plain, [inputs], 1)
+    assert largest_difference(gradients, want) == 0
+
+    # 0.5·max((V - R)², (V_clipped - R)²), mean over the tokens
+    live, total = inputs["completion_mask"].bool(), torch.zeros(())
+    weight, bias = (value.detach().clone().requires_grad_() for value in trainer._critic.head.linear.parameters())
+    for row in range(len(live)):
+        prompt, completion = unpadded(inputs, row)
+        with torch.no_grad():
+            ids = torch.cat([prompt, completion]).unsqueeze(0)
+            hidden = trainer.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
+        value = torch.nn.functional.layer_norm(hidden, hidden.shape[-1:]) @ weight[0] + bias[0]
+        old, target = (inputs[name][row, : len(completion)] for name in ("old_values", "value_targets"))
+        near = torch.maximum(torch.minimum(value, old + 0.2), old - 0.2)
+        total = total + 0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2).sum()
+    total = total / live.sum()
+    torch.testing.assert_close((loss - alone)[0], total.detach(), rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(head, torch.autograd.grad(total, [weight, bias]), strict=True):
+        assert theirs.any()
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_splitting_the_batch_keeps_the_gradient_of_the_head(new_trainer: NewTrainer) -> None:
+    whole = new_trainer(objective=ppo(), per_device_train_batch_size=12)
+    random_head(whole)
+    (inputs,) = rollout(whole)
+    order = inputs["completion_mask"].sum(1).argsort()  # micro-batches of unequal token counts
+    inputs = {key: value[order] if value.dim() else value for key, value in inputs.items()}
+    parts = [{k: v[i : i + 4] if v.dim() else v for k, v in inputs.items()} for i in (0, 4, 8)]
+    split = new_trainer(objective=ppo(), gradient_accumulation_steps=3)
+    random_head(split)
+    results = []
+    for trainer, batches in ((whole, [inputs]), (split, parts)):
+        gradients = losses_and_gradients(trainer, batches, len(batches))[1]
+        results.append((gradients, [weight.grad for weight in trainer._critic.head.parameters()]))
+    assert_gradients_close(results[1][0], results[0][0])
+    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective=ppo(value_learning_rate=0.003), weight_decay=0.1, max_steps=2)
+    train(trainer)
+    groups = trainer.optimizer.param_groups
+    parameters = list(trainer._critic.head.parameters())
+    (own,) = [group for group in groups if any(each is parameters[0] for each in group["params"])]
+    assert len(own["params"]) == 2
+    assert own["lr"] == 0.003
+    assert own["weight_decay"] == 0.0
+    assert {group["lr"] for group in groups if group is not own} == {0.01}
+    assert parameters[0].abs().max() > 1e-3  # it did learn
+    assert all(weight.grad is None or not weight.grad.any() for weight in parameters)  # and starts anew each step
+    named = {id(weight) for weight in trainer.model.parameters()}
+    assert not any(id(weight) in named for weight in parameters)
+
+
+def optimiser_state(trainer: Any) -> list[Tensor]:
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    parameters = list(trainer._critic.head.parameters())
+    return [value.float() for each in parameters for _, value in sorted(optimizer.state[each].items())]
+
+
+def test_a_resumed_run_ends_with_the_head_of_an_uninterrupted_one(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    whole = new_trainer(objective=ppo(), **options)
+    train(whole)
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
+    assert (checkpoint / "value_head.safetensors").is_file()
+    resumed = new_trainer(objective=ppo(), **options)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == 4
+    for name, value in whole._critic.head.state_dict().items():
+        assert value.any()
+        torch.testing.assert_close(resumed._critic.head.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+    states = optimiser_state(whole), optimiser_state(resumed)
+    assert len(states[0]) == 6  # step and both moments of weight and bias
+    for ours, theirs in zip(states[1], states[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-9)
+    assert largest_difference(adapter(resumed), adapter(whole)) < 1e-6
+
+
+def test_a_checkpoint_without_a_head_is_not_resumed_with_one(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = new_trainer(objective="ppo", **options)
+    train(trainer)
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    (checkpoint / "value_head.safetensors").unlink()
+    with pytest.raises(RunError, match=r"has no value head \(value_head\.safetensors\)"):
+        new_trainer(objective="ppo", **options).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_checkpoint_of_a_run_without_value_head_is_refused_in_words(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = new_trainer(objective="dapo", **options)
+    train(trainer)
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    with pytest.raises(RunError, match=r"has no value head \(value_head\.safetensors\)"):
+        new_trainer(objective="ppo", **options).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_checkpoint_with_a_value_head_is_refused_by_a_run_without(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = new_trainer(objective="ppo", **options)
+    train(trainer)
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    with pytest.raises(RunError, match=r"has a value head .* needs none"):
+        new_trainer(objective="dapo", **options).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_the_value_loss_is_logged_also_in_evaluation(new_trainer: NewTrainer, prompts: Any) -> None:
+    extra = {"extra": {"eval_dataset": prompts}, "per_device_eval_batch_size": 8, "num_generations_eval": 2}
+    trainer = new_trainer(objective="ppo", **extra)
+    trainer.evaluate()
+    log = trainer.state.log_history[-1]
+    # the head says 0 everywhere: loss 0.5·R², nothing explained
+    assert log["eval_value/mean"] == 0.0
+    assert log["eval_value/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert log["eval_value/loss"] > 0

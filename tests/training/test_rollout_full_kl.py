@@ -1,0 +1,220 @@
+"""What regularizers need of a model: the KL over the whole vocabulary, and the norm of the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.training.lora_norm import lora_weight_norm
+
+from .rollouts import (
+    NewTrainer,
+    assert_gradients_close,
+    drift,
+    log_of,
+    losses_and_gradients,
+    rollout,
+    train,
+    unpadded,
+    watch_scoring,
+)
+
+# --- full KL ----------------------------------------------------------------------------------------------------------
+
+
+def kl_by_hand(trainer: Any, reference: Callable[[Tensor], Tensor], inputs: dict[str, Any]) -> Tensor:
+    """(tokens,) sum over the vocabulary of p·log(p/q) at live tokens, from whole logits of unpadded rows."""
+    rows = []
+    for row in range(len(inputs["completion_ids"])):
+        prompt, completion = unpadded(inputs, row)
+        ids = torch.cat([prompt, completion]).unsqueeze(0)
+        ours = (trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
+        with torch.no_grad():
+            theirs = (reference(ids)[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
+        divergence = (ours.exp() * (ours - theirs)).sum(-1)
+        if "tool_mask" in inputs:
+            divergence = divergence[inputs["tool_mask"][row, : len(completion)].bool()]
+        rows.append(divergence)
+    return torch.cat(rows)
+
+
+FULL = [{"name": "kl", "estimator": "full", "coef": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("options", "tools"),
+    [
+        ({"num_generations": 2, "gradient_accumulation_steps": 3}, False),
+        ({"num_iterations": 2, "temperature": 0.8}, False),
+        ({"num_generations": 2, "gradient_accumulation_steps": 2, "num_iterations": 2}, True),
+    ],
+    ids=["accumulation", "two_iterations", "tool_mask"],
+)
+def test_the_full_kl_and_its_gradient_equal_whole_logits(
+    new_trainer: NewTrainer, options: dict[str, Any], tools: bool
+) -> None:
+    """`token_mean`: loss = clip + 0.5 · mean over the trained tokens, divided by the accumulation."""
+    trainer = new_trainer(objective={"recipe": "bnpo", "regularizers": FULL}, **options)
+    batches = rollout(trainer)
+    drift(trainer)
+    if tools:
+        for inputs in batches:
+            inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
+            inputs["tool_mask"][:, 1] = 0
+    loss, gradients = losses_and_gradients(trainer, batches, len(batches))
+    plain = new_trainer(objective="bnpo", **options)
+    drift(plain)
+    without, plain_gradients = losses_and_gradients(plain, batches, len(batches))
+
+    def reference(ids: Tensor) -> Tensor:
+        with trainer.model.disable_adapter():
+            logits: Tensor = trainer.model(input_ids=ids).logits
+            return logits
+
+    trainer.model.zero_grad()
+    values = []
+    for inputs in batches:
+        divergence = kl_by_hand(trainer, reference, inputs)
+        (0.5 * divergence.mean() / len(batches)).backward()
+        values.append(divergence.detach())
+    want = torch.stack([0.5 * each.mean() / len(batches) for each in values])
+    torch.testing.assert_close(loss - without, want, rtol=1e-4, atol=1e-5)
+    expected = {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    assert_gradients_close({k: gradients[k] - plain_gradients[k] for k in gradients}, expected, rtol=1e-4)
+
+    torch.manual_seed(0)
+    trainer._metrics["train"].clear()
+    trainer.log({})
+    assert log_of(trainer, -1)["kl/full"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-4)
+
+
+def test_the_full_kl_of_full_finetuning_is_to_the_model_as_it_was(
+    new_trainer: NewTrainer, new_model: Callable[[], Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    new_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    trainer = new_trainer(
+        objective={"recipe": "bnpo", "regularizers": FULL},
+        extra={"model": str(tmp_path), "peft_config": None},
+        model_init_kwargs={"dtype": "float32"},
+        num_iterations=2,
+    )
+    assert trainer.ref_model is not None
+    inputs = rollout(trainer)[0]
+    drift(trainer, 0.01)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(trainer.model, dict(inputs))
+    original = new_model()
+    want = kl_by_hand(trainer, lambda ids: original(input_ids=ids).logits, inputs).mean().item()
+    trainer._metrics["train"].clear()
+    trainer.log({})
+    assert want > 1e-3
+    assert log_of(trainer, -1)["kl/full"] == pytest.approx(want, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("objective", "passes"),
+    [
+        ("dapo", [False, False]),
+        ({"recipe": "dapo", "regularizers": FULL}, [True, False, False]),
+        ("ppo", [False, False, False]),  # one more pass for the values of the rollout, no reference
+    ],
+    ids=["dapo", "full_kl", "ppo"],
+)
+def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any, passes: list[bool]) -> None:
+    trainer = new_trainer(objective=objective, gradient_accumulation_steps=2, unchecked=True)
+    seen = watch_scoring(trainer)
+    train(trainer)
+    assert seen == passes
+    assert trainer._passes is None  # no hidden states are kept
+
+
+@pytest.mark.parametrize("objective", [{"recipe": "dapo", "regularizers": FULL}, {"recipe": "ppo"}], ids=str)
+def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
+    new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.training.trl_kernel.record", lambda projection: None)
+    with pytest.raises(ObjectiveError, match="hidden states of the rollout's scoring were not seen"):
+        train(new_trainer(objective=objective, unchecked=True))
+
+
+# --- norm of the adapter ----------------------------------------------------------------------------------------------
+
+
+def peft_model(new_model: Callable[[], Any], **options: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    return get_peft_model(new_model(), LoraConfig(init_lora_weights=False, **options))
+
+
+def updates(model: Any) -> list[Tensor]:
+    """The change of every adapted weight: what it is merged less what it is."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    held = [(layer, name) for layer in layers for name in layer.active_adapters if name in layer.scaling]
+    return [layer.get_delta_weight(name) for layer, name in held]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]},
+        {"r": 3, "lora_alpha": 12, "target_modules": ["up_proj", "down_proj"], "use_rslora": True},
+        {"r": 2, "lora_alpha": 1, "target_modules": ["embed_tokens", "q_proj"]},
+        {"r": 2, "lora_alpha": 1, "target_modules": ["q_proj"], "rank_pattern": {"layers.0.self_attn.q_proj": 5}},
+    ],
+    ids=["linear", "rslora", "embedding", "ranks"],
+)
+def test_the_norm_is_that_of_the_update_formed_by_hand(new_model: Callable[[], Any], options: dict[str, Any]) -> None:
+    model = peft_model(new_model, **options)
+    norm = lora_weight_norm(model)
+    assert norm is not None
+    want = sum((update**2).sum() for update in updates(model))
+    torch.testing.assert_close(norm, want)
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    for ours, theirs in zip(torch.autograd.grad(norm, trainable), torch.autograd.grad(want, trainable), strict=True):
+        assert theirs.any()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_active_adapter_counts_and_a_model_without_one_has_no_norm(new_model: Callable[[], Any]) -> None:
+    from peft import LoraConfig
+
+    model = peft_model(new_model, r=4, target_modules=["q_proj"])
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
+    before = lora_weight_norm(model)
+    model.set_adapter("other")
+    after = lora_weight_norm(model)
+    assert before is not None
+    assert after is not None
+    torch.testing.assert_close(after, sum((update**2).sum() for update in updates(model)))
+    assert abs(after.item() - before.item()) > 1e-3
+    assert lora_weight_norm(new_model()) is None
+
+
+def test_the_weights_penalty_is_added_once_a_step(new_trainer: NewTrainer) -> None:
+    coef, results = 0.01, []
+    for terms in ([], [{"name": "reference_free_l2", "coef": coef}]):
+        trainer = new_trainer(objective={"recipe": "dapo", "regularizers": terms}, gradient_accumulation_steps=3)
+        batches = rollout(trainer)
+        results.append(losses_and_gradients(trainer, batches, 3))
+    (without, plain), (loss, gradients) = results
+    norm = sum((update**2).sum() for update in updates(trainer.model))
+    torch.testing.assert_close(loss - without, (coef * norm.detach() / 3).expand(3), rtol=1e-3, atol=1e-5)
+    names = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
+    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    want = dict(zip(names, torch.autograd.grad(coef * norm, weights), strict=True))
+    assert_gradients_close({name: gradients[name] - plain[name] for name in names}, want, rtol=1e-3)
+
+
+def test_a_model_without_lora_has_no_norm_to_offer(new_trainer: NewTrainer) -> None:
+    with pytest.raises(ObjectiveError, match="set peft_config"):
+        new_trainer(objective={"regularizers": ["reference_free_l2"]}, extra={"peft_config": None})

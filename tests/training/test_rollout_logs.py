@@ -1,0 +1,210 @@
+"""What hooks, controllers and logs see of a rollout: rewards, masks, spreads, quantiles, coefficients."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.objective import LossOutput, Objective
+
+from .rollouts import NewTrainer, Recorder, log_of, train
+
+# --- what hooks and logs see ------------------------------------------------------------------------------------------
+
+
+def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(
+    new_trainer: NewTrainer, tokenizer: Any
+) -> None:
+    seen: list[tuple[int, float, bool]] = []
+
+    def look(batch: Any) -> Tensor:
+        rows = zip(
+            batch.mask.sum(1).tolist(), batch.rewards[:, 0].tolist(), batch.truncated[:, 0].tolist(), strict=True
+        )
+        seen.extend(rows)
+        return 0.0 * batch.logps
+
+    def sometimes(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+        return [None if row == 1 else row + 10.0 * len(ids) for row, ids in enumerate(completion_ids)]
+
+    look.needs = {"rewards", "truncated"}  # type: ignore[attr-defined]
+    sink: list[Any] = []
+    trainer = new_trainer(
+        objective=Objective(regularizers=[look]), gradient_accumulation_steps=6, unchecked=True,
+        extra={"reward_funcs": sometimes, "rollout_sinks": [sink.append]}, reward_weights=[0.5],
+    )  # fmt: skip
+    train(trainer)
+    (made,) = sink
+    want = [
+        (len(ids), math.nan if row == 1 else 0.5 * (row + 10.0 * len(ids)), ids[-1] != tokenizer.eos_token_id)
+        for row, ids in enumerate(made.completion_ids)
+    ]
+    assert len({cut for *_, cut in want}) == 2
+    assert sorted(map(repr, seen)) == sorted(map(repr, want))  # the trainer shuffles; NaN is not equal to itself
+
+
+def test_shares_of_masked_tokens_are_counted_in_tokens(new_trainer: NewTrainer, tokenizer: Any) -> None:
+    sink: list[Any] = []
+    trainer = new_trainer(
+        objective="dapo", mask_truncated_completions=True, gradient_accumulation_steps=3, logging_steps=2, max_steps=2,
+        extra={"rollout_sinks": [sink.append]},
+    )  # fmt: skip
+    train(trainer)
+    ids = [row for made in sink for row in made.completion_ids]
+    cut = sum(len(row) for row in ids if row[-1] != tokenizer.eos_token_id)
+    assert 0 < cut < sum(map(len, ids))
+    assert log_of(trainer)["masked/truncated"] == pytest.approx(cut / sum(map(len, ids)))
+    weighted = new_trainer(objective={"weights": ["drop_truncated"]}, gradient_accumulation_steps=3)
+    train(weighted)
+    assert "masked/truncated" not in log_of(weighted)
+    assert 0 < log_of(weighted)["masked/drop_truncated"] < 1
+    assert log_of(weighted)["masked/drop_truncated"] == pytest.approx(1 - log_of(weighted)["weight/drop_truncated"])
+
+
+def test_tokens_of_tools_are_counted_and_do_not_train(new_trainer: NewTrainer) -> None:
+    """An `env_mask` of a rollout function, which TRL treats as the mask of tools."""
+    width = 6
+
+    def own(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        completions = [[20 + (row + place) % 7 for place in range(width - row % 2)] for row in range(len(prompts))]
+        masks = [[0 if place in (1, 2) else 1 for place in range(len(row))] for row in completions]
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
+
+    objective = Recorder(advantage={"name": "token_returns", "gamma": 0.5}, reduction="global_token_mean")
+    trainer = new_trainer(objective=objective, extra={"rollout_func": own}, unchecked=True)
+    train(trainer)
+    (batch,) = objective.seen
+    assert batch.mask[:, [1, 2]].any() == torch.tensor(False)
+    assert sorted(batch.mask.sum(1).tolist()) == [3, 3, 4, 4]
+    assert log_of(trainer)["masked/tools"] == pytest.approx(8 / 22)
+    assert not batch.advantages[~batch.mask].any()
+    for row, live in zip(batch.advantages, batch.mask, strict=True):  # time is counted in tokens that train
+        values = row[live].tolist()
+        assert values == pytest.approx([values[-1] * 0.5 ** (len(values) - 1 - place) for place in range(len(values))])
+
+
+def test_spread_of_groups_and_of_advantages_is_that_of_plain_arithmetic(new_trainer: NewTrainer) -> None:
+    scores = [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 2.0, 5.0, None, 3.0, 3.0, None]
+
+    def fixed(prompts: list[Any], **_: Any) -> list[float | None]:
+        return list(scores)
+
+    trainer = new_trainer(
+        objective={"advantage": "group_mean"}, gradient_accumulation_steps=3, extra={"reward_funcs": fixed}
+    )
+    train(trainer)
+    log = log_of(trainer)
+    assert log["groups/zero_spread"] == pytest.approx(2 / 3)
+    advantages = [0.0] * 4 + [-2.0, -1.0, 0.0, 3.0] + [0.0] * 4
+    assert log["advantage/std"] == pytest.approx(math.sqrt(sum(a * a for a in advantages) / 12))
+
+
+def test_quantiles_of_the_ratio_are_those_of_the_tokens_of_all_micro_batches(new_trainer: NewTrainer) -> None:
+    objective = Recorder(clip="ppo_clip")
+    trainer = new_trainer(
+        objective=objective,
+        unchecked=True,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_steps=2,
+        logging_steps=2,
+    )
+    train(trainer)
+    drifts = torch.cat([(batch.logps - batch.old_logps)[batch.mask] for batch in objective.seen]).detach().double()
+    ordered, log = sorted(drifts.tolist()), log_of(trainer)
+    assert ordered[0] < -0.01 < 0.01 < ordered[-1]
+    for name, level in (("p01", 0.01), ("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        place = level * (len(ordered) - 1)
+        low = ordered[int(place)]
+        want = low + (place - int(place)) * (ordered[min(int(place) + 1, len(ordered) - 1)] - low)
+        assert log[f"ratio/{name}"] == pytest.approx(
+            math.exp(want), rel=1e-4
+        )  # between two tokens, linear in the log ratio
+
+
+def test_an_objective_of_ones_own_that_logs_nothing_trains(new_trainer: NewTrainer) -> None:
+    class Quiet(Objective):
+        def loss(self, batch: Any, scale: Any = None) -> LossOutput:
+            return LossOutput(super().loss(batch, scale).loss, {}, {}, {})
+
+    trainer = new_trainer(objective=Quiet())
+    train(trainer)
+    assert trainer.state.global_step == 1
+
+
+# --- controllers ------------------------------------------------------------------------------------------------------
+
+
+def steered(**changes: Any) -> Recorder:
+    term = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)", **changes}
+    return Recorder(regularizers=[term])
+
+
+def test_a_controller_observes_the_exact_mean_once_a_step(
+    new_trainer: NewTrainer, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.objective.controllers import AdaptiveKL
+
+    told: list[tuple[float, int]] = []
+    observe = AdaptiveKL.observe
+
+    def noted(self: Any, mean: float, completions: int) -> None:
+        told.append((mean, completions))
+        observe(self, mean, completions)
+
+    monkeypatch.setattr(AdaptiveKL, "observe", noted)
+    objective = steered()
+    trainer = new_trainer(
+        objective=objective, unchecked=True, gradient_accumulation_steps=3, max_steps=3, eval_strategy="steps", eval_steps=1,
+        extra={"eval_dataset": prompts}, num_generations_eval=2, per_device_eval_batch_size=8,
+    )  # fmt: skip
+    train(trainer)
+    training = [batch for batch in objective.seen if batch.logps.requires_grad]
+    assert len(training) == 9
+    coef, logs = 0.1, [log for log in trainer.state.log_history if "loss" in log]
+    for step in range(3):
+        batches = training[3 * step : 3 * step + 3]
+        gaps = torch.cat([(b.ref_logps - b.logps).detach()[b.mask] for b in batches]).double()
+        mean = (gaps.exp() - gaps - 1).mean().item()
+        assert told[step] == (pytest.approx(mean, rel=1e-4), 12)
+        assert logs[step]["coef/kl"] == pytest.approx(coef)
+        coef *= 1 + min(max(mean / 0.001 - 1, -0.2), 0.2) * 12 / 40
+    assert len(told) == 3  # evaluation in between is not observed
+    assert coef == pytest.approx(objective.regularizers[0].coef_at(3))
+    assert coef != 0.1
+
+
+def test_a_controller_survives_a_resume(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {
+        "max_steps": 4,
+        "gradient_accumulation_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    whole = new_trainer(objective=steered(), **options)
+    train(whole)
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
+    saved = json.loads((checkpoint / "objective_state.json").read_text())
+    assert saved == {"regularizers.0.coef": {"coef": pytest.approx(log_of(whole, 2)["coef/kl"])}}
+    resumed = new_trainer(objective=steered(), **options)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    want = [log["coef/kl"] for log in whole.state.log_history[:4]]
+    assert len(set(want)) == 4
+    assert [log["coef/kl"] for log in resumed.state.log_history[:4]] == pytest.approx(want)
+
+
+def test_a_scheduled_coefficient_is_logged_and_a_fixed_one_is_not(new_trainer: NewTrainer) -> None:
+    objective = {
+        "regularizers": [{"name": "kl", "coef": "linear(0.1, 0.3, 2)"}, {"name": "entropy_bonus", "coef": 0.01}]
+    }
+    trainer = new_trainer(objective=objective, max_steps=3)
+    train(trainer)
+    assert [log_of(trainer, step)["coef/kl"] for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert "coef/entropy_bonus" not in log_of(trainer)
