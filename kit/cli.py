@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from kit import __version__
 from kit.cli_objective import objective_app
+from kit.cli_reward import reward_app
 from kit.cli_table import print_table
 from kit.runs.child import CRASHED, STOPPED, USER_ERROR, is_user_error
 
@@ -48,7 +49,6 @@ app = typer.Typer(
     help="Fine-tune language models with GRPO on one GPU, or on this machine's CPU. Begin with: grpo-kit quickstart",
 )
 config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
-reward_app = typer.Typer(no_args_is_help=True, help="Reward presets.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
 app.add_typer(config_app, name="config")
 app.add_typer(reward_app, name="reward")
@@ -185,25 +185,6 @@ def config_presets() -> None:
     print_table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
 
 
-@reward_app.command("list")
-def reward_list() -> None:
-    """List the reward presets."""
-    import rewards
-
-    print_table(["preset", "what it rewards"], [[name, _summary(rewards.describe(name))] for name in rewards.names()])
-
-
-@reward_app.command("show")
-def reward_show(name: Annotated[str, typer.Argument(help="A preset of `grpo-kit reward list`.")]) -> None:
-    """Show what a reward preset is made of."""
-    import rewards
-
-    typer.echo(rewards.describe(name).strip() + "\n")
-    preset = rewards.load(name)
-    rows = [[c.name, f"{weight:g}", f"{c.low:g} to {c.high:g}"] for c, weight in preset.components]
-    print_table(["component", "weight", "range"], rows)
-
-
 @data_app.command("preview")
 def data_preview(
     config: ConfigArgument,
@@ -237,11 +218,6 @@ def _skipping(skip: bool) -> list[str]:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
-
-
-def _summary(text: str) -> str:
-    """The first line below a signature."""
-    return _first_line(text.partition("\n\n")[2])
 
 
 def _first_comment(path: Path) -> str:

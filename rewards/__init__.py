@@ -13,6 +13,7 @@ from rewards.preset import Gate, Preset, Weighted, gate
 from rewards.presets import describe, load, names
 from rewards.protocol import Component, Context, ItemComponent, Sample, Score, Status
 from rewards.samples import build_samples
+from rewards.schedules import Linear, Piecewise
 
 __all__ = [
     "Component",
@@ -21,6 +22,8 @@ __all__ = [
     "FunctionPathError",
     "Gate",
     "ItemComponent",
+    "Linear",
+    "Piecewise",
     "Preset",
     "PresetError",
     "RewardsError",

@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rewards.protocol import FAILURES, STATUSES, Component, Context, Sample, Score, Status, failure_reason
+from rewards.protocol import FAILURES, STATUSES, Component, Context, Sample, Score, Status, failure_reason, shown
 
 __all__ = ["Evaluation", "percentile", "run_component", "settle"]
 
@@ -15,8 +15,10 @@ __all__ = ["Evaluation", "percentile", "run_component", "settle"]
 class Evaluation:
     """All components' verdicts on one batch of B completions; every list has length B, in the order of the samples.
 
-    `values` are native (unweighted), `totals` the weighted sums over the components that are not None, and None where
-    all of them are. `latencies` are seconds per item.
+    `values` are native (unweighted), `weights` those of this step, `totals` the weighted sums over the components that
+    are not None, and None where all of them are. `latencies` are seconds per item. `groups` are the samples' group ids.
+    `token_values` holds process rewards of the components that gave any, native; `token_rewards` their weighted sum,
+    one list for each completion with one number for each of its tokens, or None where no component gave any.
     """
 
     weights: Mapping[str, float]
@@ -25,6 +27,9 @@ class Evaluation:
     infos: Mapping[str, list[Mapping[str, Any]]]
     latencies: Mapping[str, list[float]]
     totals: list[float | None]
+    groups: list[int] = field(default_factory=list)
+    token_values: Mapping[str, list[Sequence[float] | None]] = field(default_factory=dict)
+    token_rewards: list[list[float]] | None = None
 
     @property
     def failure_shares(self) -> dict[str, float]:
@@ -45,6 +50,45 @@ class Evaluation:
         """Milliseconds per item at `quantile` (0 to 1) for one component."""
         return 1000.0 * percentile(self.latencies[name], quantile)
 
+    def mean(self, name: str | None = None) -> float:
+        """Mean value of one component, native, or of the totals; over those that are not None, NaN without any."""
+        values = self._numbers(name)
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def std(self, name: str | None = None) -> float:
+        """Standard deviation (of the population) of one component, native, or of the totals; NaN without values."""
+        values = self._numbers(name)
+        mean = self.mean(name)
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)) if values else math.nan
+
+    def zero_spread_share(self, name: str | None = None) -> float:
+        """Share of groups whose completions all have one value, for one component or the totals: no signal for GRPO.
+
+        Values of None are left out, and so are groups with nothing else; 0.0 without any group.
+        """
+        members: dict[int, list[float]] = {}
+        for group, value in zip(self.groups, self._column(name), strict=True):
+            if value is not None:
+                members.setdefault(group, []).append(value)
+        return _share([max(values) == min(values) for values in members.values()])
+
+    def summary(self, name: str) -> dict[str, float]:
+        """What is logged for one component: mean, std, zero_spread, status_*, latency_p50_ms, latency_p95_ms."""
+        return {
+            "mean": self.mean(name),
+            "std": self.std(name),
+            "zero_spread": self.zero_spread_share(name),
+            **{f"status_{status}": share for status, share in self.status_shares(name).items()},
+            "latency_p50_ms": self.latency_ms(name, 0.5),
+            "latency_p95_ms": self.latency_ms(name, 0.95),
+        }
+
+    def _column(self, name: str | None) -> list[float | None]:
+        return self.totals if name is None else self.values[name]
+
+    def _numbers(self, name: str | None) -> list[float]:
+        return [value for value in self._column(name) if value is not None]
+
 
 def run_component(component: Component, samples: Sequence[Sample], ctx: Context) -> list[Score]:
     """Scores in order, settled by policy. Never raises: a component that does scores every item as `error`."""
@@ -60,28 +104,36 @@ def run_component(component: Component, samples: Sequence[Sample], ctx: Context)
     except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
         scores = [Score(None, "error", {"reason": failure_reason(failure)})] * len(samples)
     per_item = (time.perf_counter() - start) / len(samples)
-    return [settle(component, score, per_item) for score in scores]
+    return [settle(component, score, per_item, sample.n_tokens) for score, sample in zip(scores, samples, strict=True)]
 
 
-def settle(component: Component, score: Score, seconds: float = 0.0) -> Score:
-    """Applies the value policy of `Score`; NaN, infinities, unknown statuses and non-scores become `error`."""
-    if not isinstance(score, Score) or score.status not in STATUSES:
-        return Score(component.floor, "error", {"reason": f"not a valid score: {score!r}"[:300]}, seconds)
+def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: int | None = None) -> Score:
+    """Applies the value policy of `Score`; NaN, infinities, unknown statuses and non-scores become `error`.
+
+    Args:
+        seconds: the item's time, where the component did not measure it.
+        n_tokens: how many token values there must be, when it is known.
+    """
+    if not _is_score(score):
+        return Score(component.floor, "error", {"reason": f"not a valid score: {shown(score, 280)}"}, seconds)
     seconds = seconds if score.seconds is None else score.seconds
     if score.status in ("not_applicable", "infra"):
-        return replace(score, value=None, seconds=seconds)
+        return replace(score, value=None, seconds=seconds, token_values=None)
     if score.status in ("timeout", "error"):
-        return replace(score, value=component.floor, seconds=seconds)
-    if score.value is None and score.status != "ok":
-        return replace(score, value=component.floor, seconds=seconds)
-    try:
-        value = float(score.value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not math.isfinite(value):
-        reason = f"value is not a finite number: {score.value!r}"[:300]
-        return Score(component.floor, "error", {**score.info, "reason": reason}, seconds)
-    return replace(score, value=value, seconds=seconds)
+        return replace(score, value=component.floor, seconds=seconds, token_values=None)
+    value: float = component.floor
+    if score.value is not None or score.status == "ok":
+        value = _number(score.value)
+        if not math.isfinite(value):
+            reason = f"value is not a finite number: {shown(score.value)}"
+            return Score(component.floor, "error", {**score.info, "reason": reason}, seconds)
+    tokens = score.token_values
+    if tokens is not None:
+        read = _token_numbers(tokens, n_tokens)
+        if isinstance(read, str):
+            return Score(component.floor, "error", {**score.info, "reason": read}, seconds)
+        tokens = read
+    return replace(score, value=value, seconds=seconds, token_values=tokens)
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
@@ -90,6 +142,37 @@ def percentile(values: Sequence[float], quantile: float) -> float:
         return 0.0
     ordered = sorted(values)
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+def _is_score(score: object) -> bool:
+    """Whether it can be read without surprises; a component may have put anything into it."""
+    return (
+        isinstance(score, Score)
+        and isinstance(score.status, str)
+        and score.status in STATUSES
+        and isinstance(score.info, Mapping)
+        and (score.seconds is None or isinstance(score.seconds, int | float))
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except Exception:  # whatever the object's own conversion does
+        return math.nan
+
+
+def _token_numbers(values: Sequence[float], expected: int | None) -> list[float] | str:
+    """The values as floats, or what is wrong with them."""
+    try:
+        numbers = [_number(value) for value in values]
+    except Exception as failure:
+        return f"token values cannot be read: {failure_reason(failure)}"
+    if expected is not None and len(numbers) != expected:
+        return f"{len(numbers)} token values for {expected} tokens"
+    if not all(map(math.isfinite, numbers)):
+        return "a token value is not a finite number"
+    return numbers
 
 
 def _share(flags: Sequence[bool]) -> float:

@@ -1,8 +1,8 @@
 r"""Finding the final answer in a completion: linear scanners over model output, never backtracking patterns.
 
-All of them look behind the last `</think>` only, take the last candidate, and never fall back to an earlier one: a
-model that opens another tag or box and does not close it has not answered. Text longer than `MAX_CHARS` characters and
-answers longer than `MAX_ANSWER_CHARS` are refused rather than scanned.
+All of them look behind the last `</think>` (or `</reasoning>`) only, take the last candidate, and never fall back to an
+earlier one: a model that opens another tag or box and does not close it has not answered. Text longer than `MAX_CHARS`
+characters and answers longer than `MAX_ANSWER_CHARS` are refused rather than scanned.
 
 >>> tagged_answer("<think>6 x 12</think> <answer> 72 </answer>")
 Extracted(value='72', reason=None)
@@ -12,8 +12,11 @@ Extracted(value='72', reason=None)
 '\\frac{1}{2}'
 >>> hash_answer("6 x 12 = 72\n#### 72").value
 '72'
+>>> line_answer("6 x 12 = 72, so\nFinal answer: **72**").value
+'72'
 """
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -25,9 +28,13 @@ __all__ = [
     "MAX_CHARS",
     "Extracted",
     "Reason",
+    "any_answer",
     "boxed_answer",
     "hash_answer",
+    "has_text",
+    "line_answer",
     "tagged_answer",
+    "tags_problem",
     "think_answer_problem",
 ]
 
@@ -35,14 +42,31 @@ MAX_CHARS = 400_000  # about 100k tokens of English
 MAX_ANSWER_CHARS = 10_000
 
 Reason: TypeAlias = Literal[
-    "missing", "duplicated_tag", "unterminated", "unterminated_think", "blank", "text_after_answer", "too_long"
+    "missing",
+    "duplicated_tag",
+    "duplicated_box",
+    "duplicated_line",
+    "unterminated",
+    "unterminated_think",
+    "blank",
+    "text_after_answer",
+    "too_long",
+    "several_answers",
 ]
+
+THINKING = ("think", "reasoning")
 
 # Single character classes: nothing to backtrack over.
 _BRACE = re.compile(r"[{}\\]")
+_BOXES = ("\\boxed{", "\\fbox{")
+# At most 16 characters of indentation or emphasis, then a fixed phrase: bounded work at each line.
+_ANSWER_LINE = re.compile(
+    r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer[*_]{0,3}(?: ?:| is\b:?)"
+)
 _VISIBLE = re.compile(r"[^\s\x00\u200b-\u200d\u2060\ufeff]")
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
-_INDENT = 16
+_HASHES = re.compile(r"[^\S\n]{0,16}####(?!#)")
+_HASH_LINE = re.compile(r"(?m)^" + _HASHES.pattern)
 
 
 @dataclass(frozen=True)
@@ -69,28 +93,82 @@ def tagged_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) ->
         return Extracted(None, "unterminated")
     if strict and (text.find("<answer>", start) != opened or text.count("</answer>", start) != 1):
         return Extracted(None, "duplicated_tag")
-    if strict and _has_text(text, closed + len("</answer>")):
+    if strict and has_text(text, closed + len("</answer>")):
         return Extracted(None, "text_after_answer")
     return _answer(text, opened + len("<answer>"), closed)
 
 
-def boxed_answer(text: str, max_chars: int = MAX_CHARS) -> Extracted:
-    r"""The content of the last `\boxed{…}` after the last `</think>`, braces balanced, escaped braces skipped."""
+def boxed_answer(text: str, strict: bool = False, max_chars: int = MAX_CHARS) -> Extracted:
+    r"""The content of the last `\boxed{…}` (or `\fbox{…}`) after the last `</think>`.
+
+    Braces are balanced, escaped ones skipped. `strict` refuses an earlier box that holds anything else, and a box
+    within a box.
+    """
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    opened = text.rfind("\\boxed{", start)
+    opened, opening = max((text.rfind(box, start), box) for box in _BOXES)
     if opened < 0:
         return Extracted(None, "missing")
-    begin = opened + len("\\boxed{")
+    begin = opened + len(opening)
     limit = begin + MAX_ANSWER_CHARS + 1
     depth, position = 1, begin
     while match := _BRACE.search(text, position, limit):
         position = match.end() + (match[0] == "\\")  # a backslash takes the next character with it
         depth += {"{": 1, "}": -1, "\\": 0}[match[0]]
         if depth == 0:
+            if strict and _differing_box(text, start, opened, text[begin : match.end()]):
+                return Extracted(None, "duplicated_box")
             return _answer(text, begin, match.start())
     return Extracted(None, "too_long" if len(text) > limit else "unterminated")
+
+
+def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
+    """What follows `Answer:` (`Final answer:`, `The answer is`) on its line, after the last `</think>`.
+
+    The phrase counts at the beginning of a line, the last one wins; Markdown emphasis and a final period are taken off.
+    `strict` refuses a second such line with another answer, and anything but white space after the line.
+    """
+    start = _after_thinking(text, max_chars)
+    if not isinstance(start, int):
+        return Extracted(None, start)
+    begin = end = -1
+    for match in _ANSWER_LINE.finditer(text, start):
+        before = text[begin:end].strip()
+        first, begin, end = begin < 0, match.end(), _line_end(text, match.end())
+        if strict and not first and text[begin:end].strip() != before:
+            return Extracted(None, "duplicated_line")
+    if begin < 0:
+        return Extracted(None, "missing")
+    if strict and has_text(text, end):
+        return Extracted(None, "text_after_answer")
+    found = _answer(text, begin, end)
+    if found.value is None:
+        return found
+    value = found.value.strip("*_ ").removesuffix(".").strip("*_ ")
+    return Extracted(value) if has_text(value, 0) else Extracted(None, "blank")
+
+
+def any_answer(text: str, max_chars: int = MAX_CHARS) -> Extracted:
+    """The answer wherever it stands: box, `<answer>` tag, `####` line or `Answer:` line, the last of its kind.
+
+    A box within the tag or the line is that answer. Kinds that disagree are `several_answers`; a tag or box that is
+    opened and not closed is no answer, whatever stands elsewhere.
+    """
+    kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
+    found = [kind(text, True, max_chars) for kind in kinds]
+    complete = any(one.value is not None for one in found)
+    given = set()
+    for kind, one in zip(kinds, found, strict=True):
+        if one.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
+            one = kind(text, False, max_chars)
+        if one.value is None and one.reason != "missing":
+            return one
+        if one.value is not None:
+            given.add(boxed_answer(one.value).value or one.value)
+    if len(given) > 1:
+        return Extracted(None, "several_answers")
+    return Extracted(given.pop()) if given else found[0]
 
 
 def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
@@ -101,28 +179,32 @@ def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> E
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    lines = list(_hash_lines(text, start))
+    lines = list(itertools.islice(_hash_lines(text, start), 2 if strict else None))
     if not lines:
         return Extracted(None, "missing")
     if strict and len(lines) > 1:
         return Extracted(None, "duplicated_tag")
     begin = lines[-1]
-    end = text.find("\n", begin)
-    end = len(text) if end < 0 else end
-    if strict and _has_text(text, end):
+    end = _line_end(text, begin)
+    if strict and has_text(text, end):
         return Extracted(None, "text_after_answer")
     return _answer(text, begin, end)
 
 
 def think_answer_problem(text: str, opened: bool = False, max_chars: int = MAX_CHARS) -> str | None:
-    """What keeps `text` from being `<think>…</think><answer>…</answer>`, or None.
+    """What keeps `text` from being `<think>…</think><answer>…</answer>`, or None; see `tags_problem`."""
+    return tags_problem(text, "think", "answer", opened, max_chars)
+
+
+def tags_problem(text: str, first: str, second: str, opened: bool = False, max_chars: int = MAX_CHARS) -> str | None:
+    """What keeps `text` from being `<first>…</first><second>…</second>`, or None.
 
     Each tag once, in this order, both blocks not blank, only white space around and between them. `opened` says that
-    the prompt already ends with `<think>`, so that the completion begins inside the block.
+    the prompt already ends with `<first>`, so that the completion begins inside the block.
     """
     if len(text) > max_chars:
         return "too_long"
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    tags = (f"<{first}>", f"</{first}>", f"<{second}>", f"</{second}>")
     if opened and not text.count(tags[0]):
         text = tags[0] + text
     for tag in tags:
@@ -133,51 +215,61 @@ def think_answer_problem(text: str, opened: bool = False, max_chars: int = MAX_C
     if position != sorted(position):
         return "tags out of order"
     ends = [at + len(tag) for at, tag in zip(position, tags, strict=True)]
-    if _has_text(text, 0, position[0]) or _has_text(text, ends[1], position[2]) or _has_text(text, ends[3]):
+    if has_text(text, 0, position[0]) or has_text(text, ends[1], position[2]) or has_text(text, ends[3]):
         return "text outside the tags"
-    if not _has_text(text, ends[0], position[1]):
-        return "blank <think>"
-    if not _has_text(text, ends[2], position[3]):
-        return "blank <answer>"
+    if not has_text(text, ends[0], position[1]):
+        return f"blank <{first}>"
+    if not has_text(text, ends[2], position[3]):
+        return f"blank <{second}>"
     return None
+
+
+def has_text(text: str, begin: int = 0, end: int = sys.maxsize) -> bool:
+    """Whether anything visible stands between `begin` and `end`."""
+    return _VISIBLE.search(text, begin, end) is not None
 
 
 def _after_thinking(text: str, max_chars: int) -> int | Reason:
     """Where the text after the last thinking block begins."""
     if len(text) > max_chars:
         return "too_long"
-    closed = text.rfind("</think>")
-    if text.rfind("<think>") > closed:
-        return "unterminated_think"
-    return 0 if closed < 0 else closed + len("</think>")
+    start = 0
+    for name in THINKING:
+        closed = text.rfind(f"</{name}>")
+        if text.rfind(f"<{name}>") > closed:
+            return "unterminated_think"
+        start = max(start, 0 if closed < 0 else closed + len(name) + 3)
+    return start
+
+
+def _differing_box(text: str, start: int, last: int, content: str) -> bool:
+    """Whether a box before `last` holds anything but `content`; boxes before the last do not overlap it."""
+    for box in _BOXES:
+        at = text.find(box, start, last)
+        while at >= 0:
+            if not text.startswith(content, at + len(box)):
+                return True
+            at = text.find(box, at + len(box), last)
+    return False
+
+
+def _line_end(text: str, begin: int) -> int:
+    end = text.find("\n", begin)
+    return len(text) if end < 0 else end
 
 
 def _answer(text: str, begin: int, end: int) -> Extracted:
     if end - begin > MAX_ANSWER_CHARS:
         return Extracted(None, "too_long")
-    if not _has_text(text, begin, end):
+    if not has_text(text, begin, end):
         return Extracted(None, "blank")
     return Extracted(text[begin:end].strip().strip(_INVISIBLE).strip())
 
 
 def _hash_lines(text: str, start: int) -> Iterator[int]:
     """Positions right behind `####` for every line that begins with exactly four hashes."""
-    at = text.find("####", start)
-    while at >= 0:
-        end = at
-        while end < len(text) and text[end] == "#":
-            end += 1
-        if end - at == 4 and _begins_line(text, start, at):
-            yield end
-        at = text.find("####", end)
-
-
-def _begins_line(text: str, start: int, at: int) -> bool:
-    """Whether only indentation stands before `at` on its line; looks back at most `_INDENT` characters."""
-    before = text[max(start, at - _INDENT) : at]
-    _, newline, indent = before.rpartition("\n")
-    return not indent.strip() and (bool(newline) or at - start < _INDENT)
-
-
-def _has_text(text: str, begin: int, end: int = sys.maxsize) -> bool:
-    return _VISIBLE.search(text, begin, end) is not None
+    if first := _HASHES.match(text, start):  # `start` need not be where a line begins
+        start = first.end()
+        yield start
+    for match in _HASH_LINE.finditer(text, start):
+        yield match.end()

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from rewards.errors import FunctionPathError
 from rewards.function_path import load_function
 from rewards.preset import Preset, Weighted
-from rewards.protocol import Component, Context, Sample, Score
+from rewards.protocol import Component, Context, Sample, Score, shown
+from rewards.schedules import Weight
 
 __all__ = ["FunctionComponent", "RewardFunction", "from_function", "from_functions"]
 
@@ -24,7 +25,8 @@ class FunctionComponent:
     It is given what its signature names (everything, when it has `**kwargs`): prompts, completions, completion_ids,
     the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1 when the range is
     not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a declared range
-    is an `error`.
+    is an `error`. A list in the place of a value holds process rewards, a number for each token of the completion:
+    they become `token_values`, and the value beside them is 0.
     """
 
     version = "1"
@@ -70,10 +72,12 @@ class FunctionComponent:
     def _score(self, value: Any) -> Score:
         if value is None:
             return Score(None, "not_applicable")
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return Score(min(max(0.0, self.low), self.high), "ok", token_values=value)
         try:
             number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            return Score(None, "error", {"reason": f"not a number: {value!r}"[:200]})
+        except Exception:  # whatever the object's own conversion does
+            return Score(None, "error", {"reason": f"not a number: {shown(value)}"})
         if math.isnan(number) or math.isinf(number):
             return Score(None, "error", {"reason": f"not a finite number: {number}"})
         if not self.low <= number <= self.high:
@@ -84,7 +88,7 @@ class FunctionComponent:
 def from_function(
     fn: RewardFunction | str,
     name: str | None = None,
-    weight: float = 1.0,
+    weight: Weight = 1.0,
     *,
     low: float | None = None,
     high: float | None = None,
@@ -94,7 +98,7 @@ def from_function(
     Args:
         fn: TRL's calling convention, sync or async; or `file.py:function`, or `package.module:function`.
         name: by default the function's own.
-        weight: factor on its value in the weighted sum.
+        weight: factor on its value in the weighted sum, or a schedule of it.
         low, high: the range of its values; by default the function's attributes `low` and `high`, else unbounded. A
             preset with a checker accepts only bounded shaping.
 
@@ -105,7 +109,7 @@ def from_function(
 
 
 def from_functions(
-    functions: Sequence[tuple[RewardFunction | Component | str, float]],
+    functions: Sequence[tuple[RewardFunction | Component | str, Weight]],
     *,
     base: Preset | None = None,
     name: str = "functions",
@@ -142,7 +146,7 @@ def from_functions(
     )
 
 
-def _component(function: RewardFunction | Component | str, weight: float) -> Weighted:
+def _component(function: RewardFunction | Component | str, weight: Weight) -> Weighted:
     if isinstance(function, Component):
         return Weighted(function, weight)
     return from_function(function, weight=weight)
@@ -151,15 +155,20 @@ def _component(function: RewardFunction | Component | str, weight: float) -> Wei
 def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
     """What TRL would pass; columns hold one value per sample."""
     names = {name for sample in samples for name in sample.columns}
-    ids = [sample.token_ids for sample in samples]
+    known: dict[str, list[Any]] = {
+        "prompt_ids": [sample.prompt_ids for sample in samples],
+        "logps": [sample.logps for sample in samples],
+        "completion_ids": [sample.token_ids for sample in samples],
+    }
     progress = SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps)
     return {
         "trainer_state": progress,
         **ctx.extras,
         **{name: [sample.columns.get(name) for sample in samples] for name in sorted(names)},
+        "completion_ids": None,
+        **{name: column for name, column in known.items() if all(value is not None for value in column)},
         "prompts": [sample.prompt for sample in samples],
         "completions": [s.messages if s.messages is not None else s.text for s in samples],
-        "completion_ids": None if any(i is None for i in ids) else ids,
     }
 
 

@@ -11,7 +11,7 @@ Fraction(72, 1)
 import re
 from fractions import Fraction
 
-__all__ = ["MAX_NUMBER_CHARS", "parse_number", "parse_reference"]
+__all__ = ["MAX_NUMBER_CHARS", "is_unit", "parse_number", "parse_reference"]
 
 MAX_NUMBER_CHARS = 200
 MAX_EXPONENT = 1_000  # 1e1000 is exact in microseconds; 1e999999999 would take all the memory there is
@@ -53,7 +53,7 @@ def parse_number(text: str) -> Fraction | None:
     if currency and sign > 0:
         sign, rest = _sign(rest)
     value, rest = _ratio(rest)
-    return sign * value if value is not None and _is_unit(rest) else None
+    return sign * value if value is not None and is_unit(rest) else None
 
 
 def parse_reference(reference: object) -> Fraction | None:
@@ -146,7 +146,7 @@ def _grouped(text: str) -> tuple[str | None, str]:
     return ("".join(groups) if len(groups[-1]) == 3 and (western or indian) else None), rest
 
 
-def _is_unit(text: str) -> bool:
+def is_unit(text: str) -> bool:
     """Whether what stands behind a number is at most a unit and a period."""
     for wrapper in ("\\text{", "\\mathrm{", "\\textbf{"):
         text = text.replace(wrapper, " ")

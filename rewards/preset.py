@@ -1,24 +1,25 @@
 """A preset: weighted components, optional gates, and the check that shaping cannot outweigh correctness."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.errors import PresetError, nearest
 from rewards.evaluation import Evaluation, run_component
-from rewards.protocol import Component, Context, Sample, Score
+from rewards.protocol import Component, Context, Sample, Score, failure_reason
+from rewards.schedules import Linear, Piecewise, Weight, corners, weight_at
 
 if TYPE_CHECKING:
-    from rewards.adaptors import TrlRewards
+    from rewards.adaptors import EasyR1Reward, TrlRewards, VerifiersRewards, VerlReward
 
 __all__ = ["Gate", "Preset", "Weighted", "gate"]
 
 
 class Weighted(NamedTuple):
-    """A component and its weight in a preset."""
+    """A component and its weight in a preset: a number, or a schedule (see `rewards.schedules`)."""
 
     component: Component
-    weight: float
+    weight: Weight
 
 
 class Gate(NamedTuple):
@@ -41,7 +42,8 @@ class Preset:
     """Weighted components that score a completion together.
 
     Args:
-        components: pairs (component, weight); native values are multiplied by the weight and summed.
+        components: pairs (component, weight); native values are multiplied by the weight and summed. A weight may be a
+            function of (step, total_steps), such as `rewards.schedules.Linear`.
         name: shown in errors and tables.
         gates: see `gate`.
         checker: name of the component whose status `ok` means "correct" in held-out evaluation, or None.
@@ -55,7 +57,7 @@ class Preset:
 
     def __init__(
         self,
-        components: Sequence[tuple[Component, float]],
+        components: Sequence[tuple[Component, Weight]],
         *,
         name: str = "custom",
         gates: Sequence[Gate] = (),
@@ -63,7 +65,7 @@ class Preset:
         allow_shaping_above_correctness: bool = False,
     ) -> None:
         self.name = name
-        self.components = [Weighted(component, float(weight)) for component, weight in components]
+        self.components = [Weighted(part, w if callable(w) else float(w)) for part, w in components]
         self.gates = tuple(gates)
         self.checker = checker
         _check_components(self)
@@ -73,12 +75,25 @@ class Preset:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight by component name, in order."""
-        return {component.name: weight for component, weight in self.components}
+        """Weight by component name, in order; of a schedule, the one at the start."""
+        return self.weights_at(0, 0)
+
+    @property
+    def scheduled(self) -> frozenset[str]:
+        """Names of the components whose weight changes over training."""
+        return frozenset(component.name for component, weight in self.components if callable(weight))
+
+    def weights_at(self, step: int, total_steps: int) -> dict[str, float]:
+        """Weight by component name, in order, at a step of a run; `total_steps` is 0 when it is not known.
+
+        Raises:
+            PresetError: a schedule gives something that is no finite number.
+        """
+        return {component.name: weight_at(weight, step, total_steps) for component, weight in self.components}
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{component.name} x {weight:g}" for component, weight in self.components)
-        return f"Preset({self.name!r}: {parts})"
+        parts = (f"{c.name} x {'(schedule)' if callable(weight) else f'{weight:g}'}" for c, weight in self.components)
+        return f"Preset({self.name!r}: {', '.join(parts)})"
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
         """Every component's verdict on every sample. Never raises for what a component or a completion does."""
@@ -90,13 +105,18 @@ class Preset:
             ]
             scores[component.name] = _run_gated(component, firsts, scores, samples, ctx)
         ordered = {component.name: scores[component.name] for component, _ in self.components}
+        weights = self.weights_at(ctx.step, ctx.total_steps)
+        tokens = {n: [s.token_values for s in c] for n, c in ordered.items() if any(s.token_values for s in c)}
         return Evaluation(
-            weights=self.weights,
+            weights=weights,
             values={name: [s.value for s in column] for name, column in ordered.items()},
             statuses={name: [s.status for s in column] for name, column in ordered.items()},
             infos={name: [s.info for s in column] for name, column in ordered.items()},
             latencies={name: [s.seconds or 0.0 for s in column] for name, column in ordered.items()},
-            totals=[_total(self.weights, row) for row in zip(*ordered.values(), strict=True)],
+            totals=[_total(weights, row) for row in zip(*ordered.values(), strict=True)],
+            groups=[sample.group_id for sample in samples],
+            token_values=tokens,
+            token_rewards=_token_rewards(weights, tokens, samples) if tokens else None,
         )
 
     def is_correct(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[bool]:
@@ -118,6 +138,24 @@ class Preset:
         from rewards.adaptors import TrlRewards
 
         return TrlRewards.from_preset(self, seed=seed, reference_column=reference_column)
+
+    def easyr1(self, *, seed: int = 0) -> "EasyR1Reward":
+        """A reward function for EasyR1, batched or sequential; see `rewards.adaptors.EasyR1Reward`."""
+        from rewards.adaptors import EasyR1Reward
+
+        return EasyR1Reward(self, seed=seed)
+
+    def verl(self, *, seed: int = 0, as_dict: bool = True) -> "VerlReward":
+        """A `compute_score` for verl; see `rewards.adaptors.VerlReward`."""
+        from rewards.adaptors import VerlReward
+
+        return VerlReward(self, seed=seed, as_dict=as_dict)
+
+    def verifiers(self, *, seed: int = 0) -> "VerifiersRewards":
+        """Functions and weights for a verifiers `Rubric`; see `rewards.adaptors.VerifiersRewards`."""
+        from rewards.adaptors import VerifiersRewards
+
+        return VerifiersRewards.from_preset(self, seed=seed)
 
 
 def _run_gated(
@@ -148,6 +186,18 @@ def _total(weights: dict[str, float], row: Sequence[Score]) -> float | None:
     return math.fsum(terms) if terms else None
 
 
+def _token_rewards(
+    weights: dict[str, float], tokens: dict[str, list[Sequence[float] | None]], samples: Sequence[Sample]
+) -> list[list[float]]:
+    """The weighted sum over components for each token; zeros where a completion has no token values."""
+    rows: list[list[float]] = []
+    for position, sample in enumerate(samples):
+        given = [(weights[name], values) for name, column in tokens.items() if (values := column[position]) is not None]
+        length = sample.n_tokens if sample.n_tokens is not None else max((len(v) for _, v in given), default=0)
+        rows.append([math.fsum(w * v[i] for w, v in given if i < len(v)) for i in range(length)])
+    return rows
+
+
 def _check_components(preset: Preset) -> None:
     names = [component.name for component, _ in preset.components]
     if not names:
@@ -156,7 +206,9 @@ def _check_components(preset: Preset) -> None:
     if repeated:
         raise PresetError(f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them.")
     for component, weight in preset.components:
-        if not math.isfinite(weight):
+        if callable(weight):
+            _check_schedule(component.name, weight)
+        elif not math.isfinite(weight):
             raise PresetError(f"Weight of {component.name!r} is {weight}. Give a finite number.")
         if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
             raise PresetError(
@@ -166,6 +218,17 @@ def _check_components(preset: Preset) -> None:
     for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
         if name is not None and name not in names:
             raise PresetError(f"The {role} names {name!r}, which is no component here. {nearest(name, names)}")
+
+
+def _check_schedule(name: str, weight: Weight) -> None:
+    for step, total in ((0, 0), (0, 100), (50, 100), (100, 100)):
+        try:
+            weight_at(weight, step, total)
+        except Exception as failure:
+            raise PresetError(
+                f"The weight schedule of {name!r} fails at step {step} of {total}: {failure_reason(failure)}. Give a "
+                "function of (step, total_steps) that returns a finite number; total_steps is 0 when it is not known."
+            ) from failure
 
 
 def _evaluation_order(preset: Preset) -> list[Component]:
@@ -183,15 +246,34 @@ def _evaluation_order(preset: Preset) -> list[Component]:
 
 
 def _check_shaping(preset: Preset, checker: str) -> None:
-    spans = {c.name: abs(w) * (c.high - c.low) if w else 0.0 for c, w in preset.components}
+    """At every corner of the weights' course: between two of them all weights are straight lines, so that shaping less
+    correctness is convex and nowhere larger than at one of its ends."""
+    fractions = {0.0, 1.0}
+    for component, weight in preset.components:
+        known = corners(weight)
+        if known is None:
+            raise PresetError(
+                f"The weight of {component.name!r} follows a function of which nothing is known, so shaping could outweigh "
+                "correctness. Use rewards.schedules.Linear or Piecewise, or pass allow_shaping_above_correctness=True."
+            )
+        fractions.update(known)
+    for fraction in sorted(fractions):
+        weights = {c.name: w.at(fraction) if isinstance(w, Linear | Piecewise) else w for c, w in preset.components}
+        when = f" at {fraction:.0%} of the run" if preset.scheduled else ""
+        _check_shaping_with(preset, checker, weights, when)
+
+
+def _check_shaping_with(preset: Preset, checker: str, weights: Mapping[str, Weight], when: str) -> None:
+    plain = {name: float(w) for name, w in weights.items() if not callable(w)}
+    spans = {c.name: abs(plain[c.name]) * (c.high - c.low) if plain[c.name] else 0.0 for c, _ in preset.components}
     shaping = {name: span for name, span in spans.items() if name != checker}
-    if preset.weights[checker] <= 0:
-        raise PresetError(f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one.")
+    if plain[checker] <= 0:
+        raise PresetError(f"Weight of the checker {checker!r} is {plain[checker]:g}{when}. Give it a positive one.")
     if sum(shaping.values()) <= spans[checker] + 1e-12:
         return
     parts = " + ".join(f"{name} {span:g}" for name, span in shaping.items())
     raise PresetError(
-        f"Shaping could outweigh correctness: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
+        f"Shaping could outweigh correctness{when}: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
         f"{checker} {spans[checker]:g}, so a wrong answer could beat a right one. Lower the shaping weights, raise "
         f"{checker}'s, declare low= and high= where a range is unbounded, or pass allow_shaping_above_correctness=True."
     )

@@ -4,7 +4,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+
+if TYPE_CHECKING:
+    from random import Random
 
 __all__ = [
     "FAILURES",
@@ -16,6 +19,7 @@ __all__ = [
     "Score",
     "Status",
     "failure_reason",
+    "shown",
 ]
 
 Status: TypeAlias = Literal["ok", "wrong", "format", "timeout", "error", "not_applicable", "infra"]
@@ -31,8 +35,10 @@ class Sample:
     """One completion to score.
 
     `prompt` is what the trainer gave: a string, or a list of messages. `messages` holds the completion's messages when
-    it is conversational, else None. `text` is the completion as plain text. `n_tokens` counts `token_ids`, and is None
-    when they are not known. `columns` are the other dataset columns of this row.
+    it is conversational, else None. `text` is the completion as plain text. `n_tokens` is the length of the completion
+    in tokens, `token_ids` its ids, `logps` their log-probabilities (nats) under the policy that sampled them, and
+    `prompt_ids` the ids of the prompt; each is None when it is not known. `finish_reason` says why generation ended,
+    in the trainer's words. `columns` are the other dataset columns of this row.
     """
 
     index: int
@@ -45,6 +51,8 @@ class Sample:
     finish_reason: str | None = None
     reference: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: Sequence[int] | None = None
+    logps: Sequence[float] | None = None
     _memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, scanner: Callable[..., T], *args: Any) -> T:
@@ -69,6 +77,12 @@ class Context:
     total_steps: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    def rng(self, group_id: int, purpose: str = "") -> "Random":
+        """Random numbers that depend on the run's seed, the step and the group alone, in any process."""
+        from random import Random
+
+        return Random(f"{self.seed}/{self.step}/{group_id}/{purpose}")
+
 
 @dataclass(frozen=True)
 class Score:
@@ -78,12 +92,18 @@ class Score:
     given with `wrong` or `format` is partial credit and is kept; with timeout and error the floor always wins; with
     not_applicable and infra the value is always None. `info` holds short plain values, by custom `reason` and
     `extracted`. `seconds` is the time this one item took, when the component measured it.
+
+    `token_values` are process rewards: a number for each token of the completion, 0.0 where there is none. They are
+    given beside `value` and do not replace it: a trainer adds them at their tokens and the value at the last one, so a
+    component whose whole verdict is in its tokens has the value 0. Lists of another length, or with anything but
+    finite numbers, make the score an `error`; they are dropped with timeout, error, not_applicable and infra.
     """
 
     value: float | None
     status: Status = "ok"
     info: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
+    token_values: Sequence[float] | None = None
 
 
 @runtime_checkable
@@ -141,3 +161,13 @@ def failure_reason(failure: BaseException) -> str:
     except Exception:
         message = "(no message)"
     return f"{type(failure).__name__}: {message}"[:300]
+
+
+def shown(value: object, limit: int = 200) -> str:
+    """`repr`, cut to `limit` characters, never raising even when the object's own does."""
+    if isinstance(value, str | bytes):
+        value = value[:limit]
+    try:
+        return repr(value)[:limit]
+    except Exception:
+        return f"<{type(value).__name__}>"

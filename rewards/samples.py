@@ -6,7 +6,7 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample
 
-__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column"]
+__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column", "make_sample", "same"]
 
 # Where the reference is looked for, in this order.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
@@ -18,6 +18,8 @@ def build_samples(
     completion_ids: Sequence[Sequence[int]] | None = None,
     *,
     reference_column: str | None = None,
+    prompt_ids: Sequence[Sequence[int] | None] | None = None,
+    logps: Sequence[Sequence[float] | None] | None = None,
     **columns: Sequence[Any],
 ) -> list[Sample]:
     """Samples for a batch of B completions.
@@ -27,6 +29,8 @@ def build_samples(
         completions: B completions, strings or lists of messages.
         completion_ids: B lists of token ids, or None when they are not known.
         reference_column: column that holds the reference; by default the first of `REFERENCE_COLUMNS` that is there.
+        prompt_ids: B lists of the prompts' token ids, or None when they are not known.
+        logps: B lists of the sampling log-probabilities of `completion_ids` (nats), or None when they are not known.
         columns: dataset columns, each of length B; `finish_reason` is taken from the column of that name.
 
     Raises:
@@ -34,8 +38,12 @@ def build_samples(
     """
     size = len(prompts)
     lengths = {"completions": len(completions)} | {name: len(column) for name, column in columns.items()}
-    if completion_ids is not None:
-        lengths["completion_ids"] = len(completion_ids)
+    tokens: dict[str, Sequence[Any] | None] = {
+        "completion_ids": completion_ids,
+        "prompt_ids": prompt_ids,
+        "logps": logps,
+    }
+    lengths |= {name: len(column) for name, column in tokens.items() if column is not None}
     uneven = {name: length for name, length in lengths.items() if length != size}
     if uneven:
         raise RewardsError(f"{size} prompts, but {uneven}. Give one value per completion in every column.")
@@ -43,25 +51,50 @@ def build_samples(
     samples: list[Sample] = []
     group = -1
     for index in range(size):
-        group += index == 0 or prompts[index] != prompts[index - 1]
-        ids = completion_ids[index] if completion_ids is not None else None
-        completion = completions[index]
+        group += index == 0 or not same(prompts[index], prompts[index - 1])
         row = {name: column[index] for name, column in columns.items()}
-        samples.append(
-            Sample(
-                index=index,
-                group_id=group,
-                prompt=prompts[index],
-                messages=completion if isinstance(completion, list) else None,
-                text=completion_text(completion),
-                token_ids=ids,
-                n_tokens=len(ids) if ids is not None else None,
-                finish_reason=row.get("finish_reason"),
-                reference=row[reference_column] if reference_column else None,
-                columns=row,
-            )
-        )
+        reference = row[reference_column] if reference_column else None
+        given: dict[str, Any] = {name: column[index] for name, column in tokens.items() if column is not None}
+        samples.append(make_sample(prompts[index], completions[index], reference, row, index, group, **given))
     return samples
+
+
+def make_sample(
+    prompt: Any,
+    completion: Any,
+    reference: Any,
+    columns: Mapping[str, Any],
+    index: int = 0,
+    group_id: int = 0,
+    *,
+    completion_ids: Sequence[int] | None = None,
+    prompt_ids: Sequence[int] | None = None,
+    logps: Sequence[float] | None = None,
+    n_tokens: int | None = None,
+) -> Sample:
+    """One sample; `n_tokens` is for trainers that know the length but do not tell the ids."""
+    return Sample(
+        index=index,
+        group_id=group_id,
+        prompt=prompt,
+        messages=completion if isinstance(completion, list) else None,
+        text=completion_text(completion),
+        token_ids=completion_ids,
+        n_tokens=len(completion_ids) if completion_ids is not None else n_tokens,
+        finish_reason=columns.get("finish_reason"),
+        reference=reference,
+        columns=columns,
+        prompt_ids=prompt_ids,
+        logps=logps,
+    )
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two values are equal; by identity where their types do not say so in one word, such as arrays."""
+    try:
+        return bool(left == right)
+    except Exception:
+        return left is right
 
 
 def is_column(value: Any, size: int) -> bool:

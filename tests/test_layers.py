@@ -23,7 +23,7 @@ LAYERS = [
     ["kit.data", "kit.api"],
     ["kit.training", "kit.evaluation", "kit.planning", "kit.validation"],
     ["kit.train"],
-    ["kit.cli", "kit.cli_objective", "kit.cli_table"],
+    ["kit.cli", "kit.cli_objective", "kit.cli_reward", "kit.cli_table"],
     ["kit.ui"],
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

@@ -1,11 +1,20 @@
-"""Is the completion about as long as asked?"""
+"""How long is the completion, and is it about as long as asked?"""
 
 from dataclasses import dataclass
 
 from rewards.errors import PresetError
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = ["LengthTarget"]
+__all__ = ["CHARACTERS_A_TOKEN", "LengthTarget", "length_in_tokens"]
+
+CHARACTERS_A_TOKEN = 4  # of English, by common tokenizers
+
+
+def length_in_tokens(sample: Sample) -> tuple[int, str]:
+    """(length, what was counted): `tokens` when token ids are given, else `characters`, four to a token, rounded up."""
+    if sample.n_tokens is not None:
+        return sample.n_tokens, "tokens"
+    return -(-len(sample.text) // CHARACTERS_A_TOKEN), "characters"
 
 
 @dataclass(frozen=True, kw_only=True)

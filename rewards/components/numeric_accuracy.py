@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rewards.errors import PresetError
 from rewards.extract import Extracted, boxed_answer, hash_answer, tagged_answer
 from rewards.numeric import parse_number, parse_reference
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 __all__ = ["NumericAccuracy"]
 
@@ -21,8 +21,8 @@ _SCANNERS: dict[str, Callable[..., Extracted]] = {
 class NumericAccuracy(ItemComponent):
     """1 when the answer equals the reference as an exact rational, else 0.
 
-    `style` says where the answer stands: `answer` (tags), `boxed` or `hash`. `strict` is passed to the scanner of tags
-    and hashes. No answer is `format`, another number or no number `wrong`, an unusable reference `error`.
+    `style` says where the answer stands: `answer` (tags), `boxed` or `hash`. `strict` is passed to the
+    scanner. No answer is `format`, another number or no number `wrong`, an unusable reference `error`.
     """
 
     name: str = "accuracy"
@@ -36,10 +36,9 @@ class NumericAccuracy(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         expected = parse_reference(sample.reference)
         if expected is None:
-            reason = f"reference is not a number: {sample.reference!r}"[:200]
+            reason = f"reference is not a number: {shown(sample.reference, 150)}"
             return Score(None, "error", {"reason": f"{reason}; give a number in a column such as `reference`"})
-        args = () if self.style == "boxed" else (self.strict,)
-        found = sample.once(_SCANNERS[self.style], *args)
+        found = sample.once(_SCANNERS[self.style], self.strict)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         if parse_number(found.value) == expected:

@@ -6,7 +6,7 @@ from typing import Any
 from rewards.extract import MAX_CHARS, hash_answer, think_answer_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = ["HashFormat", "TagCount", "ThinkAnswerFormat"]
+__all__ = ["HashFormat", "TagCount", "ThinkAnswerFormat", "opens_thinking"]
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -22,7 +22,7 @@ class ThinkAnswerFormat(ItemComponent):
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        problem = sample.once(think_answer_problem, _opens_thinking(sample.prompt))
+        problem = sample.once(think_answer_problem, opens_thinking(sample.prompt))
         return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
 
 
@@ -36,7 +36,7 @@ class TagCount(ItemComponent):
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
         counts = {tag: sample.text.count(tag) for tag in _TAGS}
-        if counts["<think>"] == 0 and _opens_thinking(sample.prompt):
+        if counts["<think>"] == 0 and opens_thinking(sample.prompt):
             counts["<think>"] = 1
         once = sum(count == 1 for count in counts.values())
         if once == len(_TAGS):
@@ -55,7 +55,7 @@ class HashFormat(ItemComponent):
         return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
 
 
-def _opens_thinking(prompt: Any) -> bool:
+def opens_thinking(prompt: Any) -> bool:
     """Whether the prompt, or its last message when that is the assistant's, ends with an open `<think>`."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
         prompt = prompt[-1].get("content")

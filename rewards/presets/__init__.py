@@ -13,10 +13,38 @@ __all__ = ["describe", "load", "names"]
 
 _BUILDERS = MappingProxyType(
     {
+        "classification-label": "rewards.presets.qa:classification_label",
+        "code-contest": "rewards.presets.code:code_contest",
+        "code-function": "rewards.presets.code:code_function",
+        "code-stdio": "rewards.presets.code:code_stdio",
+        "countdown": "rewards.presets.countdown:countdown",
+        "factuality": "rewards.presets.models:factuality",
+        "fluency": "rewards.presets.models:fluency",
         "gsm8k-hash": "rewards.presets.gsm8k:gsm8k_hash",
         "gsm8k-reasoning": "rewards.presets.gsm8k:gsm8k_reasoning",
+        "gsm8k-xml": "rewards.presets.gsm8k:gsm8k_xml",
+        "ifeval": "rewards.presets.instructions:ifeval",
+        "json-schema": "rewards.presets.structured:json_schema",
+        "judge-rubric": "rewards.presets.judge:judge_rubric",
         "length-target": "rewards.presets.length:length_target",
+        "math-boxed": "rewards.presets.math:math_boxed",
+        "math-cosine": "rewards.presets.math_length:math_cosine",
+        "math-dapo": "rewards.presets.math_length:math_dapo",
+        "math-kimi-length": "rewards.presets.math_length:math_kimi_length",
+        "math-length-budget": "rewards.presets.math_length:math_length_budget",
+        "math-match": "rewards.presets.math:math_match",
+        "math-verify": "rewards.presets.math:math_verify",
+        "mcq-letter": "rewards.presets.choice:mcq_letter",
+        "qa-short": "rewards.presets.qa:qa_short",
+        "r1-zero": "rewards.presets.r1_zero:r1_zero",
         "reasoning-gym": "rewards.presets.reasoning_gym:reasoning_gym",
+        "safe-style": "rewards.presets.safe_style:safe_style",
+        "semantic-answer": "rewards.presets.models:semantic_answer",
+        "sentiment": "rewards.presets.models:sentiment",
+        "sql-exec": "rewards.presets.sql:sql_exec",
+        "summarize": "rewards.presets.text:summarize",
+        "tool-call": "rewards.presets.structured:tool_call",
+        "translate": "rewards.presets.text:translate",
     }
 )
 

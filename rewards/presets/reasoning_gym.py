@@ -10,15 +10,18 @@ __all__ = ["reasoning_gym"]
 def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict: bool = True) -> Preset:
     """Procedurally generated tasks of reasoning-gym, answered as `<think>…</think><answer>…</answer>`.
 
-    Formula: accuracy + 0.2 format (+ tag_weight tags). Range: [0, 1.2].
+    Formula: accuracy + 0.2 format (+ tag_weight tags).
     accuracy is the task's `score_answer` on the content of the last `<answer>` after `</think>`;
     format is 1 for one think block and one answer block, both filled, and nothing else;
     tags is a quarter for each of the four tags that appears exactly once.
+    Range: [0, 1.2].
     Checker: accuracy, `ok` for a full score of 1 only.
     Columns: `task`, the dataset's name in reasoning-gym; `entry`, the generated entry {question, answer, metadata} as a
     JSON string.
-    Source: reasoning-gym (2505.24760). Verifiers that evaluate answers as code get only plain arithmetic, algebra and
-    literals; any other answer is wrong there.
+    Source: reasoning-gym (2505.24760).
+    Hacks: text that contains the answer, to which most tasks give partial credit: 0 while `strict`. Code as an answer,
+    which some verifiers evaluate: those get only plain arithmetic, algebra and literals, any other answer is wrong. A
+    task whose verifier takes every answer (game_of_life_halting): corrected here.
 
     Args:
         format_weight: weight of the layout; 0 leaves it out.

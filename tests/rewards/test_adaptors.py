@@ -1,3 +1,4 @@
+import functools
 import inspect
 import pickle
 from types import SimpleNamespace
@@ -5,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from conftest import Fixed, answered
 
-from rewards import Preset, Score, load
+from rewards import Preset, Score, from_functions, load
 from rewards.protocol import STATUSES
+from rewards.schedules import Linear
 
 RIGHT, WRONG = answered("72"), answered("70")
 
@@ -141,7 +143,281 @@ def test_reference_column_can_be_named():
     assert rewards[0](prompts=["p"], completions=["#### 72"], gold=["72"], answer=["5"]) == [1.0]
 
 
+def tokens_of(*rows, name="a"):
+    return Fixed(name, [Score(0.0, token_values=row) for row in rows])
+
+
+def test_process_rewards_are_reported_once_a_batch_weighted_and_summed():
+    rewards = Preset([(tokens_of([1.0, 2.0], [3.0]), 2.0), (tokens_of([0.5, 0.0], None, name="b"), 1.0)]).trl()
+    batch = {"completions": ["x", "y"], "ids": [[1, 2], [3]]}
+    columns, log = call(rewards, **batch)
+    # 2 x 1 + 0.5 = 2.5, 2 x 2 = 4; 2 x 3 = 6
+    assert log["token_rewards"] == [[2.5, 4.0], [6.0]]
+    assert columns == [[0.0, 0.0], [0.0, 0.0]]
+    assert call(rewards, **batch)[1]["token_rewards"] == [[2.5, 4.0], [6.0]]  # the same batch once more
+
+
+def test_process_rewards_are_reported_by_whichever_function_the_trainer_was_given():
+    rewards = Preset([(tokens_of([1.0, 2.0]), 1.0), (tokens_of([0.0, 0.0], name="b"), 1.0)]).trl()
+    assert call(rewards[1:], ["x"], ids=[[1, 2]])[1]["token_rewards"] == [[1.0, 2.0]]
+
+
+def test_presets_without_process_rewards_report_none():
+    assert "token_rewards" not in call(load("gsm8k-hash").trl(), ["#### 72"], answer=["72"])[1]
+
+
+def test_weights_that_change_are_folded_into_the_values():
+    parts = [
+        (Fixed("a", [Score(1.0), Score(None, "infra")]), 2.0),
+        (Fixed("b", [Score(0.5)] * 2), Linear(start=1, end=0)),
+    ]
+    rewards = Preset(parts).trl()
+    assert rewards.reward_weights == [2.0, 1.0]
+    for step in (0, 4, 10):
+        columns, _ = call(rewards, ["x", "y"], step=step)
+        # a stays native; b is 0.5 x (1 - step / 10)
+        assert columns == [[1.0, None], [pytest.approx(0.5 * (1 - step / 10))] * 2]
+        weighted = [
+            sum(w * v for w, v in zip(rewards.reward_weights, row, strict=True) if v is not None)
+            for row in zip(*columns, strict=True)
+        ]
+        assert weighted == pytest.approx(rewards.last_evaluation.totals)
+
+
+def test_share_of_groups_without_spread_is_logged():
+    prompts = ["p", "p", "q", "q"]
+    _, log = call(load("gsm8k-hash").trl(), ["#### 72", "#### 72", "#### 72", "x"], prompts=prompts, answer=["72"] * 4)
+    assert log["rewards/accuracy/zero_spread"] == [0.5]
+
+
+def test_prompt_ids_and_log_probabilities_are_taken_where_a_trainer_passes_them():
+    seen = []
+    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)])
+    call(Preset([(component, 1.0)]).trl(), ["x"], ids=[[5]], prompt_ids=[[1, 2]], logps=[[-0.5]], answer=["7"])
+    assert (seen[0].prompt_ids, seen[0].logps, dict(seen[0].columns)) == ([1, 2], [-0.5], {"answer": "7"})
+
+
 @pytest.mark.parametrize("completion", [None, [], [{"role": "assistant", "content": None}]])
 def test_missing_completions_are_scored(completion):
     columns, _ = call(load("gsm8k-reasoning").trl(), [completion], answer=["72"])
     assert columns == [[0.0], [0.0], [0.0]]
+
+
+ROWS = [
+    {"response": "#### 72", "response_length": 4, "ground_truth": "72"},
+    {"response": "#### 70", "response_length": 4, "ground_truth": "72"},
+    {"response": "72", "response_length": 1, "ground_truth": "72"},
+]
+
+
+def test_easyr1_gives_a_batch_of_dicts_for_a_batch_of_dicts():
+    compute_score = load("gsm8k-hash").easyr1()
+    # right: 1 + 0.1; wrong number: 0.1; no answer: 0
+    assert compute_score(ROWS) == [
+        {"overall": 1.1, "accuracy": 1.0, "format": 1.0},
+        {"overall": 0.1, "accuracy": 0.0, "format": 1.0},
+        {"overall": 0.0, "accuracy": 0.0, "format": 0.0},
+    ]
+
+
+def test_easyr1_gives_one_dict_for_one_dict():
+    # as its sequential manager calls it, through functools.partial with the configured arguments
+    assert functools.partial(load("gsm8k-hash").easyr1(), split="train")(ROWS[0])["overall"] == 1.1
+
+
+def test_easyr1_rows_reach_components():
+    seen = []
+    component = Fixed("overall", act=lambda batch, ctx: seen.extend(batch) or [Score(0.5)] * len(batch))
+    scores = Preset([(component, 1.0)]).easyr1(seed=3)([*ROWS, {**ROWS[0], "ground_truth": "5", "level": 2}], k="v")
+    assert scores[0] == {"overall": 0.5, "overall_score": 0.5}
+    assert [s.n_tokens for s in seen] == [4, 4, 1, 4]
+    assert [s.group_id for s in seen] == [0, 0, 0, 1]
+    assert seen[3].columns == {"k": "v", "ground_truth": "5", "level": 2}
+    assert [s.reference for s in seen] == ["72", "72", "72", "5"]
+
+
+def test_verl_scores_one_solution_by_position_or_by_name():
+    compute_score = load("gsm8k-hash").verl()
+    expected = {"score": 1.1, "accuracy": 1.0, "format": 1.0}
+    assert compute_score("openai/gsm8k", "#### 72", "72", None) == expected
+    named = {"data_source": "openai/gsm8k", "solution_str": "#### 72", "ground_truth": "72", "extra_info": {"index": 0}}
+    assert compute_score(**named) == expected
+    assert compute_score(**named, reward_router_address=None, reward_model_tokenizer=None) == expected
+    assert load("gsm8k-hash").verl(as_dict=False)(**named) == 1.1
+
+
+def test_verl_scores_a_batch_by_plural_names():
+    plural = {"data_sources": ["d"] * 2, "solution_strs": ["#### 72", "x"], "ground_truths": ["72"] * 2}
+    assert [s["score"] for s in load("gsm8k-hash").verl()(**plural, extra_infos=[{}, None])] == [1.1, 0.0]
+    assert load("gsm8k-hash").verl(as_dict=False)(**plural) == [1.1, 0.0]
+
+
+def test_verl_passes_extra_info_as_columns():
+    seen = []
+    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)])
+    extra = {"question": "6 x 12?", "answer": "long solution", "index": 3, "prompts": "odd name", "completions": 1}
+    Preset([(component, 1.0)]).verl()("d", "x", "72", extra)
+    assert seen[0].prompt == "6 x 12?"
+    assert seen[0].reference == "72"
+    assert seen[0].columns["answer"] == "long solution"
+    assert seen[0].columns["data_source"] == "d"
+
+
+class Array:
+    """What parquet gives for a list: comparison is by element, and has no one truth value."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __eq__(self, other):
+        return Array(*(item == other for item in self.items))
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+    def tolist(self):
+        return list(self.items)
+
+    __hash__ = None
+
+
+def test_verl_takes_prompts_as_arrays_of_messages():
+    extra = [{"prompt": Array({"role": "user", "content": "6 x 12?"})} for _ in range(2)]
+    seen = []
+    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)] * 2)
+    Preset([(component, 1.0)]).verl()(solution_strs=["x", "y"], ground_truths=[Array(1), Array(1)], extra_infos=extra)
+    assert [s.group_id for s in seen] == [0, 0]
+    assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
+
+
+def by_name(function, **available):
+    """As a verifiers rubric does: all of it for functions with open arguments, else what the signature names."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return float(function(**available))
+    return float(function(**{name: value for name, value in available.items() if name in parameters}))
+
+
+def rollout(content, answer="72", **given):
+    return {
+        "prompt": [{"role": "user", "content": "6 x 12?"}],
+        "completion": [{"role": "assistant", "content": content}],
+        "answer": answer,
+        "state": {"timing": {}},
+        "task": "default",
+        "info": {},
+        "parser": object(),
+        **given,
+    }
+
+
+def test_verifiers_calls_named_functions_with_weights():
+    rewards = load("gsm8k-hash").verifiers()
+    assert [reward.__name__ for reward in rewards] == ["accuracy", "format"]
+    assert rewards.weights == [1.0, 0.1]
+    assert [by_name(reward, **rollout("#### 72")) for reward in rewards] == [1.0, 1.0]
+    assert [by_name(reward, **rollout("#### 70")) for reward in rewards] == [0.0, 1.0]
+    assert [by_name(reward, **rollout("#### 72", prompt="6?", completion="#### 72")) for reward in rewards] == [
+        1.0,
+        1.0,
+    ]
+
+
+def test_verifiers_evaluates_a_rollout_once_even_when_rollouts_interleave():
+    counting = Fixed("a", [Score(1.0)])
+    rewards = Preset([(counting, 1.0), (Fixed("b", [Score(0.5)]), 1.0)]).verifiers()
+    batch = [rollout(str(n)) for n in range(5)]
+    for reward in rewards:
+        for one in batch:
+            by_name(reward, **one)
+    assert len(counting.seen) == 5
+    batch[0]["completion"][0]["content"] = "changed in place"
+    by_name(rewards[0], **batch[0])
+    assert len(counting.seen) == 6
+
+
+def test_verifiers_passes_info_as_columns_even_as_json():
+    seen = []
+    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(None, "infra")])
+    reward = Preset([(component, 1.0)]).verifiers()[0]
+    assert by_name(reward, **rollout("x", info={"level": 3, "task": "chain_sum"})) == 0.0  # it knows no None
+    by_name(reward, **rollout("x", info='{"level": 4}', task="algebra"))
+    by_name(reward, **rollout("x", info="{", task="algebra"))
+    assert [(s.columns.get("level"), s.columns["task"]) for s in seen] == [
+        (3, "chain_sum"),
+        (4, "algebra"),
+        (None, "algebra"),
+    ]
+    assert seen[0].reference == "72"
+
+
+@pytest.mark.parametrize("make", ["easyr1", "verl", "verifiers", "trl"])
+def test_adaptors_are_picklable(make):
+    adaptor = pickle.loads(pickle.dumps(getattr(load("gsm8k-hash"), make)()))
+    score = {
+        "easyr1": lambda: adaptor(ROWS)[0]["overall"],
+        "verl": lambda: adaptor("d", "#### 72", "72")["score"],
+        "verifiers": lambda: sum(
+            w * r(completion="#### 72", answer="72") for r, w in zip(adaptor, adaptor.weights, strict=True)
+        ),
+        "trl": lambda: sum(
+            r(["p"], ["#### 72"], answer=["72"])[0] * w for r, w in zip(adaptor, adaptor.reward_weights, strict=True)
+        ),
+    }[make]()
+    assert score == pytest.approx(1.1)
+
+
+def test_a_plain_trl_function_drops_into_every_adaptor():
+    def build():
+        return from_functions([(plain_by_reference, 2.0)])
+
+    assert build().easyr1()([{"response": "72", "ground_truth": "72"}])[0]["overall"] == 2.0
+    assert build().verl()("d", "72", "72")["score"] == 2.0
+    assert build().verifiers()[0](completion="72", answer="72", info={"ground_truth": "72"}) == 1.0
+    assert build().trl()[0](["p"], ["72"], ground_truth=["72"]) == [1.0]
+
+
+def plain_by_reference(completions, ground_truth, **columns):
+    return [float(c == truth) for c, truth in zip(completions, ground_truth, strict=True)]
+
+
+ODD = [
+    None, "", "\x00" * 1000, "\ud800\udfff", "x" * 10_000_000, "#### " + "7" * 10_000_000, 7, b"bytes", [], [None],
+    [{"role": "assistant", "content": None}], [{"content": "\ud800"}], {"content": "72"}, float("nan"),
+]  # fmt: skip
+ODD_REFERENCES = [
+    None,
+    "",
+    7.5,
+    float("nan"),
+    [],
+    {},
+    b"72",
+    object(),
+    "\x00",
+    "\ud800",
+    "x" * 10_000_000,
+    True,
+    ["72"],
+]
+
+
+@pytest.mark.parametrize("name", ["gsm8k-hash", "gsm8k-reasoning", "length-target", "reasoning-gym"])
+@pytest.mark.parametrize("reference", ODD_REFERENCES, ids=lambda value: repr(value)[:12])
+def test_odd_completions_and_references_never_raise_and_never_pass(name, reference):
+    preset = load(name)
+    size = len(ODD)
+    evaluations = []
+    rewards = preset.trl()
+    columns, _ = call(rewards, ODD, answer=[reference] * size, task=["chain_sum"] * size, entry=[reference] * size)
+    evaluations.append(list(zip(*columns, strict=True)))
+    extra = {"task": "chain_sum", "entry": reference}
+    evaluations.append(preset.easyr1()([{"response": c, "ground_truth": reference, **extra} for c in ODD]))
+    evaluations.append([preset.verl()("d", c, reference, extra) for c in ODD])
+    functions = preset.verifiers()
+    evaluations.append([f(completion=c, answer=reference, info=extra) for c in ODD for f in functions])
+    assert [len(e) for e in evaluations[:3]] == [size] * 3
+    if preset.checker == "accuracy":
+        assert all(row[0] in (0.0, None) for row in evaluations[0])
+        assert all(row["accuracy"] == 0.0 for row in [*evaluations[1], *evaluations[2]])
+        assert "ok" not in rewards.last_evaluation.statuses["accuracy"]

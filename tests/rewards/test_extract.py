@@ -5,9 +5,12 @@ import pytest
 from rewards.extract import (
     MAX_ANSWER_CHARS,
     MAX_CHARS,
+    any_answer,
     boxed_answer,
     hash_answer,
+    line_answer,
     tagged_answer,
+    tags_problem,
     think_answer_problem,
 )
 
@@ -96,6 +99,92 @@ def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (r"\boxed{7} and \boxed{8}", "duplicated_box"),
+        (r"\boxed{7} and \boxed{72}", "duplicated_box"),
+        (r"\boxed{\boxed{7}}", "duplicated_box"),
+        (r"\boxed{7} and \boxed{7}", None),
+        (r"<think>\boxed{8}</think>\boxed{7}", None),
+        (r"\fbox{8} \boxed{7}", "duplicated_box"),
+    ],
+)
+def test_strict_boxed_answer_refuses_boxes_that_differ(text: str, reason: str | None) -> None:
+    assert boxed_answer(text, True).reason == reason
+    assert boxed_answer(text, False).value == "7" or "72" in text or "8}" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so\nAnswer: 72", "72"),
+        ("**Final Answer:** $72$", "$72$"),
+        ("### The final answer is 72.", "72"),
+        ("Therefore, the answer is: 72\n\n", "72"),
+        ("<think>Answer: 5</think>\nAnswer: 72", "72"),
+        ("Answer: 72\nAnswer: 72", "72"),
+    ],
+)
+def test_line_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
+    assert line_answer(text).value == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("72", "missing"),
+        ("my answer: 72", "missing"),
+        ("Answers 72", "missing"),
+        ("Answer:", "blank"),
+        ("Answer: **.**", "blank"),
+        ("Answer: 7\nAnswer: 8", "duplicated_line"),
+        ("Answer: 7\nor 8", "text_after_answer"),
+    ],
+)
+def test_line_answer_says_why_there_is_none(text: str, reason: str) -> None:
+    found = line_answer(text)
+    assert (found.value, found.reason) == (None, reason)
+
+
+def test_lenient_line_answer_takes_the_last_line() -> None:
+    assert line_answer("Answer: 7\nAnswer: 8\nbye", False).value == "8"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{7}.", "7"),
+        ("<answer>7</answer>", "7"),
+        ("#### 7", "7"),
+        ("Answer: 7", "7"),
+        (r"<answer>It is \boxed{7}</answer>", "7"),
+        (r"Answer: $\boxed{7}$", "7"),
+        ("Answer: 7\n<answer>7</answer>", "7"),
+    ],
+)
+def test_any_answer_finds_every_layout(text: str, answer: str) -> None:
+    assert any_answer(text).value == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("7", "missing"),
+        (r"\boxed{8} <answer>7</answer>", "several_answers"),
+        ("#### 7\n<answer>8</answer>", "several_answers"),
+        ("#### 7\nor maybe 8", "text_after_answer"),
+        (r"<answer>7</answer> \boxed{8", "unterminated"),
+        (r"\boxed{7} <answer>", "unterminated"),
+        (r"\boxed{7} \boxed{8}", "duplicated_box"),
+        (r"<think> \boxed{7}", "unterminated_think"),
+    ],
+)
+def test_any_answer_does_not_choose_for_the_model(text: str, reason: str) -> None:
+    found = any_answer(text)
+    assert (found.value, found.reason) == (None, reason)
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [("#### 72", "72"), ("a\nb\n  #### 72 \n\n", "72"), ("<think>#### 5</think>\n#### 72", "72"), ("####72", "72")],
 )
@@ -163,13 +252,32 @@ def test_layout_may_begin_inside_the_block_when_the_prompt_opened_it() -> None:
     assert think_answer_problem("a</think><answer>b</answer>", True) is None
 
 
+def test_other_tags_make_a_layout_too() -> None:
+    text = "<reasoning>\na\n</reasoning>\n<answer>\nb\n</answer>\n"
+    assert tags_problem(text, "reasoning", "answer") is None
+    assert tags_problem(text, "think", "answer") == "<think> appears 0 times"
+
+
+def test_answers_inside_an_open_reasoning_block_do_not_count() -> None:
+    assert tagged_answer("<reasoning>maybe <answer>7</answer>").reason == "unterminated_think"
+
+
 MEGABYTE = 1_000_000
 PATTERNS = [
     "<", "<answer>", "</answer>", "<answer></answer>", "<think>", "</think>", "<think></think><answer></answer>",
     " ", "\n", "{", "}", "\\", "\\boxed{", "\\boxed{}", "\\boxed{{", "#", "####", "#### ", "#### a ", "#### 7\n", " #",
-    "\x00", "\ud800", "7", "\\frac{", "<answer>7</answer>\n",
+    "\x00", "\ud800", "7", "\\frac{", "<answer>7</answer>\n", "\\boxed{7}", "Answer: 7\n", "answer", "*", "the ",
+    "\\fbox{\\boxed{",
 ]  # fmt: skip
-SCANNERS = [tagged_answer, boxed_answer, hash_answer, think_answer_problem]
+SCANNERS = [
+    tagged_answer,
+    boxed_answer,
+    hash_answer,
+    line_answer,
+    any_answer,
+    think_answer_problem,
+    lambda text, max_chars: boxed_answer(text, True, max_chars),
+]
 
 
 @pytest.mark.parametrize("prefix", ["", "</think>", "<answer>", "\\boxed{", "#### "])

@@ -1,4 +1,4 @@
-"""Presets as reward functions of other trainers."""
+"""Presets as reward functions of TRL's GRPOTrainer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,9 +9,11 @@ from rewards.preset import Preset
 from rewards.protocol import Context
 from rewards.samples import build_samples, is_column
 
-__all__ = ["TrlReward", "TrlRewards"]
+__all__ = ["BatchEvaluator", "TrlReward", "TrlRewards"]
 
 _LOGGED_CHARS = 200
+TOKEN_REWARDS = "token_rewards"  # the column in which trainers look for process rewards
+_TOKEN_INPUTS = ("prompt_ids", "logps")  # taken as what they are when a trainer passes them beside the columns
 
 
 class BatchEvaluator:
@@ -30,6 +32,7 @@ class BatchEvaluator:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._key: list[Any] = []
+        self._reporter: str | None = None
         self.last: Evaluation | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -45,6 +48,7 @@ class BatchEvaluator:
         """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
         columns = {name: value for name, value in given.items() if is_column(value, len(prompts))}
         extras = {name: value for name, value in given.items() if name not in columns}
+        tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
         state = extras.get("trainer_state")
         ctx = Context(
             seed=self.seed,
@@ -52,20 +56,31 @@ class BatchEvaluator:
             total_steps=int(getattr(state, "max_steps", 0) or 0),
             extras=extras,
         )
-        samples = build_samples(prompts, completions, completion_ids, reference_column=self.reference_column, **columns)
+        samples = build_samples(
+            prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
+        )
         identities = [_Same(value) for s in samples for value in (s.prompt, s.token_ids, *s.columns.values())]
         key = [ctx.step, list(columns), [s.text for s in samples], identities]
         with self._lock:
             if self.last is None or key != self._key:
                 self.last = self.preset.score(samples, ctx)
-                self._key = key
+                self._key, self._reporter = key, None
             return self.last
+
+    def reports_tokens(self, name: str) -> bool:
+        """Whether the function of this name is the one that reports the batch's process rewards: the first that asks,
+        however many of them the trainer was given, and again whenever it is called again."""
+        with self._lock:
+            self._reporter = self._reporter or name
+            return self._reporter == name
 
 
 class TrlReward:
     """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
 
-    Returns native values, unweighted: TRL applies `reward_weights`.
+    Returns native values, unweighted: TRL applies `reward_weights`. Those are fixed for a run, so a component whose
+    weight follows a schedule returns its values already multiplied by the weight of this step, and its reward weight
+    is 1. Process rewards of all components, weighted, are reported once a batch in the column `token_rewards`.
     """
 
     def __init__(self, name: str, evaluator: BatchEvaluator) -> None:
@@ -86,9 +101,15 @@ class TrlReward:
         evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, given)
         if callable(log_extra := given.get("log_extra")):
             self._log_columns(evaluation, log_extra)
+            if evaluation.token_rewards is not None and self._evaluator.reports_tokens(self.__name__):
+                log_extra(TOKEN_REWARDS, evaluation.token_rewards)
         if callable(log_metric := given.get("log_metric")):
             self._log_metrics(evaluation, log_metric)
-        return list(evaluation.values[self.__name__])
+        values = evaluation.values[self.__name__]
+        if self.__name__ not in self._evaluator.preset.scheduled:
+            return list(values)
+        weight = evaluation.weights[self.__name__]
+        return [None if value is None else weight * value for value in values]
 
     def _log_columns(self, evaluation: Evaluation, log_extra: Callable[[str, list[Any]], None]) -> None:
         name = self.__name__
@@ -102,12 +123,13 @@ class TrlReward:
         name = self.__name__
         for status, share in evaluation.status_shares(name).items():
             log_metric(f"rewards/{name}/status_{status}", share)
+        log_metric(f"rewards/{name}/zero_spread", evaluation.zero_spread_share(name))
         for label, quantile in (("p50", 0.5), ("p95", 0.95)):
             log_metric(f"rewards/{name}/latency_{label}_ms", evaluation.latency_ms(name, quantile))
 
 
 class TrlRewards(list[TrlReward]):
-    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig.
+    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig (1 where a schedule sets the weight).
 
     >>> from rewards import load
     >>> rewards = load("gsm8k-hash").trl()
@@ -124,7 +146,7 @@ class TrlRewards(list[TrlReward]):
         """One reward function per component, all sharing one evaluation per batch."""
         evaluator = BatchEvaluator(preset, seed, reference_column)
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
-        rewards.reward_weights = list(preset.weights.values())
+        rewards.reward_weights = [1.0 if n in preset.scheduled else w for n, w in preset.weights.items()]
         return rewards
 
     @property

@@ -1,0 +1,253 @@
+"""Is the generated program right? Tests run in the sandbox, several completions at a time."""
+
+import functools
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rewards.components.code.blocks import code_block
+from rewards.components.code.calls import parse_calls
+from rewards.components.code.harness import CODE, SOURCE_FILE
+from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
+from rewards.components.code.values import NotPlain, decode, encode
+from rewards.errors import PresetError
+from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
+from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, run_all
+
+__all__ = ["CodeFunction", "CodeStdio", "require_sandbox"]
+
+SCORING = ("all", "share")
+_TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "verification_info")
+_NAME_COLUMNS = ("entry_point", "function", "fn_name")
+_MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
+_REPORTED = 200
+
+T = TypeVar("T")
+
+
+def require_sandbox(allow_unsafe: bool) -> None:
+    """Raises PresetError where nothing can keep generated programs apart, unless that is allowed."""
+    try:
+        choose(allow_unsafe=allow_unsafe)
+    except SandboxError as failure:
+        raise PresetError(f"{failure}") from failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CodeComponent(ItemComponent):
+    """What both kinds of tests share: the program out of the completion, tests out of the row, the verdict.
+
+    `scoring` is "all" (1 when every test passes, else 0) or "share" (passed / tests). Status is `ok` only when every
+    test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
+    leaves no time for have failed. `max_tests` draws that many tests, the same for a group. `workers` completions are
+    judged at the same time.
+    """
+
+    name: str = "accuracy"
+    scoring: str = "all"
+    seconds: float = 5.0
+    memory_mb: int = 512
+    budget_seconds: float = 60.0
+    max_tests: int | None = None
+    workers: int | None = None
+    allow_unsafe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scoring not in SCORING:
+            raise PresetError(f"scoring is {self.scoring!r}. Use one of: {', '.join(SCORING)}.")
+        if not 0 < self.seconds <= 600 or self.budget_seconds <= 0:
+            raise PresetError(f"seconds is {self.seconds}. Give more than 0 and at most 600.")
+        if self.memory_mb < _MIN_MEMORY_MB:
+            raise PresetError(f"memory_mb is {self.memory_mb}. Give at least {_MIN_MEMORY_MB}: Python itself needs it.")
+        if self.max_tests is not None and self.max_tests < 1:
+            raise PresetError(f"max_tests is {self.max_tests}. Give at least 1, or None for all.")
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        return concurrently(lambda sample: self._timed(sample, ctx), samples, self.workers)
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = sample.once(code_block)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        try:
+            tests = _tests(sample)
+            return self._judge(found.value, tests, sample, ctx)
+        except SandboxError as failure:
+            return Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
+        except _BadRow as failure:
+            return Score(None, "error", {"reason": f"tests of this row cannot be used: {failure}"[:300]})
+
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+        raise NotImplementedError
+
+    def _drawn(self, tests: list[T], sample: Sample, ctx: Context) -> list[T]:
+        if self.max_tests is None or len(tests) <= self.max_tests:
+            return tests
+        draw = random.Random(f"{ctx.seed} {ctx.step} {sample.group_id}")
+        return [tests[position] for position in sorted(draw.sample(range(len(tests)), self.max_tests))]
+
+    def _run(self, job: Job) -> Result:
+        """One run; a sandbox that did not start is tried once more."""
+        [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
+        if result.status == "infra":
+            [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
+        if result.status == "infra":
+            raise SandboxError(result.reason)
+        return result
+
+    def _verdict(self, passed: int, total: int, reason: str) -> Score:
+        info: dict[str, Any] = {"passed": passed, "tests": total}
+        if passed == total:
+            return Score(self.high, "ok", info)
+        value = self.low + (self.high - self.low) * passed / total if self.scoring == "share" else None
+        return Score(value, "wrong", {**info, "reason": reason[:_REPORTED]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeStdio(_CodeComponent):
+    """The program reads stdin and prints; each test is a run of its own, and passes when it ends with exit code 0 and
+    the expected lines.
+
+    `tolerance` lets numbers differ, see `same_output`. `row_limits` takes seconds and MiB from the columns `time_limit`
+    and `memory_limit` where a row has them, the seconds times `time_factor`.
+    """
+
+    tolerance: float | None = None
+    row_limits: bool = False
+    time_factor: float = 1.0
+
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+        pairs = self._drawn(_usable(parse_stdio_tests, tests), sample, ctx)
+        seconds, memory_mb = self._limits(sample)
+        end = time.monotonic() + self.budget_seconds
+        passed, reason = 0, ""
+        for number, test in enumerate(pairs, 1):
+            left = end - time.monotonic()
+            if left <= 0:
+                reason = reason or f"test {number}: no time left of {self.budget_seconds:g} s"
+                break
+            job = Job(
+                program=program,
+                stdin=test.input,
+                seconds=min(seconds, left),
+                memory_mb=memory_mb,
+                output_bytes=max(1 << 16, 2 * len(test.output.encode("utf-8", "replace"))),
+            )
+            problem = self._problem(test, self._run(job))
+            passed += problem is None
+            if problem is not None:
+                reason = reason or f"test {number}: {problem}"
+                if self.scoring == "all":
+                    break
+        return self._verdict(passed, len(pairs), reason)
+
+    def _problem(self, test: StdioTest, result: Result) -> str | None:
+        if result.status != "ok":
+            return _ending(result)
+        return None if same_output(test.output, result.stdout, self.tolerance) else "other output"
+
+    def _limits(self, sample: Sample) -> tuple[float, int]:
+        if not self.row_limits:
+            return self.seconds, self.memory_mb
+        seconds, memory = (_positive(sample.columns.get(column)) for column in ("time_limit", "memory_limit"))
+        return (
+            self.seconds if seconds is None else min(600.0, seconds * self.time_factor),
+            self.memory_mb if memory is None else max(_MIN_MEMORY_MB, int(min(memory, 65536))),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFunction(_CodeComponent):
+    """The program defines a function; all calls are made in one run, on arguments that go in and values that come out
+    as JSON.
+
+    A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong. `tolerance` lets
+    floats differ by tolerance × max(1, |expected|). `prelude` is put in front of the program, for instance imports.
+    """
+
+    tolerance: float = 0.0
+    prelude: str = ""
+
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+        named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
+        function, calls = _usable(functools.partial(parse_calls, function=named), tests)
+        calls = self._drawn(calls, sample, ctx)
+        request = _usable(_request, (function, calls))
+        setup = sample.columns.get("test_setup_code")
+        before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
+        result = self._run(
+            Job(
+                program=CODE,
+                stdin=request,
+                seconds=min(self.seconds, self.budget_seconds),
+                memory_mb=self.memory_mb,
+                files={SOURCE_FILE: f"{before}\n{program}" if before else program},
+            )
+        )
+        answers = _answers(result.stdout, len(calls))
+        judged = [
+            call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
+        ]
+        passed = sum(judged) if len(answers) <= len(calls) else 0
+        return self._verdict(passed, len(calls), _call_problem(result, answers, len(calls)))
+
+
+class _BadRow(ValueError):
+    """The row's tests cannot be used, whatever the completion is."""
+
+
+def _tests(sample: Sample) -> Any:
+    for column in _TEST_COLUMNS:
+        if sample.columns.get(column) is not None:
+            return sample.columns[column]
+    if sample.reference is None:
+        raise _BadRow(f"no tests: give a column `reference`, or one of {', '.join(_TEST_COLUMNS)}")
+    return sample.reference
+
+
+def _usable(parse: Any, tests: Any) -> Any:
+    try:
+        return parse(tests)
+    except Exception as failure:
+        raise _BadRow(f"{failure}" if type(failure) is ValueError else failure_reason(failure)) from failure
+
+
+def _request(named: tuple[str, Sequence[Any]]) -> str:
+    function, calls = named
+    return json.dumps({"function": function, "calls": [[encode(c.args), encode(dict(c.kwargs))] for c in calls]})
+
+
+def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
+    """What each line says: the value in a tuple, or None for an exception and for anything that is no answer."""
+    answers: list[tuple[Any] | None] = []
+    for line in stdout.split("\n")[: calls + 2]:
+        if not line:
+            continue
+        try:
+            answers.append((decode(json.loads(line)["value"]),))
+        except (ValueError, KeyError, TypeError, NotPlain, RecursionError):
+            answers.append(None)
+    return answers
+
+
+def _call_problem(result: Result, answers: Sequence[Any], calls: int) -> str:
+    if len(answers) < calls:
+        return f"{len(answers)} of {calls} calls answered: {_ending(result)}"
+    if len(answers) > calls:
+        return "more answers than calls"
+    lines = [line for line in result.stdout.split("\n") if '"raised"' in line or '"missing"' in line]
+    return lines[0] if lines else "other value"
+
+
+def _ending(result: Result) -> str:
+    last = result.stderr.strip().rpartition("\n")[2]
+    return f"{result.reason or 'ended early'}{': ' + last if last else ''}"[:_REPORTED]
+
+
+def _positive(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        return None
+    return float(value)

@@ -1,0 +1,77 @@
+"""The program around a generated function: takes calls as JSON on stdin, prints one JSON line for each.
+
+`CODE` is what runs in the sandbox, in front of nothing but the generated source, which it reads from a file. It holds no
+expected value, and nothing that it prints is believed: the lines are parsed and compared outside.
+"""
+
+__all__ = ["CODE", "SOURCE_FILE"]
+
+SOURCE_FILE = "solution.py"
+
+CODE = """
+import json, os, sys
+
+sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
+sys.setrecursionlimit(10000)
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+request = json.loads(sys.stdin.read())
+sys.stdin = open(os.devnull)
+
+
+def encode(value, depth=0):
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if abs(value) < 1 << 53 else {"int": hex(value)}
+    if kind is float:
+        return {"float": value.hex()}
+    if depth < 100:
+        if kind in (list, tuple, set, frozenset):
+            return {kind.__name__.replace("frozen", ""): [encode(item, depth + 1) for item in value]}
+        if kind is dict:
+            return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
+    raise TypeError("not a plain value: " + kind.__name__)
+
+
+def decode(tagged):
+    if not isinstance(tagged, dict):
+        return tagged
+    [(tag, content)] = tagged.items()
+    if tag == "int":
+        return int(content, 16)
+    if tag == "float":
+        return float.fromhex(content)
+    if tag == "dict":
+        return {decode(key): decode(item) for key, item in content}
+    return {"list": list, "tuple": tuple, "set": set}[tag](decode(item) for item in content)
+
+
+def answer(line):
+    answers.write(json.dumps(line) + "\\n")
+    answers.flush()
+
+
+def main():
+    with open("solution.py", encoding="utf-8") as file:
+        source = file.read()
+    space = {"__name__": "solution", "__builtins__": __builtins__}
+    exec(compile(source, "solution.py", "exec"), space)
+    function = space.get(request["function"])
+    if function is None and isinstance(space.get("Solution"), type):
+        function = getattr(space["Solution"](), request["function"], None)
+    if not callable(function):
+        answer({"missing": True})
+        return
+    for args, kwargs in request["calls"]:
+        try:
+            value = encode(function(*decode(args), **decode(kwargs)))
+        except Exception as failure:
+            answer({"raised": (type(failure).__name__ + ": " + str(failure))[:200]})
+        else:
+            answer({"value": value})
+
+
+main()
+"""

@@ -1,0 +1,99 @@
+"""Input and output pairs: reading them from the shapes that data sets use, and comparing what a program printed."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["StdioTest", "parse_stdio_tests", "same_output"]
+
+
+class StdioTest(NamedTuple):
+    """What a program reads, and what it must print."""
+
+    input: str
+    output: str
+
+
+def parse_stdio_tests(reference: Any) -> list[StdioTest]:
+    """Tests from a list of {input, output}, from {inputs: [...], outputs: [...]}, or from either as JSON.
+
+    {test_cases: [...]} around them is taken off. Lists of lines are joined.
+
+    Raises:
+        ValueError: another shape, no tests, a test that calls a function, or no test that expects any output.
+    """
+    if isinstance(reference, str | bytes):
+        reference = json.loads(reference)
+    if isinstance(reference, Mapping) and "test_cases" in reference:
+        reference = reference["test_cases"]
+    if isinstance(reference, Mapping):
+        if reference.get("fn_name"):
+            raise ValueError("these tests call a function: use the preset code-function")
+        inputs, outputs = reference.get("inputs"), reference.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError("tests need lists `inputs` and `outputs` of one length")
+        reference = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+    if not isinstance(reference, list) or not reference:
+        raise ValueError("no tests: give a list of {input, output}, or {inputs: [...], outputs: [...]}")
+    tests = [_test(row) for row in reference]
+    if not any(test.output.strip() for test in tests):
+        raise ValueError("no test expects any output: a program that prints nothing would pass")
+    return tests
+
+
+def _test(row: Any) -> StdioTest:
+    if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
+        raise ValueError(f"a test needs `input` and `output`, got {row!r}"[:200])
+    kind = row.get("type", row.get("testtype", "stdin"))
+    if kind not in ("stdin", "stdin_stdout"):
+        raise ValueError(f"a test of type {kind!r} is not one of input and output: use the preset code-function"[:200])
+    return StdioTest(_text(row["input"]), _text(row["output"]))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"input and output must be text, got {type(value).__name__}")
+    return value
+
+
+def same_output(expected: str, printed: str, tolerance: float | None = None) -> bool:
+    r"""Whether both have the same lines: as many of them, each equal but for white space at its end.
+
+    Blank lines at the end do not count. With a `tolerance`, words may also be numbers that differ by at most
+    tolerance × max(1, |expected|), and spacing between words is free.
+
+    >>> same_output("1\n2\n", "1 \n2"), same_output("1\n2\n", "1\n"), same_output("0.5", "0.5000001", 1e-6)
+    (True, False, True)
+    """
+    wanted, given = _lines(expected), _lines(printed)
+    if len(wanted) != len(given):
+        return False
+    if tolerance is None:
+        return wanted == given
+    return all(_same_line(w, g, tolerance) for w, g in zip(wanted, given, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
+
+
+def _same_line(wanted: str, given: str, tolerance: float) -> bool:
+    words, others = wanted.split(), given.split()
+    return len(words) == len(others) and all(
+        word == other or _close(word, other, tolerance) for word, other in zip(words, others, strict=True)
+    )
+
+
+def _close(word: str, other: str, tolerance: float) -> bool:
+    try:
+        expected, value = float(word), float(other)
+    except ValueError:
+        return False
+    if not (math.isfinite(expected) and math.isfinite(value)):
+        return False
+    return abs(expected - value) <= tolerance * max(1.0, abs(expected))

@@ -1,0 +1,112 @@
+"""Plain Python values as JSON, and their comparison: what crosses the border of the sandbox."""
+
+import math
+from typing import Any
+
+__all__ = ["NotPlain", "decode", "encode", "same_value"]
+
+_MAX_DEPTH = 100
+_JSON_INT = 1 << 53
+
+
+class NotPlain(ValueError):
+    """A value that is not None, a truth value, a number, text, or a list, tuple, set or dict of such."""
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """JSON for a plain value: None, truth values, text, floats and small integers as they are, all else tagged.
+
+    Exact types only: a subclass could lie about what it equals. The harness holds a copy of this function's rules.
+
+    Raises:
+        NotPlain: anything else, or nesting deeper than 100.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if abs(value) < _JSON_INT else {"int": hex(value)}
+    if kind is float:
+        return {"float": value.hex()}
+    if depth < _MAX_DEPTH:
+        if kind in (list, tuple, set, frozenset):
+            return {kind.__name__.removeprefix("frozen"): [encode(item, depth + 1) for item in value]}
+        if kind is dict:
+            return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
+    raise NotPlain(f"not a plain value: {kind.__name__}")
+
+
+def decode(tagged: Any, depth: int = 0) -> Any:
+    """The value that `encode` wrote.
+
+    Raises:
+        NotPlain: not what `encode` writes.
+    """
+    if tagged is None or isinstance(tagged, bool | str | int):
+        return tagged
+    if not isinstance(tagged, dict) or len(tagged) != 1 or depth >= _MAX_DEPTH:
+        raise NotPlain("not an encoded value")
+    [(tag, content)] = tagged.items()
+    try:
+        if tag == "int":
+            return int(content, 16)
+        if tag == "float":
+            return float.fromhex(content)
+        if tag == "dict":
+            keys = _spread([decode(key, depth + 1) for key, _ in content])
+            return dict(zip(keys, (decode(item, depth + 1) for _, item in content), strict=True))
+        items = [decode(item, depth + 1) for item in content]
+        if tag == "set":
+            return frozenset(_spread(items))
+        return {"list": items, "tuple": tuple(items)}[tag]
+    except (TypeError, ValueError, KeyError, OverflowError) as failure:
+        raise NotPlain("not an encoded value") from failure
+
+
+def _spread(items: list[Any]) -> list[Any]:
+    """The items, unless most of them share a hash: a set of those would take quadratic time."""
+    if len(items) > 1000 and len({hash(item) for item in items}) * 2 < len(items):
+        raise NotPlain("items made to collide")
+    return items
+
+
+def same_value(expected: Any, value: Any, *, tolerance: float = 0.0, tuples_are_lists: bool = False) -> bool:
+    """Python's equality for plain values, without its surprises: a truth value equals no number, NaN equals NaN.
+
+    Integers and floats compare by value, floats within tolerance × max(1, |expected|). `tuples_are_lists` is for
+    expectations that were written as JSON, which knows no tuples.
+    """
+    if isinstance(expected, bool) or isinstance(value, bool):
+        return expected is value
+    if isinstance(expected, int | float) and isinstance(value, int | float):
+        return _same_number(expected, value, tolerance)
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        if not tuples_are_lists and isinstance(expected, list) != isinstance(value, list):
+            return False
+        return len(expected) == len(value) and all(
+            same_value(e, v, tolerance=tolerance, tuples_are_lists=tuples_are_lists)
+            for e, v in zip(expected, value, strict=True)
+        )
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return expected.keys() == value.keys() and all(
+            same_value(item, value[key], tolerance=tolerance, tuples_are_lists=tuples_are_lists)
+            for key, item in expected.items()
+        )
+    if isinstance(expected, set | frozenset) and isinstance(value, set | frozenset):
+        return _typed(expected) == _typed(value)
+    return type(expected) is type(value) and bool(expected == value)
+
+
+def _typed(items: "set[Any] | frozenset[Any]") -> "set[tuple[bool, Any]]":
+    return {(isinstance(item, bool), item) for item in items}
+
+
+def _same_number(expected: float, value: float, tolerance: float) -> bool:
+    if expected == value or (expected != expected and value != value):
+        return True
+    try:
+        if not tolerance or not (math.isfinite(expected) and math.isfinite(value)):
+            return False
+        return abs(expected - value) <= tolerance * max(1.0, abs(expected))
+    except OverflowError:
+        return False

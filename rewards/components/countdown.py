@@ -1,0 +1,136 @@
+"""Does the expression reach the target with the numbers that were given?"""
+
+import ast
+import json
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rewards.components.math_verify import ANSWER_PLACES, find_answer
+from rewards.errors import PresetError
+from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+
+__all__ = ["CountdownAccuracy", "value_and_numbers"]
+
+MAX_CHARS = 500
+MAX_NUMBERS = 50
+_ALLOWED = frozenset("0123456789+-*/() ")
+_SPELLED = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")", "\n": " ", "\t": " "})
+_LATEX = (("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"), ("\\left", ""), ("\\right", ""), ("$", ""))
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def value_and_numbers(expression: str) -> tuple[Fraction, list[int]] | None:
+    """The exact value of plain arithmetic and the whole numbers in it; None for anything else, or a division by zero.
+
+    `+ - * /`, a leading minus, and parentheses are all there is. Nothing is evaluated as code.
+
+    >>> value_and_numbers("(1 + 2) / 4")
+    (Fraction(3, 4), [1, 2, 4])
+    >>> value_and_numbers("2 ** 9"), value_and_numbers("1 / 0"), value_and_numbers("__import__('os')")
+    (None, None, None)
+    """
+    if len(expression) > MAX_CHARS or not set(expression) <= _ALLOWED:
+        return None
+    numbers: list[int] = []
+    try:
+        return _value(ast.parse(expression.strip(), mode="eval").body, numbers), numbers
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        numbers.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, numbers)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, numbers), _value(node.right, numbers))
+    raise ValueError(f"not plain arithmetic: {type(node).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownAccuracy(ItemComponent):
+    """1 when the expression has the target's value and takes the given numbers, each exactly once, else 0.
+
+    Columns: `nums` or `numbers`, a list of whole numbers (or its JSON); `target`, else the reference. An expression may
+    end in `= target`. With `use_all` off, a number may be left out. Rows that hold no task are an `error`.
+    """
+
+    name: str = "accuracy"
+    answer_in: str = "tag"
+    strict: bool = True
+    use_all: bool = True
+
+    def __post_init__(self) -> None:
+        if self.answer_in not in ANSWER_PLACES:
+            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        given = sample.columns.get("nums", sample.columns.get("numbers"))
+        numbers, target = _numbers(given), _target(sample.columns.get("target", sample.reference))
+        if numbers is None or target is None:
+            reason = f"no task: nums {shown(given, 100)}, target {shown(sample.columns.get('target'), 50)}"
+            return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
+        found = find_answer(sample, self.answer_in, self.strict)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": found.value[:MAX_CHARS]}
+        result = value_and_numbers(_expression(found.value, target))
+        if result is None:
+            return Score(None, "wrong", {**info, "reason": "not plain arithmetic"})
+        value, used = result
+        extra, unused = Counter(used) - numbers, numbers - Counter(used)
+        if extra or (unused and self.use_all):
+            return Score(
+                None, "wrong", {**info, "reason": f"uses {sorted(used)} of {sorted(numbers.elements())}"[:200]}
+            )
+        if value != target:
+            return Score(None, "wrong", {**info, "reason": f"has the value {value}"[:200]})
+        return Score(self.high, "ok", info)
+
+
+def _expression(answer: str, target: Fraction) -> str:
+    """In ASCII, without `= target` behind it."""
+    if len(answer) > MAX_CHARS:
+        return answer
+    for written, meant in _LATEX:
+        answer = answer.replace(written, meant)
+    expression, equals, right = answer.translate(_SPELLED).rpartition("=")
+    return expression if equals and right.strip() == str(target) else answer.translate(_SPELLED)
+
+
+def _parsed(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given[:MAX_CHARS])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _numbers(given: Any) -> Counter[int] | None:
+    given = _parsed(given)
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(given, list | tuple) or not 0 < len(given) <= MAX_NUMBERS:
+        return None
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+        return None
+    return Counter(given)
+
+
+def _target(given: Any) -> Fraction | None:
+    given = _parsed(given)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        return None
+    return Fraction(given)

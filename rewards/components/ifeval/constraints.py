@@ -1,0 +1,312 @@
+"""The 25 kinds of verifiable instructions of IFEval (2311.07911), each a function of a response and its arguments.
+
+Names and arguments are those of the published data. Every function reads the response in linear time, and a blank
+response follows none of them. What differs from the published checkers, always towards strictness, is said in the
+docstrings; sentences are split by punctuation, since the tokenizer used there needs a download.
+
+>>> follows("no commas here", "punctuation:no_comma", {})
+True
+>>> follows("One. Two. Three.", "length_constraints:number_sentences", {"num_sentences": 3, "relation": "less than"})
+False
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from rewards.components.json_values import parse_json
+from rewards.components.language_id import language_code, language_of
+
+__all__ = ["CONSTRAINTS", "follows"]
+
+_RELATIONS: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
+    {
+        "at least": operator.ge,
+        "at most": operator.le,
+        "equal to": operator.eq,
+        "exactly": operator.eq,
+        "less than": operator.lt,
+        "more than": operator.gt,
+    }
+)
+# Possessive quantifiers and single character classes: nothing to backtrack over.
+_WORD = re.compile(r"\w++")
+_CASED_WORD = re.compile(r"[\w'’-]++")
+_HIGHLIGHT = re.compile(r"\*\*[^\n*]++\*\*|\*[^\n*]++\*")
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]]*+(?=\s|$)|(?<![。！？])[。！？]++")
+_SECTION_NUMBER = re.compile(r" ?+(\d++|[ivxlc]++\b)")
+_FIRST_WORD = re.compile(r"[\"'“‘*_(]*+([^\s.,!?:;\"'”’*_)]++)")
+_ABBREVIATIONS = (
+    "mr",
+    "mrs",
+    "ms",
+    "dr",
+    "prof",
+    "st",
+    "e.g",
+    "i.e",
+    "etc",
+    "vs",
+    "no",
+    "jr",
+    "sr",
+    "inc",
+    "u.s",
+    "p.s",
+)
+_ANSWERS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
+
+
+def follows(response: str, instruction: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the response follows one instruction.
+
+    Raises:
+        KeyError: unknown instruction. TypeError, ValueError: arguments that it does not take or cannot use.
+    """
+    text = response.strip()
+    return CONSTRAINTS[instruction](text, **arguments) if _says_something(text) else False
+
+
+def _compare(count: int, relation: str, bound: Any) -> bool:
+    if relation not in _RELATIONS:
+        raise ValueError(f"relation {relation!r} is none of {', '.join(_RELATIONS)}")
+    return _RELATIONS[relation](count, int(bound))
+
+
+def _says_something(text: str) -> bool:
+    return any(character.isalnum() for character in text)
+
+
+def _phrases(value: Sequence[str] | str) -> list[str]:
+    phrases = [value] if isinstance(value, str) else [str(phrase) for phrase in value]
+    if not phrases or not all(phrase.strip() for phrase in phrases):
+        raise ValueError("phrases must not be blank")
+    return [phrase.strip().casefold() for phrase in phrases]
+
+
+def _keywords(text: str, keywords: Sequence[str]) -> bool:
+    """Every keyword occurs, in any case, also within words."""
+    folded = text.casefold()
+    return all(keyword in folded for keyword in _phrases(keywords))
+
+
+def _keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+    return _compare(text.casefold().count(_phrases(keyword)[0]), relation, frequency)
+
+
+def _forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
+    """None of the words occurs as a word of its own."""
+    folded = text.casefold()
+    return not any(_has_word(folded, word) for word in _phrases(forbidden_words))
+
+
+def _has_word(text: str, word: str) -> bool:
+    at = text.find(word)
+    while at >= 0:
+        around = text[at - 1 : at] + text[at + len(word) : at + len(word) + 1]
+        if not any(character.isalnum() or character == "_" for character in around):
+            return True
+        at = text.find(word, at + len(word))
+    return False
+
+
+def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+    if len(letter.strip()) != 1:
+        raise ValueError(f"letter is {letter!r}")
+    return _compare(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
+
+
+def _response_language(text: str, language: str) -> bool:
+    return language_of(text)[0] == language_code(language)
+
+
+def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
+    """Sentences end with punctuation before white space; a last one may lack it. Common abbreviations do not end one."""
+    return _compare(sum(1 for _ in _sentences(text)), relation, num_sentences)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    begin = 0
+    for mark in _SENTENCE_END.finditer(text):
+        last = text[max(begin, mark.start() - 8) : mark.start()].rpartition(" ")[2].lower()
+        if mark[0] == "." and (last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i")):
+            continue
+        if _says_something(text[begin : mark.end()]):
+            yield text[begin : mark.end()]
+        begin = mark.end()
+    if _says_something(text[begin:]):
+        yield text[begin:]
+
+
+def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
+    """Paragraphs divided by `***`; blank ones are allowed at the very beginning and end only."""
+    parts = text.split("***")
+    if len(parts) > 1 and not parts[0].strip():
+        parts = parts[1:]
+    if len(parts) > 1 and not parts[-1].strip():
+        parts = parts[:-1]
+    return all(part.strip() for part in parts) and len(parts) == int(num_paragraphs)
+
+
+def _number_words(text: str, num_words: int, relation: str) -> bool:
+    return _compare(len(_WORD.findall(text)), relation, num_words)
+
+
+def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """Exactly so many paragraphs divided by blank lines, of which the n-th (from 1) begins with the word."""
+    paragraphs = [part for part in text.split("\n\n") if part.strip()]
+    if len(paragraphs) != int(num_paragraphs) or not 1 <= int(nth_paragraph) <= len(paragraphs):
+        return False
+    word = _FIRST_WORD.match(paragraphs[int(nth_paragraph) - 1].strip())
+    return word is not None and word[1].casefold() == _phrases(first_word)[0]
+
+
+def _number_placeholders(text: str, num_placeholders: int) -> bool:
+    """At least so many `[placeholders]` that are not blank, each within a line."""
+    return sum(1 for inside in _between(text, "[", "]") if inside.strip("[] ")) >= int(num_placeholders)
+
+
+def _between(text: str, opening: str, closing: str) -> Iterator[str]:
+    """What stands between the marks, line by line, one pair after the other."""
+    for line in text.split("\n"):
+        begin = line.find(opening)
+        while begin >= 0:
+            end = line.find(closing, begin + len(opening))
+            if end < 0:
+                break
+            yield line[begin + len(opening) : end]
+            begin = line.find(opening, end + len(closing))
+
+
+def _postscript(text: str, postscript_marker: str) -> bool:
+    """The marker (`P.S.`, `P.P.S`), in any case and with or without spaces inside, with words behind it."""
+    marker = _phrases(postscript_marker)[0].replace(" ", "")
+    folded = text.casefold()
+    for written in (marker, marker.replace(".", ". ").strip()):
+        at = folded.rfind(written)
+        if at >= 0 and _says_something(folded[at + len(written) :]):
+            return True
+    return False
+
+
+def _number_bullets(text: str, num_bullets: int) -> bool:
+    """Exactly so many lines that begin with `*` or `-` and say something behind it; rules (`---`) do not count."""
+    lines = (line.strip() for line in text.split("\n"))
+    bullets = (line[1:] for line in lines if line.startswith(("-", "*")) and not line.startswith("**"))
+    return sum(map(_says_something, bullets)) == int(num_bullets)
+
+
+def _constrained_response(text: str) -> bool:
+    """Exactly one of `My answer is yes.`, `… no.`, `… maybe.`; the published checker lets all three pass at once."""
+    return sum(answer in text.casefold() for answer in _ANSWERS) == 1
+
+
+def _highlighted_sections(text: str, num_highlights: int) -> bool:
+    """At least so many `*highlights*` or `**highlights**` that are not blank."""
+    return sum(1 for match in _HIGHLIGHT.finditer(text) if match[0].strip("* ")) >= int(num_highlights)
+
+
+def _multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
+    """At least so many sections `Section 1`, `Section 2`, ..., numbered differently and none of them blank."""
+    name = _phrases(section_spliter)[0]
+    folded = text.casefold()
+    heads: list[tuple[int, int, str]] = []
+    at = folded.find(name)
+    while at >= 0:
+        number = _SECTION_NUMBER.match(folded, at + len(name))
+        if number is not None:
+            heads.append((at, number.end(), number[1]))
+        at = folded.find(name, at + len(name))
+    if not heads:
+        return False
+    ends = [*(begin for begin, _, _ in heads[1:]), len(folded)]
+    filled = {number for (_, end, number), stop in zip(heads, ends, strict=True) if _says_something(folded[end:stop])}
+    return len(filled) >= int(num_sections)
+
+
+def _json_format(text: str) -> bool:
+    """The whole response is JSON, alone or in one fenced block."""
+    if text.startswith("```"):
+        first, _, rest = text.partition("\n")
+        if first.strip("` ").casefold() not in ("", "json") or not rest.endswith("```"):
+            return False
+        text = rest.removesuffix("```")
+    return parse_json(text.strip()).reason is None
+
+
+def _title(text: str) -> bool:
+    """A title in double angular brackets, `<<title>>`, that is not blank."""
+    return any(_says_something(inside) for inside in _between(text, "<<", ">>"))
+
+
+def _two_responses(text: str) -> bool:
+    """Two different responses divided by six asterisks."""
+    parts = [part.strip() for part in text.split("******")]
+    inner = [part for index, part in enumerate(parts) if part or 0 < index < len(parts) - 1]
+    return len(inner) == 2 and all(inner) and inner[0] != inner[1]
+
+
+def _repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
+    """The prompt word for word, in any case, and then an answer: an echo alone does not do, unlike as published."""
+    prompt = " ".join(_phrases(prompt_to_repeat)[0].split())
+    said = " ".join(text.casefold().split())
+    return said.startswith(prompt) and _says_something(said[len(prompt) :])
+
+
+def _end_checker(text: str, end_phrase: str) -> bool:
+    return text.strip("\"' \n").casefold().endswith(_phrases(end_phrase)[0].strip("\"' "))
+
+
+def _quotation(text: str) -> bool:
+    """Wrapped in double quotation marks, with something between them."""
+    return len(text) > 2 and text[0] in '"“' and text[-1] in '"”' and _says_something(text[1:-1])
+
+
+def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
+    """Words in all capitals, one-letter ones included."""
+    return _compare(sum(word[0].isupper() for word in _CASED_WORD.finditer(text)), capital_relation, capital_frequency)
+
+
+def _english_capital(text: str) -> bool:
+    return text.isupper() and language_of(text.lower())[0] == "en"
+
+
+def _english_lowercase(text: str) -> bool:
+    return text.islower() and language_of(text)[0] == "en"
+
+
+def _no_comma(text: str) -> bool:
+    return "," not in text
+
+
+CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
+    {
+        "change_case:capital_word_frequency": _capital_words,
+        "change_case:english_capital": _english_capital,
+        "change_case:english_lowercase": _english_lowercase,
+        "combination:repeat_prompt": _repeat_prompt,
+        "combination:two_responses": _two_responses,
+        "detectable_content:number_placeholders": _number_placeholders,
+        "detectable_content:postscript": _postscript,
+        "detectable_format:constrained_response": _constrained_response,
+        "detectable_format:json_format": _json_format,
+        "detectable_format:multiple_sections": _multiple_sections,
+        "detectable_format:number_bullet_lists": _number_bullets,
+        "detectable_format:number_highlighted_sections": _highlighted_sections,
+        "detectable_format:title": _title,
+        "keywords:existence": _keywords,
+        "keywords:forbidden_words": _forbidden_words,
+        "keywords:frequency": _keyword_frequency,
+        "keywords:letter_frequency": _letter_frequency,
+        "language:response_language": _response_language,
+        "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
+        "length_constraints:number_paragraphs": _number_paragraphs,
+        "length_constraints:number_sentences": _number_sentences,
+        "length_constraints:number_words": _number_words,
+        "punctuation:no_comma": _no_comma,
+        "startend:end_checker": _end_checker,
+        "startend:quotation": _quotation,
+    }
+)

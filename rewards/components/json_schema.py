@@ -1,0 +1,182 @@
+"""Is the completion JSON, does it follow the schema, and does it say what was expected?"""
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.components.final_text import column
+from rewards.components.json_values import find_json, parse_reference, same_json
+from rewards.isolation import IsolatedComponent, Task
+from rewards.protocol import Context, ItemComponent, Sample, Score
+
+__all__ = ["JsonFormat", "JsonSchema", "leaf_f1", "schema_problem"]
+
+# Keywords whose check costs no more than a look at the value: anything else (patterns above all, whose regular
+# expressions backtrack, and references, which recurse) is judged in a worker process with a deadline.
+_CHEAP = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "type", "properties", "required",
+     "additionalProperties", "items", "prefixItems", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
+     "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)  # fmt: skip
+_COMMENTS = frozenset(
+    {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFormat(ItemComponent):
+    """1 for exactly one JSON value, alone, in a fenced block or at the end of the text, else 0."""
+
+    name: str = "format"
+    strict: bool = True
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = sample.once(find_json, self.strict)
+        return Score(self.high) if found.reason is None else Score(None, "format", {"reason": found.reason})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonSchema(IsolatedComponent):
+    """1 for a value that follows the schema and, where a reference is given, equals it; else 0.
+
+    `schema` is used where the row has none of its own. With `partial`, a value that follows the schema earns the F1
+    over (path, leaf) pairs against the reference. No JSON is `format`; a schema or reference that cannot be used is
+    `error`. `formats` asserts `format` (dates, addresses), which is a mere comment in JSON Schema itself.
+    """
+
+    name: str = "accuracy"
+    schema: str | None = None
+    strict: bool = True
+    partial: bool = False
+    formats: bool = True
+
+    def task(self, sample: Sample, ctx: Context) -> Task | Score:
+        schema = _schema_text(column(sample, "schema", "json_schema"), self.schema)
+        if schema is None:
+            return Score(None, "error", {"reason": "no schema: give JSON text in column `schema`, or schema="})
+        try:
+            expected = parse_reference(sample.reference)
+        except ValueError as failure:
+            return Score(None, "error", {"reason": f"reference is not JSON: {failure}"[:200]})
+        if expected is None and _allows_anything(schema):
+            return Score(None, "error", {"reason": "the schema allows anything, and there is no reference"})
+        found = sample.once(find_json, self.strict)
+        if found.reason is not None:
+            return Score(None, "format", {"reason": found.reason})
+        if _is_cheap(schema):
+            return self.verdict(sample, schema_problem(schema, found.value, self.formats))
+        return Task("rewards.components.json_schema:schema_problem", (schema, found.value, self.formats))
+
+    def verdict(self, sample: Sample, result: Any) -> Score:
+        status, reason = result
+        if status != "ok":
+            return Score(None, status, {"reason": reason})
+        expected = parse_reference(sample.reference)
+        value = sample.once(find_json, self.strict).value
+        if expected is None or same_json(expected, value):
+            return Score(self.high, "ok")
+        info = {"reason": "follows the schema, but is not the expected value"}
+        return Score(leaf_f1(expected, value) if self.partial else None, "wrong", info)
+
+
+def schema_problem(schema: str, value: Any, formats: bool = True) -> tuple[str, str | None]:
+    """Status and reason of `value` against the schema in JSON text: ok, wrong, or error for a schema at fault.
+
+    References to other documents are never fetched.
+    """
+    from jsonschema.exceptions import SchemaError
+    from referencing.exceptions import Unresolvable
+
+    try:
+        validator = _validator(schema, formats)
+    except (SchemaError, ValueError, TypeError) as failure:
+        return "error", f"schema cannot be used: {str(failure).partition(chr(10))[0]}"[:200]
+    try:
+        problem = next(validator.iter_errors(value), None)
+    except Unresolvable as failure:
+        return "error", f"schema refers to what is not in it: {failure}"[:200]
+    if problem is None:
+        return "ok", None
+    return "wrong", f"{problem.json_path}: {problem.message}"[:200]
+
+
+def leaf_f1(expected: Any, value: Any) -> float:
+    """F1 over (path, leaf) pairs; the place in an array is part of the path, an empty container is a leaf."""
+    wanted, given = Counter(_leaves(expected)), Counter(_leaves(value))
+    return 2 * (wanted & given).total() / (wanted.total() + given.total())
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, str(key)))
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*path, index))
+    else:
+        number = isinstance(value, float) and value.is_integer()
+        yield path, json.dumps(int(value) if number else value)
+
+
+def _schema_text(given: Any, fallback: str | None) -> str | None:
+    """The schema as JSON text; OpenAI's `response_format` wrapping is taken off. Text that is no JSON stays as it is."""
+    if given is None:
+        return fallback
+    if isinstance(given, str):
+        try:
+            parsed = json.loads(given)
+        except ValueError:
+            return given
+        given = parsed
+    if isinstance(given, dict) and given.get("type") == "json_schema" and isinstance(given.get("json_schema"), dict):
+        given = given["json_schema"]
+    if isinstance(given, dict) and isinstance(given.get("schema"), dict) and "type" not in given:
+        given = given["schema"]
+    return json.dumps(given)
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str, formats: bool) -> Any:
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from jsonschema_specifications import REGISTRY
+
+    parsed = json.loads(schema)
+    kind: Any = validator_for(parsed, default=Draft202012Validator)
+    kind.check_schema(parsed)
+    # A registry of our own: without one, references to other documents are fetched over the network.
+    return kind(parsed, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER if formats else None)
+
+
+@functools.lru_cache(maxsize=256)
+def _allows_anything(schema: str) -> bool:
+    """Whether the schema is `true`, or holds nothing but comments and definitions."""
+    try:
+        parsed = json.loads(schema)
+    except ValueError:
+        return False
+    return parsed is True or (isinstance(parsed, dict) and parsed.keys() <= _COMMENTS)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_cheap(schema: str) -> bool:
+    """Whether the schema uses no keyword but those of `_CHEAP`, at any depth."""
+    try:
+        stack = [json.loads(schema)]
+    except ValueError:
+        return True  # reported as an error at once
+    while stack:
+        part = stack.pop()
+        if isinstance(part, list):  # `items` of older drafts
+            stack += part
+        if not isinstance(part, dict):
+            continue
+        if not part.keys() <= _CHEAP:
+            return False
+        properties = part.get("properties")
+        stack += list(properties.values()) if isinstance(properties, dict) else []
+        stack += part["prefixItems"] if isinstance(part.get("prefixItems"), list) else []
+        stack += [part.get("items"), part.get("additionalProperties")]
+    return True

@@ -1,0 +1,188 @@
+r"""JSON in model output: found in linear time, parsed strictly, compared exactly.
+
+>>> find_json('The result:\n```json\n{"a": [1, 2]}\n```').value
+{'a': [1, 2]}
+>>> find_json('{"a": 1} {"a": 2}').reason
+'several values'
+>>> same_json({"a": 1}, {"a": 1.0}), same_json(True, 1)
+(True, False)
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.components.final_text import final_text
+
+__all__ = ["MAX_JSON_CHARS", "FoundJson", "find_json", "parse_json", "parse_reference", "same_json"]
+
+MAX_JSON_CHARS = 100_000
+MAX_DEPTH = 64
+MAX_VALUES = 20_000  # nested values in all
+_MAX_FENCES = 1_000
+
+
+@dataclass(frozen=True)
+class FoundJson:
+    """A parsed value, or `reason` why there is none (a JSON `null` has value None and no reason)."""
+
+    value: Any = None
+    reason: str | None = None
+
+
+def find_json(text: str, strict: bool = True) -> FoundJson:
+    """The last JSON value of a completion: all of its final text, its last fenced block, or its last object or array.
+
+    `strict` refuses text after the value, a second fenced block, and braces in the text before an unfenced value:
+    a model that writes several values has not decided on one. Never falls back to an earlier value.
+    """
+    final = final_text(text)
+    if final.value is None:
+        return FoundJson(reason=final.reason)
+    whole = parse_json(final.value)
+    if whole.reason is None:
+        return whole
+    if final.value.count("```") > _MAX_FENCES:
+        return FoundJson(reason="several values")
+    fences = list(_fences(final.value))
+    if fences:
+        return _fenced(final.value, fences, strict)
+    begin, end, reason = _last_brackets(final.value)
+    if reason is not None:
+        return FoundJson(reason=whole.reason if final.value[0] in "{[" and reason == "missing" else reason)
+    if strict and final.value[end:].strip():
+        return FoundJson(reason="text after the value")
+    if strict and any(mark in final.value[:begin] for mark in "{}"):
+        return FoundJson(reason="several values")
+    return parse_json(final.value[begin:end])
+
+
+def parse_json(text: str) -> FoundJson:
+    """One strict JSON value: no NaN or infinities, no repeated keys, at most `MAX_DEPTH` levels."""
+    if len(text) > MAX_JSON_CHARS:
+        return FoundJson(reason="too_long")
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
+    except _RepeatedKey as failure:
+        return FoundJson(reason=f"repeated key {failure}"[:200])
+    except (ValueError, RecursionError, MemoryError):
+        return FoundJson(reason="not JSON")
+    problem = _too_big(value)
+    return FoundJson(reason=problem) if problem else FoundJson(value)
+
+
+def parse_reference(reference: Any) -> Any:
+    """A dataset's JSON value: text is parsed, anything else is taken as it is.
+
+    Raises:
+        ValueError: text that is not JSON.
+    """
+    if not isinstance(reference, str | bytes):
+        return reference
+    return json.loads(reference)
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Equal as JSON: numbers by value, true is not 1, the order of keys does not matter, that of arrays does."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return left == right
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(same_json(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_json(value, right[key]) for key, value in left.items())
+    return type(left) is type(right) and bool(left == right)
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        raise _RepeatedKey(next(repr(key) for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return value
+
+
+def _too_big(value: Any) -> str | None:
+    """Whether the value is nested too deep or too large, walked without recursion."""
+    stack, count = [(value, 1)], 0
+    while stack:
+        item, depth = stack.pop()
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_VALUES:
+            return "nested too deep" if depth > MAX_DEPTH else "too many values"
+        if isinstance(item, dict | list):
+            stack += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
+    return None
+
+
+def _fences(text: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of every line that starts with three backticks, after at most a few spaces."""
+    at = text.find("```")
+    while at >= 0:
+        line_end = text.find("\n", at)
+        line_end = len(text) if line_end < 0 else line_end
+        if not text[max(text.rfind("\n", max(0, at - 8), at) + 1, at - 8) : at].strip():
+            yield at, line_end
+        at = text.find("```", line_end)
+
+
+def _fenced(text: str, fences: list[tuple[int, int]], strict: bool) -> FoundJson:
+    if len(fences) % 2:
+        return FoundJson(reason="unterminated")
+    (_, begin), (end, after) = fences[-2:]
+    if strict and len(fences) > 2:
+        return FoundJson(reason="several values")
+    if strict and (text[end:after].strip("` \t\r") or text[after:].strip()):
+        return FoundJson(reason="text after the value")
+    return parse_json(text[begin:end])
+
+
+def _last_brackets(text: str) -> tuple[int, int, str | None]:
+    """Begin and end of the last object or array, found from its closing bracket backwards.
+
+    Seen from the end of a JSON value, every quote that an even number of backslashes precedes is the edge of a string,
+    so one pass back finds the opening bracket exactly, and visits no character twice.
+    """
+    end = max(text.rfind("}"), text.rfind("]")) + 1
+    if max(text.rfind("{"), text.rfind("[")) >= end:
+        return 0, 0, "unterminated"
+    if not end:
+        return 0, 0, "missing"
+    depth, position, limit = 0, end - 1, max(0, end - MAX_JSON_CHARS)
+    inside = False
+    while position >= limit:
+        character = text[position]
+        if character == '"':
+            slashes = position
+            while slashes > limit and text[slashes - 1] == "\\":
+                slashes -= 1
+            if not inside or (position - slashes) % 2 == 0:
+                inside = not inside
+            position = slashes - 1
+            continue
+        if not inside and character in "}]":
+            depth += 1
+        elif not inside and character in "{[":
+            depth -= 1
+            if depth == 0:
+                return position, end, None
+        position -= 1
+    return 0, 0, "too_long" if limit else "unbalanced"

@@ -1,0 +1,44 @@
+"""Is the answer written like the reference, spelling aside?"""
+
+from dataclasses import dataclass
+
+from rewards.components.math_text import MAX_MATH_CHARS, match_form, reference_text
+from rewards.components.math_verify import ANSWER_PLACES, find_answer
+from rewards.errors import PresetError
+from rewards.numeric import parse_number
+from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+
+__all__ = ["MathMatch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathMatch(ItemComponent):
+    r"""1 when answer and reference have one normalised spelling, or are the same number, else 0. Computes nothing else.
+
+    Normalised away: spaces, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`, `\frac12`, `x =`.
+    """
+
+    name: str = "accuracy"
+    answer_in: str = "boxed"
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.answer_in not in ANSWER_PLACES:
+            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        reference = reference_text(sample.reference)
+        if reference is None:
+            reason = f"reference cannot be read: {shown(sample.reference, 150)}"
+            return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
+        found = find_answer(sample, self.answer_in, self.strict)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": found.value}
+        if len(found.value) > MAX_MATH_CHARS:
+            return Score(None, "format", {"reason": "too_long"})
+        expected, given = match_form(reference), match_form(found.value)
+        value = parse_number(expected)
+        if (expected and expected == given) or (value is not None and value == parse_number(given)):
+            return Score(self.high, "ok", info)
+        return Score(None, "wrong", info)

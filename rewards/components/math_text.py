@@ -1,0 +1,248 @@
+r"""Short mathematical answers as text: one spelling for what means the same, before anything is computed.
+
+>>> plain("$12$ cm"), plain(r"1\,234"), plain("−½")
+('12', '1234', '-\\frac{1}{2}')
+>>> split(plain(r"[0, \infty)"))
+Pieces(kind='interval', parts=('0', '\\infty'), brackets='[)')
+"""
+
+import math
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from rewards.numeric import MAX_NUMBER_CHARS, is_unit, parse_number
+
+__all__ = [
+    "MAX_MATH_CHARS",
+    "Pieces",
+    "Time",
+    "clock",
+    "match_form",
+    "number",
+    "plain",
+    "reference_text",
+    "split",
+    "words",
+]
+
+MAX_MATH_CHARS = 2_000
+
+_CHARACTERS = str.maketrans(
+    {c: "-" for c in "−﹣\uff0d–\u2011\u2010"}
+    | {c: " " for c in "\u00a0\u2009\u202f\t\n\r"}
+    | {c: "" for c in "\x00\u200b\u200c\u200d\u2060\ufeff"}
+    | {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "⋅": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le "}
+    | {"≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm "}
+    | {"°": "^\\circ", "²": "^2", "³": "^3", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "≈": "\\approx "}
+)  # fmt: skip
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("\\boxed{", "}"))
+# On answers of at most MAX_MATH_CHARS characters; each is a fixed text or a run of one class of characters.
+_DROPPED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])|\\!|\\\$|\$")
+_SPACED = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|~")
+_GROUP = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|~)(?=\d{3}(?!\d))")
+_SPACE_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")
+_COMMA_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_AND = re.compile(r",?\s*\\(?:text|mathrm|mbox)\{\s*(?:and|or)\s*\}|,?(?<![A-Za-z\\])\s+(?:and|or)\s+(?![A-Za-z])")
+_ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|operatorname|rm)\s?\{([^{}]*)\}")
+_UNIT_TEXT = re.compile(r"\s*\\(?:text|mathrm|mbox|textrm)\s?\{([^{}]*)\}(?:\^\{?[23]\}?)?$")
+_UNIT_GLUED = re.compile(r"(?<=\d)(?:[ckm]?m|k?g|mg|ml|ft|in|mph|km/h|m/s|hr|min|sec|deg)(?:\^\{?[23]\}?)?$")
+_UNIT_WORD = re.compile(r"[A-Za-z]{3,}[A-Za-z/.]*|(?:[ckm]?m|k?g|mg|ml|ft|in|cm|[msghL])(?:/[hs])?(?:\^\{?[23]\}?)?")
+_DEGREES = re.compile(r"\^\{?\\circ\}?")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|sec|csc|cot)(?![a-z])")
+_IN_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s?\^\{?\\circ\}?")
+_NAME_IN = re.compile(r"^[A-Za-z]\s*\\in(?![a-z])\s*")
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?:m\.?)?", re.IGNORECASE)
+_WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
+
+
+class Pieces(NamedTuple):
+    """`kind` is one of scalar, tuple, interval, set, list, union; `brackets` are the two characters around the parts."""
+
+    kind: str
+    parts: tuple[str, ...]
+    brackets: str = ""
+
+
+class Time(NamedTuple):
+    """Seconds since midnight as written, and the marker `a`, `p` or none."""
+
+    seconds: int
+    marker: str
+
+
+def plain(text: str, join_groups: bool = True) -> str:
+    """`text` without wrappers, currency, spacing commands, units, and digit grouping, in ASCII LaTeX.
+
+    `join_groups` reads `1,234` as one number, unless it stands within brackets.
+    """
+    text = _unwrapped(_ROOT.sub(r"\\sqrt{\1}", text.translate(_CHARACTERS)))
+    text = _GROUP.sub("", _FRACTION.sub(r"\\frac", text))
+    text = _SPACED.sub(" ", _DROPPED.sub("", text).replace("{,}", ","))
+    text = _AND.sub(",", text.replace("\\%", "%").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}"))
+    text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
+    if join_groups and not text.startswith(("(", "[", "\\{")):
+        text = _COMMA_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
+    if _TRIGONOMETRY.search(text):
+        text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
+    return _without_unit(text)
+
+
+def words(text: str) -> str | None:
+    """The answer in lower case when it is text (`\\text{Monday}`, `no solution`), None when it may be mathematics.
+
+    One bare letter and two or three of them without `\\text` may be variables.
+    """
+    inner = _TEXT.fullmatch(text)
+    bare = (inner[1] if inner else text).strip().strip("()").strip()
+    if not _WORDS.fullmatch(bare) or (inner is None and len(bare) <= 3):
+        return None
+    return " ".join(bare.removesuffix(".").casefold().split())
+
+
+def clock(text: str) -> Time | None:
+    """A time of day, `10:30`, `10:30:15` or `9:05 p.m.`; None for ratios such as `1:3`."""
+    match = _TIME.fullmatch(_TEXT.sub(r" \1", text).strip())
+    if match is None or int(match[1]) > 23 or int(match[2]) > 59 or int(match[3] or 0) > 59:
+        return None
+    return Time(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3] or 0), (match[4] or "").lower())
+
+
+def number(text: str) -> Fraction | None:
+    """The exact rational that `text` writes out, without units, percent or currency."""
+    if (
+        len(text) > MAX_NUMBER_CHARS
+        or not text
+        or not set(text) <= set("0123456789+-./\\frac{}")
+        or text.count("{") != text.count("}")
+    ):
+        return None
+    return parse_number(text)
+
+
+def split(text: str) -> Pieces:
+    """The outermost structure of a plain answer."""
+    union = _top_level(text, ("\\cup",))
+    if len(union) > 1:
+        return Pieces("union", tuple(union))
+    opening, closing = text[:1], text[-1:]
+    if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text):
+        inner = text[2:-2].strip()
+        if "|" in inner or ":" in inner or "\\mid" in inner:
+            return Pieces("scalar", (text,))
+        return Pieces("set", tuple(_top_level(inner, (",", ";"))) if inner else ())
+    if opening and opening in "([" and closing and closing in ")]" and _closes_at_end(text):
+        parts = tuple(_top_level(text[1:-1].strip(), (",", ";")))
+        if len(parts) > 1:
+            return Pieces(
+                "interval" if len(parts) == 2 and opening + closing != "()" else "tuple", parts, opening + closing
+            )
+        if opening + closing == "()" and not parts[0].startswith("-"):
+            return split(parts[0])
+    parts = tuple(_top_level(text, (",", ";")))
+    if len(parts) == 1 and text.count("\\pm") == 1 and "\\begin" not in text:
+        before, _, after = text.partition("\\pm")
+        parts = (f"{before}+{after}".replace("=+", "=").removeprefix("+").strip(), f"{before}-{after}".strip())
+    return Pieces("list" if len(parts) > 1 else "scalar", parts)
+
+
+def match_form(text: str) -> str:
+    """The spelling by which `math-match` compares: `plain`, no spaces, `\\text` taken off, fractions in one form."""
+    text = _TEXT.sub(r"\1", plain(text)).removesuffix("%").replace(" ", "")
+    name, equals, value = text.partition("=")
+    if equals and len(name) == 1 and name.isalpha() and "=" not in value:
+        text = value
+    text = re.sub(r"\\(frac|sqrt)(\d)", r"\\\1{\2}", text)
+    text = re.sub(r"\\frac\{(\d)\}(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"(-?)\\frac\{(\d+)\}\{(\d+)\}", r"\1\2/\3", text)
+    return re.sub(r"(?<!\d)\.(?=\d)", "0.", text)
+
+
+def reference_text(reference: object) -> str | None:
+    """What a reference says, as text: a string or number, or a list of one; from a worked solution, its final answer.
+
+    A string with a box gives the box, one with `####` what follows it. None when there is nothing to compare with.
+    """
+    from rewards.extract import boxed_answer, has_text
+
+    if isinstance(reference, list | tuple) and len(reference) == 1:
+        reference = reference[0]
+    if isinstance(reference, bool) or not isinstance(reference, str | int | float | Fraction):
+        return None
+    if isinstance(reference, float) and not math.isfinite(reference):
+        return None
+    try:
+        text = reference if isinstance(reference, str) else str(reference)
+    except ValueError:  # an integer of more digits than Python writes out
+        return None
+    if "\\boxed{" in text or "\\fbox{" in text:
+        text = boxed_answer(text).value or ""
+    text = text.rpartition("####")[2].strip()
+    return text if has_text(text) and len(text) <= MAX_MATH_CHARS else None
+
+
+def _unwrapped(text: str) -> str:
+    for _ in range(4):
+        before = text
+        text = text.strip()
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        for opening, closing in _WRAPPERS:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+                if closing == "}" and not _closes_at_end(text[len(opening) - 1 :]):
+                    continue
+                text = inner if opening[0] not in inner or closing == "}" else text
+        if text == before:
+            break
+    return text
+
+
+def _without_unit(text: str) -> str:
+    """`text` without one trailing unit; what is no unit (`or`, number words) stays."""
+    match = _UNIT_TEXT.search(text)
+    if match and match.start() and is_unit(match[1]):
+        if clock(text):
+            return text
+        return text[: match.start()].rstrip()
+    match = _UNIT_GLUED.search(text)
+    if match:
+        return text[: match.start()]
+    head, *tail = text.split(" ")
+    if not tail or not head or not (head[-1].isdigit() or head[-1] in "})%"):
+        return text
+    for at in range(len(tail)):
+        rest = [word.strip("()") for word in tail[at:]]
+        if rest[0] and all(_UNIT_WORD.fullmatch(word) for word in rest) and is_unit(" ".join(rest)):
+            percent = "%" if rest == ["percent"] or rest == ["pct"] else ""
+            return " ".join([head, *tail[:at]]) + percent
+    return text
+
+
+def _closes_at_end(text: str) -> bool:
+    """Whether the bracket that opens `text` is closed by its last character; kinds of brackets are not told apart."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character in ")]}":
+            return position == len(text) - 1
+    return False
+
+
+def _top_level(text: str, marks: tuple[str, ...]) -> list[str]:
+    """`text` cut at `marks` that stand outside all brackets and environments, parts stripped."""
+    if not any(mark in text for mark in marks) or "\\begin" in text:
+        return [text]
+    parts, depth, begin, position = [], 0, 0, 0
+    while position < len(text):
+        mark = next((m for m in marks if depth == 0 and text.startswith(m, position)), None)
+        if mark:
+            parts.append(text[begin:position].strip())
+            begin = position = position + len(mark)
+            continue
+        depth += (text[position] in "([{") - (text[position] in ")]}")
+        position += 1
+    return [part for part in [*parts, text[begin:].strip()] if part] or [text]

@@ -1,0 +1,148 @@
+r"""Is there text worth showing to a model? Linear checks that run before any judge or classifier sees a completion.
+
+Models that score text are arbitrary on fragments, loops and echoes, and policies find that out first. What is refused
+here costs nothing and is never scored.
+
+>>> readable("<think>hm</think> The film was a joy to watch.", min_words=5)
+Readable(text='The film was a joy to watch.', reason=None)
+>>> readable("good " * 30, min_words=5).reason
+'repeated'
+>>> readable("72 or 70", min_words=5).reason
+'fewer than 5 words'
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.components.final_text import final_text
+from rewards.extract import tagged_answer
+
+__all__ = [
+    "MAX_TEXT",
+    "MIN_DISTINCT",
+    "Readable",
+    "adds_alternatives",
+    "answer_text",
+    "numbers",
+    "prompt_text",
+    "readable",
+    "words",
+]
+
+MAX_TEXT = 100_000  # characters, about 25k tokens of English: more than any model here reads
+MIN_DISTINCT = 0.5  # share of word trigrams that must be distinct; running English is above 0.95
+_MIN_TRIGRAMS = 3
+_MIN_ECHO = 20  # characters; shorter prompts may well be quoted by an honest answer
+
+# One class each, nothing to backtrack over. Scripts without spaces count every two characters as a word.
+_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W\d_]+")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_HEDGES = frozenset({"or", "either", "maybe", "perhaps", "possibly", "alternatively", "oder", "ou"})
+# Two of these in one text are meant for whoever grades it.
+_TO_THE_GRADER = (
+    "ignore the rubric", "ignore all", "ignore the instructions", "ignore previous", "previous instructions",
+    "instructions above", "this answer is correct", "full score", "full marks", "maximum score", "highest score",
+)  # fmt: skip
+_ALTERNATIVE_SIGNS = "=/|"
+
+
+@dataclass(frozen=True)
+class Readable:
+    """The text to score, stripped, or None with the reason why there is none."""
+
+    text: str | None
+    reason: str | None = None
+
+
+def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: int = MAX_TEXT) -> Readable:
+    """What a reader would take for the answer, when it is text at all.
+
+    Refused: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words
+    made of letters, loops (fewer than half of the word trigrams distinct), pleas to the grader, and
+    the prompt said again with fewer than `min_words` words of its own.
+    """
+    found = answer_text(text, max_chars)
+    if found.text is None:
+        return found
+    if not _is_encodable(found.text):
+        return Readable(None, "lone surrogates")
+    if _CONTROL.search(found.text):
+        return Readable(None, "control characters")
+    spoken = words(found.text)
+    if len(spoken) < min_words:
+        return Readable(None, f"fewer than {min_words} words")
+    if _is_loop(spoken):
+        return Readable(None, "repeated")
+    if sum(phrase in found.text.casefold() for phrase in _TO_THE_GRADER) > 1:
+        return Readable(None, "talks to the grader")
+    if _is_echo(found.text, prompt_text(prompt).strip(), min_words):
+        return Readable(None, "prompt echo")
+    return found
+
+
+def answer_text(text: str, max_chars: int = MAX_TEXT) -> Readable:
+    """Everything after the last `</think>`; the content of the answer tags when there are any there.
+
+    An unclosed `<think>`, answer tags that are not one filled pair at the end, blank text and more than `max_chars`
+    characters are refused.
+    """
+    found = final_text(text, max_chars)
+    if found.value is not None and ("<answer>" in found.value or "</answer>" in found.value):
+        tagged = tagged_answer(text, True, max_chars)
+        return Readable(tagged.value, tagged.reason)
+    return Readable(found.value, found.reason)
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as the user wrote it: the string, or the last user message of a conversation."""
+    if isinstance(prompt, list):
+        turns = [m for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
+        prompt = turns[-1].get("content") if turns else None
+    return prompt if isinstance(prompt, str) else ""
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters, folded to one case."""
+    return _WORD.findall(text.casefold())
+
+
+def numbers(text: str) -> frozenset[str]:
+    """The numbers in a text, written one way: `1,234` is 1234 and `72.00` is 72."""
+    return frozenset(map(_canonical, _NUMBER.findall(text.replace(",", ""))))
+
+
+def adds_alternatives(text: str, reference: str) -> str | None:
+    """The word or sign by which `text` keeps several answers open where `reference` gives one, or None."""
+    said, meant = set(words(text)), set(words(reference))
+    hedges = sorted((said & _HEDGES) - meant)
+    signs = [sign for sign in _ALTERNATIVE_SIGNS if sign in text and sign not in reference]
+    return next(iter([*hedges, *signs]), None)
+
+
+def _is_echo(text: str, asked: str, min_words: int) -> bool:
+    if not asked or asked not in text:
+        return False
+    own = len(words(text.replace(asked, " ")))
+    return own == 0 or (len(asked) >= _MIN_ECHO and own < min_words)
+
+
+def _canonical(number: str) -> str:
+    whole, point, fraction = number.partition(".")
+    fraction = fraction.rstrip("0")
+    return (whole.lstrip("0") or "0") + (point + fraction if fraction else "")
+
+
+def _is_loop(spoken: list[str]) -> bool:
+    trigrams = list(zip(spoken, spoken[1:], spoken[2:], strict=False))
+    return len(trigrams) >= _MIN_TRIGRAMS and len(set(trigrams)) < MIN_DISTINCT * len(trigrams)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

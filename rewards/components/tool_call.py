@@ -1,0 +1,271 @@
+"""Are these the tool calls that were expected?"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rewards.components.final_text import column, final_text
+from rewards.components.json_values import find_json, parse_json, same_json
+from rewards.errors import PresetError
+from rewards.protocol import Context, ItemComponent, Sample, Score
+
+__all__ = ["Call", "ToolCallAccuracy", "ToolCallFormat", "find_calls", "parse_calls", "toolrl_correctness"]
+
+FORMATS = ("auto", "hermes", "openai", "json")
+MAX_CALLS = 64
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Call(NamedTuple):
+    """One call; `arguments` are always an object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Found(NamedTuple):
+    """The calls of a completion, none of them being a valid answer, or the reason why they cannot be read."""
+
+    calls: tuple[Call, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ToolCalls(ItemComponent):
+    """`format`: `hermes` (`<tool_call>` blocks), `openai` (`tool_calls` of messages), `json`, or `auto`: the one used."""
+
+    format: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise PresetError(f"format is {self.format!r}. Use one of: {', '.join(FORMATS)}.")
+
+    def found(self, sample: Sample) -> Found:
+        """The completion's calls, read once for all components."""
+        if _message_calls(sample) and self.format in ("auto", "openai"):
+            return find_calls(sample, self.format)
+        calls: Found = sample.once(_text_calls, self.format)
+        return calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallFormat(_ToolCalls):
+    """1 when the completion's calls can be read, or when it has none but does have text; else 0."""
+
+    name: str = "format"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = self.found(sample)
+        return Score(self.high) if found.reason is None else Score(None, "format", {"reason": found.reason})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallAccuracy(_ToolCalls):
+    """ToolRL's correctness, in [-3, 3]; `ok` only when every call is right and there is none too many.
+
+    An expected empty list means: answer without a call. Calls that cannot be read are `format`, at the floor.
+    """
+
+    name: str = "accuracy"
+    floor: float = -3.0
+    low: float = -3.0
+    high: float = 3.0
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        try:
+            expected = parse_calls(_reference(sample))
+        except ValueError as failure:
+            return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
+        found = self.found(sample)
+        if found.reason is not None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": json.dumps([call.name for call in found.calls])[:200]}
+        value = toolrl_correctness(expected, found.calls)
+        return Score(value, "ok" if value == self.high else "wrong", info)
+
+
+def toolrl_correctness(expected: Sequence[Call], given: Sequence[Call]) -> float:
+    """6 R / S - 3, in [-3, 3], for the best one-to-one matching of calls of the same name (2504.13958, section 3.3).
+
+    R = names + parameter names + parameter values: the Jaccard index of the names; for each expected call the Jaccard
+    index of its parameter names with those of its match; for each expected parameter 1 when its value is equal.
+    S = 1 + number of expected calls + number of expected parameters. Names are counted with repetition (the paper
+    takes sets), so that saying the same call twice costs something.
+    """
+    names, said = Counter(call.name for call in expected), Counter(call.name for call in given)
+    jaccard = (names & said).total() / (names | said).total() if names or said else 1.0
+    matched = 0.0
+    for name in names:
+        wanted = [call.arguments for call in expected if call.name == name]
+        offers = [call.arguments for call in given if call.name == name]
+        matched += _best_matching([[_parameters(want, offer) for offer in offers] for want in wanted])
+    most = 1 + len(expected) + sum(len(call.arguments) for call in expected)
+    return 6.0 * (jaccard + matched) / most - 3.0
+
+
+def find_calls(sample: Sample, format: str = "auto") -> Found:
+    """All calls of the completion's assistant messages (`openai`), or those in its text behind the thinking."""
+    messages = _message_calls(sample)
+    if messages and format in ("auto", "openai"):
+        if _OPEN in sample.text:
+            return Found(reason="calls in two formats")
+        try:
+            return _within_limit(tuple(parse_calls(messages)))
+        except ValueError as failure:
+            return Found(reason=str(failure)[:200])
+    return _text_calls(sample.text, format)
+
+
+def parse_calls(calls: Any) -> list[Call]:
+    """Calls out of a list of `{"name", "arguments"}` (or OpenAI's `{"function": ...}`), one of them, or JSON text.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(calls, str) and _OPEN in calls:
+        found = _hermes(calls)
+        if found.reason is not None:
+            raise ValueError(found.reason)
+        return list(found.calls)
+    if isinstance(calls, str):
+        parsed = parse_json(calls)
+        if parsed.reason is not None:
+            raise ValueError(f"calls are {parsed.reason}")
+        calls = parsed.value
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"calls are no list of objects but {type(calls).__name__}")
+    return [_call(call) for call in calls]
+
+
+def _call(call: Any) -> Call:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"].strip():
+        raise ValueError("a call has no name")
+    arguments: Any = next((call[key] for key in ("arguments", "parameters") if call.get(key) is not None), {})
+    if isinstance(arguments, str):
+        parsed = parse_json(arguments) if arguments.strip() else None
+        if parsed is not None and parsed.reason is not None:
+            raise ValueError(f"arguments of {call['name'][:50]!r} are {parsed.reason}")
+        arguments = parsed.value if parsed is not None else {}
+    if not isinstance(arguments, dict):
+        raise ValueError(f"arguments of {call['name'][:50]!r} are no object")
+    return Call(call["name"].strip(), arguments)
+
+
+def _message_calls(sample: Sample) -> list[Any]:
+    turns = [turn for turn in sample.messages or [] if isinstance(turn, dict) and turn.get("role") == "assistant"]
+    lists = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
+    return [call for calls in lists for call in calls]
+
+
+def _text_calls(text: str, format: str) -> Found:
+    final = final_text(text)
+    if final.value is None:
+        return Found(reason=final.reason)
+    if format == "hermes" or (format == "auto" and (_OPEN in final.value or _CLOSE in final.value)):
+        return _hermes(final.value)
+    if format == "openai":
+        return Found()
+    looks_like_json = final.value[0] in "{[" or "```json" in final.value or '"name"' in final.value
+    if format == "auto" and not looks_like_json:
+        return Found()
+    found = find_json(text)
+    if found.reason is not None:
+        return Found() if found.reason == "missing" and not looks_like_json else Found(reason=found.reason)
+    try:
+        return _within_limit(tuple(parse_calls(found.value)))
+    except ValueError as failure:
+        return Found(reason=str(failure)[:200])
+
+
+def _hermes(text: str) -> Found:
+    """Every `<tool_call>` block holds one call, a list of calls, or one call a line."""
+    try:
+        calls = tuple(call for block in _blocks(text) for call in _block_calls(block))
+    except ValueError as failure:
+        return Found(reason=str(failure)[:200])
+    return _within_limit(calls)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Contents of the blocks, one after the other, none within another."""
+    position = 0
+    for _ in range(MAX_CALLS + 1):
+        opened, closed = text.find(_OPEN, position), text.find(_CLOSE, position)
+        if opened < 0 and closed < 0:
+            return
+        if opened < 0 or closed < opened:
+            raise ValueError(f"unterminated {_OPEN}" if closed < 0 else f"{_CLOSE} without {_OPEN}")
+        block = text[opened + len(_OPEN) : closed]
+        if _OPEN in block:
+            raise ValueError(f"{_OPEN} within {_OPEN}")
+        yield block
+        position = closed + len(_CLOSE)
+
+
+def _block_calls(block: str) -> list[Call]:
+    whole = parse_json(block.strip())
+    if whole.reason is None:
+        return parse_calls(whole.value)
+    lines = [line for line in block.splitlines() if line.strip()]
+    if len(lines) > MAX_CALLS:
+        raise ValueError("too many calls")
+    if len(lines) < 2:
+        raise ValueError(f"a {_OPEN} block is {whole.reason}")
+    return [call for line in lines for call in parse_calls(line)]
+
+
+def _within_limit(calls: tuple[Call, ...]) -> Found:
+    return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
+
+
+def _reference(sample: Sample) -> Any:
+    return sample.reference if sample.reference is not None else column(sample, "tool_calls", "calls")
+
+
+def _parameters(wanted: dict[str, Any], given: dict[str, Any]) -> float:
+    """Jaccard index of the parameter names (1 when neither has any), plus 1 for each equal value."""
+    names = len(wanted.keys() & given.keys()) / len(wanted.keys() | given.keys()) if wanted or given else 1.0
+    return names + sum(same_json(value, given[key]) for key, value in wanted.items() if key in given)
+
+
+def _best_matching(scores: list[list[float]]) -> float:
+    """The largest sum over one-to-one pairs of rows and columns (shortest augmenting paths; at most 64 x 64)."""
+    if not scores or not scores[0]:
+        return 0.0
+    if len(scores) > len(scores[0]):
+        scores = [list(column) for column in zip(*scores, strict=True)]
+    wide = len(scores[0])
+    row_price, column_price = [0.0] * len(scores), [0.0] * wide
+    owner: dict[int, int] = {}  # column -> row
+    for start in range(len(scores)):
+        distance: defaultdict[int, float] = defaultdict(lambda: float("inf"))
+        previous: dict[int, int | None] = {}
+        done: list[int] = []
+        row, reached, last = start, 0.0, None
+        while True:
+            for index in range(wide):
+                step = reached - scores[row][index] - row_price[row] - column_price[index]
+                if index not in done and step < distance[index]:
+                    distance[index], previous[index] = step, last
+            last = min((index for index in range(wide) if index not in done), key=distance.__getitem__)
+            reached = distance[last]
+            if last not in owner:
+                break
+            done.append(last)
+            row = owner[last]
+        row_price[start] += reached
+        for index in done:
+            row_price[owner[index]] += reached - distance[index]
+            column_price[index] -= reached - distance[index]
+        index_or_none: int | None = last
+        while index_or_none is not None:
+            before = previous[index_or_none]
+            owner[index_or_none] = start if before is None else owner[before]
+            index_or_none = before
+    return sum(scores[row][index] for index, row in owner.items())

@@ -1,0 +1,14 @@
+"""Work that may hang, crash or eat memory, in worker processes that can be killed.
+
+>>> from rewards.isolation import Task, shared_pool
+>>> [fine, hanging] = shared_pool().run([Task("math:sqrt", (2.25,)), Task("time:sleep", (60,))], deadline=0.2)
+>>> fine.value, hanging.status
+(1.5, 'timeout')
+"""
+
+from rewards.isolation.batch import Outcome, Task
+from rewards.isolation.cache import Cache, MemoryCache, content_key
+from rewards.isolation.component import IsolatedComponent
+from rewards.isolation.pool import Pool, shared_pool
+
+__all__ = ["Cache", "IsolatedComponent", "MemoryCache", "Outcome", "Pool", "Task", "content_key", "shared_pool"]

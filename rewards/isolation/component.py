@@ -1,0 +1,111 @@
+"""Components whose work is done in worker processes."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rewards.isolation.batch import Outcome, Task
+from rewards.isolation.cache import Cache, MemoryCache, content_key
+from rewards.isolation.pool import shared_pool
+from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
+
+__all__ = ["IsolatedComponent"]
+
+_RECENT = MemoryCache()
+# Fields that say how a result is got or named, not what it is.
+_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "deadline", "memory_mb", "budget", "cache"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolatedComponent(ItemComponent):
+    """A component that hands each completion's work to a warm worker process.
+
+    `task` and `verdict` run here and must be cheap; the function that `task` names runs in a worker. An item that
+    overruns is `timeout`, one whose function raises, crashes or runs out of memory is `error`, both at the floor; the
+    other items keep their scores. Results of repeatable tasks are remembered by content.
+
+    Args:
+        deadline: seconds an item may take.
+        memory_mb: address space that an item may take, MiB.
+        budget: seconds for a whole batch, or None; items without a result by then are `timeout`.
+        cache: results kept on disk, or None for this process's memory only.
+    """
+
+    deadline: float = 2.0
+    memory_mb: int = 2048
+    budget: float | None = None
+    cache: Cache | None = None
+
+    @abstractmethod
+    def task(self, sample: Sample, ctx: Context) -> Task | Score:
+        """The work to do on one completion, or the score where there is none to do."""
+
+    @abstractmethod
+    def verdict(self, sample: Sample, result: Any) -> Score:
+        """The score for the function's result, which went through JSON: tuples are lists."""
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        return self.score([sample], ctx)[0]
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        scores: list[Score] = []
+        tasks: dict[int, Task] = {}
+        for position, sample in enumerate(samples):
+            start = time.perf_counter()
+            made = self._guarded(self.task, sample, ctx)
+            if isinstance(made, Task):
+                tasks[position] = made
+                made = Score(None, "error")  # until its outcome is there
+            scores.append(replace(made, seconds=time.perf_counter() - start) if isinstance(made, Score) else made)
+        for position, outcome in zip(tasks, self._outcomes(list(tasks.values())), strict=True):
+            start, spent = time.perf_counter(), scores[position].seconds or 0.0
+            score = self._score(samples[position], tasks[position], outcome)
+            seconds = spent + outcome.seconds + time.perf_counter() - start
+            scores[position] = replace(score, seconds=seconds) if isinstance(score, Score) else score
+        return scores
+
+    def _score(self, sample: Sample, task: Task, outcome: Outcome) -> Score:
+        if outcome.status != "ok":
+            return Score(None, outcome.status, {**task.info, "reason": outcome.reason})
+        score: Score = self._guarded(self.verdict, sample, outcome.value)
+        return score
+
+    def _guarded(self, step: Any, sample: Sample, given: Any) -> Any:
+        try:
+            return step(sample, given)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
+            return Score(None, "error", {"reason": failure_reason(failure)})
+
+    def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
+        """From the caches where they are known; equal tasks of one batch run once."""
+        keys = [self._key(task, position) for position, task in enumerate(tasks)]
+        known = _RECENT.get_many(keys)
+        if self.cache is not None and (unknown := [key for key in keys if key not in known]):
+            kept = self.cache.get_many(dict.fromkeys(unknown))
+            _RECENT.put_many(kept)
+            known |= kept
+        todo = {key: task for key, task in zip(keys, tasks, strict=True) if key not in known}
+        done = shared_pool().run(
+            list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.budget
+        )
+        outcomes = dict(zip(todo, done, strict=True))
+        fresh = {
+            key: outcome.value
+            for key, outcome in outcomes.items()
+            if outcome.status == "ok" and todo[key].repeatable and not key.startswith("only:")
+        }
+        _RECENT.put_many(fresh)
+        if self.cache is not None:
+            self.cache.put_many(fresh)
+        return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
+
+    def _key(self, task: Task, position: int) -> str:
+        """By content; or by position, for tasks that are not repeatable or whose arguments are not plain."""
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
+        key = content_key(kind, self.version, configuration, task.function, task.arguments) if task.repeatable else None
+        return key or f"only:{position}"

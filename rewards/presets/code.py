@@ -1,0 +1,174 @@
+"""Generated Python programs, judged by running their tests in a sandbox."""
+
+from rewards.components.code.graders import CodeFunction, CodeStdio, require_sandbox
+from rewards.preset import Preset, Weighted
+
+__all__ = ["code_contest", "code_function", "code_stdio"]
+
+
+def code_stdio(
+    *,
+    scoring: str = "all",
+    seconds: float = 5.0,
+    memory_mb: int = 512,
+    max_tests: int | None = None,
+    tolerance: float | None = None,
+    workers: int | None = None,
+    allow_unsafe: bool = False,
+) -> Preset:
+    """Programs that read stdin and print, in the last fenced block after `</think>`.
+
+    Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
+    program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference` (or `tests`, `test_cases`, `input_output`, `verification_info`): a list of {input, output}, or
+    {inputs: [...], outputs: [...]}, or either as JSON.
+    Source: tests by input and output of APPS (2105.09938), unit tests as a reward of CodeRL (2207.01780). Differs from
+    graders that compare lines with `zip`, where a prefix of the expected output passes.
+    Hacks: printing a prefix of the expected output (line counts must agree); `sys.exit(0)` before printing (only output
+    counts); reading the tests or the grader (expected outputs never enter the sandbox, nothing else is there to read);
+    changing builtins (comparison is in another process); tests that expect nothing (a row of such tests is an error);
+    constants that match many tests (use "all"; "share" pays for them); learning the tests by heart over many epochs
+    (hold rows out, or draw with `max_tests`).
+
+    Args:
+        scoring: "all" or "share".
+        seconds: wall clock for each test, with about 30 ms for the start of the sandbox.
+        memory_mb: MiB of address space.
+        max_tests: draw that many tests, the same ones for a group; None runs all.
+        tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
+        workers: completions judged at the same time; None takes the number of CPUs.
+        allow_unsafe: run with mere limits where no sandbox works.
+
+    >>> from rewards import build_samples, load
+    >>> tests = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
+    >>> completions = ["```python\\nprint(int(input()) * 2)\\n```", "```python\\nprint(4)\\n```", "print(4)"]
+    >>> evaluation = load("code-stdio").score(build_samples(["Double it."] * 3, completions, reference=[tests] * 3))
+    >>> evaluation.totals, evaluation.statuses["accuracy"]
+    ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
+    """
+    require_sandbox(allow_unsafe)
+    component = CodeStdio(
+        scoring=scoring,
+        seconds=seconds,
+        memory_mb=memory_mb,
+        max_tests=max_tests,
+        tolerance=tolerance,
+        workers=workers,
+        allow_unsafe=allow_unsafe,
+    )
+    return Preset([Weighted(component, 1.0)], name="code-stdio", checker="accuracy")
+
+
+def code_function(
+    *,
+    scoring: str = "all",
+    seconds: float = 5.0,
+    memory_mb: int = 512,
+    max_tests: int | None = None,
+    tolerance: float = 0.0,
+    prelude: str = "",
+    workers: int | None = None,
+    allow_unsafe: bool = False,
+) -> Preset:
+    """Functions called with given arguments, defined in the last fenced block after `</think>`.
+
+    Formula: accuracy = 1 when every call returns the expected value, else 0; with `scoring="share"`, passed / calls.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference` (or `tests`, `test_list`, `test`, `test_cases`, `input_output`, `verification_info`):
+    {function, calls: [{args, kwargs, expected}]}, or {fn_name, inputs, outputs}, or assertions as in MBPP and HumanEval;
+    `entry_point` with the function's name where the tests do not say it; `test_setup_code`, put in front.
+    Source: assertions of MBPP (2108.07732) and HumanEval (2107.03374), calls of APPS (2105.09938).
+    Hacks: `sys.exit(0)` (a call without an answer has failed); an object that equals everything, or a subclass of int
+    (only plain values come out, compared outside); changed builtins or a forged result line (it still has to hold the
+    right value); reading the expected values (they never enter the sandbox). Assertions whose expected value cannot stay
+    outside, such as loops and comparisons of two calls, make the row an error with the reason.
+
+    Args:
+        scoring: "all" or "share".
+        seconds: wall clock for all calls of a completion.
+        memory_mb: MiB of address space.
+        max_tests: draw that many calls, the same ones for a group; None makes all.
+        tolerance: floats may differ by tolerance × max(1, |expected|).
+        prelude: Python put in front of every program, for instance `from typing import *`.
+        workers: completions judged at the same time; None takes the number of CPUs.
+        allow_unsafe: run with mere limits where no sandbox works.
+
+    >>> from rewards import build_samples, load
+    >>> completions = ["```python\\ndef double(n):\\n    return 2 * n\\n```", "```python\\nimport sys; sys.exit(0)\\n```"]
+    >>> tests = ["assert double(2) == 4", "assert double(5) == 10"]
+    >>> evaluation = load("code-function").score(build_samples(["Double it."] * 2, completions, test_list=[tests] * 2))
+    >>> evaluation.totals
+    [1.0, 0.0]
+    """
+    require_sandbox(allow_unsafe)
+    component = CodeFunction(
+        scoring=scoring,
+        seconds=seconds,
+        memory_mb=memory_mb,
+        max_tests=max_tests,
+        tolerance=tolerance,
+        prelude=prelude,
+        workers=workers,
+        allow_unsafe=allow_unsafe,
+    )
+    return Preset([Weighted(component, 1.0)], name="code-function", checker="accuracy")
+
+
+def code_contest(
+    *,
+    scoring: str = "all",
+    seconds: float = 5.0,
+    memory_mb: int = 512,
+    time_factor: float = 1.0,
+    budget_seconds: float = 120.0,
+    max_tests: int | None = None,
+    tolerance: float | None = 1e-6,
+    workers: int | None = None,
+    allow_unsafe: bool = False,
+) -> Preset:
+    """Contest problems: many tests of input and output, with the problem's own limits.
+
+    Formula: accuracy = 1 when every test passes, else 0, stopping at the first that fails; with `scoring="share"`,
+    passed / tests. Words are compared line by line, numbers within `tolerance`.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: tests as for code-stdio; `time_limit` in seconds and `memory_limit` in MiB where a row has them.
+    Source: problems of CodeContests (AlphaCode, 2203.07814) and TACO (2312.14852).
+    Hacks: those of code-stdio; printing one of few possible answers ("YES", "-1") passes a share of the tests, so that
+    "share" pays for guessing; a slow program that passes the small tests earns their share.
+
+    Args:
+        scoring: "all" or "share".
+        seconds: wall clock for each test, where the row has no `time_limit`.
+        memory_mb: MiB of address space, where the row has no `memory_limit`.
+        time_factor: factor on `time_limit`, for limits that were set for compiled languages.
+        budget_seconds: wall clock for all tests of a completion; tests that it leaves no time for have failed.
+        max_tests: draw that many tests, the same ones for a group; None runs all.
+        tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
+        workers: completions judged at the same time; None takes the number of CPUs.
+        allow_unsafe: run with mere limits where no sandbox works.
+
+    >>> from rewards import build_samples, load
+    >>> tests = {"inputs": ["1 2", "3 4", "0 0"], "outputs": ["3", "7", "0"]}
+    >>> completions = ["```python\\nprint(sum(map(int, input().split())))\\n```", "```python\\nprint(0)\\n```"]
+    >>> samples = build_samples(["Add."] * 2, completions, reference=[tests] * 2, time_limit=[2.0] * 2)
+    >>> [round(total, 3) for total in load("code-contest", scoring="share").score(samples).totals]
+    [1.0, 0.333]
+    """
+    require_sandbox(allow_unsafe)
+    component = CodeStdio(
+        scoring=scoring,
+        seconds=seconds,
+        memory_mb=memory_mb,
+        budget_seconds=budget_seconds,
+        max_tests=max_tests,
+        tolerance=tolerance,
+        row_limits=True,
+        time_factor=time_factor,
+        workers=workers,
+        allow_unsafe=allow_unsafe,
+    )
+    return Preset([Weighted(component, 1.0)], name="code-contest", checker="accuracy")

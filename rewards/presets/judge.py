@@ -1,0 +1,112 @@
+"""Open-ended answers, graded by a language model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rewards.components.judge import JudgeRubric
+from rewards.components.judge_prompt import DEFAULT_RUBRIC, parse_rubric
+from rewards.components.packages import require
+from rewards.http import Endpoint
+from rewards.preset import Preset, Weighted
+
+__all__ = ["judge_rubric"]
+
+
+def judge_rubric(
+    *,
+    base_url: str,
+    model: str,
+    api_key_env: str | None = None,
+    rubric: Any = None,
+    rubric_column: str | None = None,
+    scale: int = 10,
+    threshold: float = 0.7,
+    needs_reference: bool = False,
+    json_mode: bool = True,
+    timeout: float = 60.0,
+    retries: int = 3,
+    backoff: float = 0.5,
+    concurrency: int = 8,
+    batch_seconds: float = 600.0,
+    max_requests: int | None = None,
+    max_chars: int = 20_000,
+    max_tokens: int = 1024,
+    cache: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Preset:
+    """Answers graded point by point against a rubric, by a judge behind an OpenAI-compatible endpoint.
+
+    Formula: sum of weight x points / scale over the rubric's items, divided by the sum of the weights. The default
+    rubric is correctness 0.6, completeness 0.25, clarity 0.15. Each answer is graded alone, at temperature 0; equal
+    answers to one prompt are graded once.
+    Range: [0, 1]; None where there is no verdict (status `infra`: no connection, refusals, time, unreadable replies,
+    a spent budget), which excludes the completion instead of scoring it 0.
+    Checker: judge, `ok` from `threshold` on.
+    Columns: none needed; `reference`, `answer`, `solution` or `ground_truth` is shown to the judge when it is there;
+    `rubric_column` names a column with a rubric of the row's own.
+    Source: judges and their biases 2306.05685; rubrics as rewards 2507.17746; answers that open and say nothing
+    2507.08794; data set off from instructions 2403.14720.
+    Hacks: an answer that gives orders to the judge or closes its own quotation: it stands between lines with a key made
+    from its own content, and the verdict must repeat that key; pleas that are known are refused unasked. An answer that
+    brings its own verdict: it cannot know the key. Length and confident tone, which judges favour: the instructions say
+    they are no merit and `max_chars` caps them, but a bias remains: watch the length, and add `length-target`. Position:
+    there is none, as answers are not compared; the order of the items is that of the rubric. Reasoning that argues with
+    the judge: it sees only what follows `</think>`. Blank texts, loops, `Solution:` and echoes of the prompt: refused
+    unasked. Breaking the judge on purpose, so as not to be graded: too long is `format` and not `infra`, and TRL counts
+    None beside scored siblings as 0. A judge of the policy's own family prefers its style: use another one.
+
+    Args:
+        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
+        model: the judge's name at that endpoint.
+        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
+        rubric: {name: description}, or a list of {name, description, weight}.
+        rubric_column: column with the row's own rubric, in either form or as JSON; rows without are `not_applicable`.
+        scale: points for full marks on one item.
+        threshold: value from which an answer counts as correct.
+        needs_reference: rows without a reference are `not_applicable` instead of graded without one.
+        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
+        timeout: seconds for one attempt, from connecting to the last byte.
+        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
+        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
+        concurrency: requests under way at once.
+        batch_seconds: seconds for a whole batch; what is open then gets no verdict.
+        max_requests: requests this process may send to this judge; then there are no verdicts any more.
+        max_chars: longer answers are `format` and not sent.
+        max_tokens: limit on the judge's reply; raise it for judges that reason.
+        cache: SQLite file that keeps verdicts by content, shared by processes and runs.
+        extra: further fields for the request body.
+
+    A judge that cannot be reached excludes the completion; a blank one is not sent at all:
+
+    >>> from rewards import build_samples, load
+    >>> preset = load("judge-rubric", base_url="http://127.0.0.1:9/v1", model="judge", retries=0)
+    >>> evaluation = preset.score(build_samples(["Why is the sky blue?"] * 2, ["Rayleigh scattering.", " "]))
+    >>> evaluation.statuses["judge"], evaluation.totals
+    (['infra', 'format'], [None, 0.0])
+    """
+    require("judge-rubric", "httpx", "httpx")
+    endpoint = Endpoint(
+        base_url=base_url,
+        api_key_env=api_key_env,
+        timeout=timeout,
+        retries=retries,
+        backoff=backoff,
+        concurrency=concurrency,
+    )
+    component = JudgeRubric(
+        endpoint=endpoint,
+        model=model,
+        rubric=DEFAULT_RUBRIC if rubric is None else parse_rubric(rubric),
+        rubric_column=rubric_column,
+        scale=scale,
+        threshold=threshold,
+        needs_reference=needs_reference,
+        json_mode=json_mode,
+        max_chars=max_chars,
+        max_tokens=max_tokens,
+        max_requests=max_requests,
+        batch_seconds=batch_seconds,
+        cache=cache,
+        extra=dict(extra or {}),
+    )
+    return Preset([Weighted(component, 1.0)], name="judge-rubric", checker="judge")

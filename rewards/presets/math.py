@@ -1,0 +1,99 @@
+"""Mathematics with one final answer, checked by spelling or by meaning."""
+
+from rewards.components.layouts import BoxFormat
+from rewards.components.math_match import MathMatch
+from rewards.components.math_verify import MathVerify
+from rewards.components.packages import require
+from rewards.preset import Preset, Weighted
+
+__all__ = ["math_boxed", "math_match", "math_verify"]
+
+
+def math_match(*, answer_in: str = "boxed", strict: bool = True) -> Preset:
+    r"""Mathematics by normalised spelling: quick, nothing is computed, right answers in another form are missed.
+
+    Formula: 1 when answer and reference have one spelling once spaces, `$`, `\text`, units, `%`, digit grouping,
+    `\dfrac`, `\frac12` and `x =` are normalised, or when both are the same number; else 0.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
+    holds the answer in its last `\boxed{…}`.
+    Source: the string comparison that came with MATH (2103.03874).
+    Hacks: several answers: boxes that differ, or hedges (`7 or 8`), are no match. An answer before an unclosed box or
+    within the reasoning: not looked at. Units are ignored, so a wrong unit goes unnoticed.
+
+    Args:
+        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
+        strict: refuse answers given more than once and differently, and text after a tag or line.
+
+    >>> from rewards import build_samples, load
+    >>> completions = [r"so \boxed{\dfrac12}", r"so \boxed{0.5}", r"so \boxed{1/2 or 1}"]
+    >>> load("math-match").score(build_samples(["?"] * 3, completions, answer=[r"\frac{1}{2}"] * 3)).totals
+    [1.0, 1.0, 0.0]
+    """
+    return Preset([Weighted(MathMatch(answer_in=answer_in, strict=strict), 1.0)], name="math-match", checker="accuracy")
+
+
+def math_verify(*, answer_in: str = "boxed", strict: bool = True, deadline: float = 2.0) -> Preset:
+    r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
+
+    Formula: 1 when the answer equals the reference, else 0. Equal are the same number, expression, equation, set (in
+    any order), tuple or interval (order and brackets), matrix, time of day or word, with or without units, `$`,
+    `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
+    holds the answer in its last `\boxed{…}`.
+    Source: math-verify 0.9 and SymPy; accuracy reward of DeepSeek-R1 (2501.12948, 2.2.2).
+    Hacks: `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared by their size. Answers
+    that hang the parser: `timeout` after the deadline, the others keep their scores. Several answers, an earlier box
+    before an unclosed one, boxes in the reasoning: no answer. Wrong units go unnoticed.
+
+    Args:
+        answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
+        strict: refuse answers given more than once and differently, and text after a tag or line.
+        deadline: seconds that one comparison may take.
+
+    Raises:
+        PresetError: math-verify is not installed.
+
+    >>> from rewards import build_samples, load
+    >>> completions = [r"so \boxed{1\,234}", r"so \boxed{1235}", r"\boxed{1234} or \boxed{1235"]
+    >>> evaluation = load("math-verify").score(build_samples(["?"] * 3, completions, answer=["1,234"] * 3))
+    >>> evaluation.totals, evaluation.statuses["accuracy"]
+    ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
+    """
+    require("math-verify", "math_verify", "math-verify")
+    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline)
+    return Preset([Weighted(accuracy, 1.0)], name="math-verify", checker="accuracy")
+
+
+def math_boxed(*, format_weight: float = 0.1, strict: bool = True, deadline: float = 2.0) -> Preset:
+    r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
+
+    Formula: (1 - w) accuracy + w format, w = 0.1. accuracy is that of `math-verify`; format is 1 when the last
+    `\boxed{…}` after the reasoning is closed and not blank.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
+    Source: the weights of EasyR1's maths reward; its pattern for the layout takes time quadratic in the completion and
+    does not span lines in every version, here it is a scan.
+    Hacks: a box with anything in it earns the format, at most 0.1. Otherwise as for `math-verify`.
+
+    Args:
+        format_weight: share of the box, below 0.5.
+        strict: refuse boxes that hold different answers.
+        deadline: seconds that one comparison may take.
+
+    Raises:
+        PresetError: math-verify is not installed, or the box could outweigh the answer.
+
+    >>> from rewards import build_samples, load
+    >>> completions = [r"so \boxed{$12$ cm}", r"so \boxed{13}", "so 12"]
+    >>> load("math-boxed").score(build_samples(["?"] * 3, completions, answer=["12"] * 3)).totals
+    [1.0, 0.1, 0.0]
+    """
+    require("math-boxed", "math_verify", "math-verify")
+    accuracy = MathVerify(strict=strict, deadline=deadline)
+    parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(BoxFormat(strict=strict), format_weight)]
+    return Preset(parts, name="math-boxed", checker="accuracy")

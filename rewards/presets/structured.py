@@ -1,0 +1,96 @@
+"""Completions that machines read: JSON that follows a schema, and tool calls."""
+
+from rewards.components.json_schema import JsonFormat, JsonSchema
+from rewards.components.packages import require
+from rewards.components.tool_call import ToolCallAccuracy, ToolCallFormat
+from rewards.preset import Preset, Weighted
+
+__all__ = ["json_schema", "tool_call"]
+
+
+def json_schema(
+    *,
+    schema: str | None = None,
+    format_weight: float = 0.1,
+    partial: bool = False,
+    strict: bool = True,
+    formats: bool = True,
+    deadline: float = 2.0,
+) -> Preset:
+    """One JSON value that follows a schema and, where the row has a reference, equals it.
+
+    Formula: accuracy + 0.1 format. accuracy is 1 when the value follows the schema and equals the reference, if there
+    is one (numbers by value, keys in any order); with `partial`, a value that follows the schema but differs earns the
+    F1 over its (path, leaf) pairs; format is 1 when there is exactly one JSON value to read.
+    Range: [0, 1.1].
+    Checker: accuracy.
+    Columns: `schema` or `json_schema`: JSON text (nested columns are filled with nulls by Arrow), OpenAI's
+    `response_format` is unwrapped; `reference`, `answer`, `solution` or `ground_truth`: the expected value as JSON
+    text, or nothing.
+    Source: JSON Schema 2020-12 (older drafts by `$schema`), as checked by the jsonschema library.
+    Hacks: filler that follows the schema (`{}` where nothing is required, empty strings): give a reference, or write
+    `required`, `minLength` and `additionalProperties: false` into the schema. Several values, one after the other or
+    under one repeated key: refused. NaN and infinities, which pass as any number: not JSON. Completions that make the
+    schema's own patterns backtrack: judged in a worker process, `timeout`.
+
+    Args:
+        schema: JSON text of the schema for rows that have none.
+        format_weight: weight of readable JSON; 0 leaves it out.
+        partial: credit for values that follow the schema and are partly right.
+        strict: refuse text after the value, further fenced blocks, and braces before an unfenced value.
+        formats: assert `format` (date, email, ...) as far as it can be checked without further packages.
+        deadline: seconds for schemas with patterns, references and the like.
+
+    Raises:
+        PresetError: jsonschema is not installed.
+
+    >>> from rewards import build_samples, load
+    >>> schema = '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'
+    >>> texts = ['{"age": 7}', 'It is\\n```json\\n{"age": 8}\\n```', '{"age": "7"}', '{"age": 7, "age": 8}']
+    >>> samples = build_samples(["How old?"] * 4, texts, schema=[schema] * 4, reference=['{"age": 7}'] * 4)
+    >>> evaluation = load("json-schema").score(samples)
+    >>> evaluation.totals, evaluation.statuses["accuracy"]
+    ([1.1, 0.1, 0.1, 0.0], ['ok', 'wrong', 'wrong', 'format'])
+    """
+    require("json-schema", "jsonschema", "jsonschema")
+    accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, formats=formats, deadline=deadline)
+    components = [Weighted(accuracy, 1.0)]
+    if format_weight:
+        components.append(Weighted(JsonFormat(strict=strict), format_weight))
+    return Preset(components, name="json-schema", checker="accuracy")
+
+
+def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
+    """The expected tool calls, with credit for right names, parameters and values.
+
+    Formula: accuracy + format. accuracy = 6 (names + parameters + values) / (1 + n + m) - 3 over the best matching of
+    n expected calls with m parameters in all: names is the Jaccard index of the tool names, parameters sums the Jaccard
+    index of the parameter names over expected calls, values counts the equal ones. format is 1 for calls that can be
+    read.
+    Range: [-3, 4].
+    Checker: accuracy, `ok` only when every call is right and there is none too many.
+    Columns: `reference`, `answer`, `solution`, `ground_truth`, `tool_calls` or `calls`: JSON text of a list of
+    {"name", "arguments"}, OpenAI's nesting under "function" included; `[]` where no call is wanted.
+    Source: ToolRL (2504.13958, section 3.3). Different here: names are counted with repetition; only calls of the same
+    name are matched; thinking tags are not part of the format.
+    Hacks: the same call over and over, or a call to every tool: names are counted with repetition, and more than 64
+    calls are no answer. Every parameter there is: lowers the Jaccard index. One key with several values: refused.
+    Saying nothing where no call is wanted: blank text is no answer. A call in the thinking block does not count.
+
+    Args:
+        format: `hermes` (`<tool_call>` blocks of JSON), `openai` (`tool_calls` of the completion's messages), `json` (a
+            list or object), or `auto`, whichever is used.
+        format_weight: weight of calls that can be read; 0 leaves it out.
+
+    >>> from rewards import build_samples, load
+    >>> right = '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 2}}</tool_call>'
+    >>> texts = [right, right.replace("Rome", "Oslo"), "It will rain.", "<tool_call>weather"]
+    >>> calls = '[{"name": "weather", "arguments": {"city": "Rome", "days": 2}}]'
+    >>> evaluation = load("tool-call").score(build_samples(["Weather?"] * 4, texts, reference=[calls] * 4))
+    >>> evaluation.totals, evaluation.statuses["accuracy"]
+    ([4.0, 2.5, -2.0, -3.0], ['ok', 'wrong', 'wrong', 'format'])
+    """
+    components = [Weighted(ToolCallAccuracy(format=format), 1.0)]
+    if format_weight:
+        components.append(Weighted(ToolCallFormat(format=format), format_weight))
+    return Preset(components, name="tool-call", checker="accuracy")

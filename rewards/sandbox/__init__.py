@@ -1,0 +1,30 @@
+"""Runs generated Python programs apart from the machine, on Linux, without Docker and without privileges.
+
+What each level does is in `describe()`. In all of them a program has no network, no environment, no home, only system
+directories to read, and limits on time, memory, processes, files and output; grading happens outside, on what it wrote.
+
+Limits: the kernel is shared, so that a bug in it is a way out. Memory is limited per process (`processes` x `memory_mb`
+in all), CPU and disk bandwidth are not shared fairly. Made to keep the programs of a model in training from harming the
+machine or cheating its reward; not for hostile strangers on a machine that holds secrets.
+
+>>> from rewards import sandbox
+>>> sandbox.run("print(int(input()) * 2)", "21", allow_unsafe=True).stdout.strip()
+'42'
+"""
+
+from rewards.sandbox.records import Job, Level, LevelReport, Result
+from rewards.sandbox.runner import SandboxError, choose, concurrently, describe, level, run, run_all
+
+__all__ = [
+    "Job",
+    "Level",
+    "LevelReport",
+    "Result",
+    "SandboxError",
+    "choose",
+    "concurrently",
+    "describe",
+    "level",
+    "run",
+    "run_all",
+]

@@ -1,0 +1,158 @@
+"""The command line of each level: who runs, under which limits, seeing what."""
+
+import functools
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rewards.sandbox.records import Job, Level
+from rewards.sandbox.seccomp import filter_program
+
+__all__ = ["MissingTool", "bwrap_command", "launcher_command", "python", "unsafe_command"]
+
+_TOOL_DIRECTORIES = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_OPEN_FILES = 64
+_MIB = 1 << 20
+
+
+class MissingTool(OSError):
+    """A program that a level needs is not installed; the message names it."""
+
+
+@functools.cache
+def tool(name: str) -> str:
+    """Absolute path of a command, whatever PATH says."""
+    found = shutil.which(name, path=_TOOL_DIRECTORIES)
+    if found is None:
+        package = "bubblewrap" if name == "bwrap" else "util-linux"
+        raise MissingTool(f"{name} is not installed (apt-get install {package})")
+    return found
+
+
+@functools.cache
+def python() -> str:
+    """The interpreter for generated programs: the system's, else the one that this process is based on."""
+    for candidate in _PYTHONS:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+@functools.cache
+def system_paths() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Directories and files that a program may read, and symbolic links (path, target) that lead into them."""
+    binds, links = ["/usr"], []
+    for path in ("/bin", "/lib", "/lib32", "/lib64", "/sbin"):
+        if os.path.islink(path):
+            links.append((path, os.readlink(path)))
+        elif os.path.isdir(path):
+            binds.append(path)
+    if os.path.exists("/etc/ld.so.cache"):
+        binds.append("/etc/ld.so.cache")
+    if not python().startswith("/usr/"):
+        binds.append(os.path.realpath(sys.base_prefix))
+    return tuple(binds), tuple(links)
+
+
+def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
+    """setpriv, when there is a slot's user id to change to, then prlimit.
+
+    The number of processes is limited here only for a slot's own user: for anyone else it would count all that the user
+    runs outside too. `helpers` are the sandbox's own processes.
+    """
+    command = []
+    if uid is not None:
+        command = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
+    limits = {
+        "cpu": math.ceil(job.seconds) + 1,
+        "as": job.memory_mb * _MIB,
+        "fsize": job.disk_mb * _MIB,
+        "nofile": _OPEN_FILES,
+        "core": 0,
+        "msgqueue": 0,
+    }
+    if uid is not None:
+        limits["nproc"] = job.processes + helpers
+    return [*command, tool("prlimit"), *(f"--{name}={value}" for name, value in limits.items())]
+
+
+def _interpreter(script: str) -> list[str]:
+    return [python(), "-X", "utf8", "-I", "-S", script]
+
+
+def bwrap_command(
+    job: Job, uid: int | None, *, program_fd: int, file_fds: dict[str, int], seccomp_fd: int | None, status_fd: int
+) -> list[str]:
+    """setpriv → prlimit → bwrap → prlimit (processes) → python3. Needs no file on the host."""
+    binds, links = system_paths()
+    version = _bwrap_version()
+    command = [*_limited(job, uid, helpers=3), tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent"]
+    # As process 1, so that bwrap itself reaps it: its own process 1 would be left to the machine's.
+    command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    if version >= (0, 8):
+        command.append("--disable-userns")  # the filter of system calls does it everywhere else
+    for path in binds:
+        command += ["--ro-bind", path, path]
+    for link, target in links:
+        command += ["--symlink", target, link]
+    for device in ("/dev/null", "/dev/urandom"):
+        command += ["--dev-bind", device, device]
+    command += ["--perms", "0444", "--file", str(program_fd), "/box/main.py"]
+    if version >= (0, 7):
+        command += ["--size", str(job.disk_mb * _MIB)]
+    command += ["--perms", "0700", "--tmpfs", "/tmp"]
+    for name, fd in file_fds.items():
+        command += ["--file", str(fd), f"/tmp/{name}"]
+    if version < (0, 7):
+        command += ["--remount-ro", "/tmp"]  # a size cannot be given: nothing may be written
+    command += ["--remount-ro", "/", "--chdir", "/tmp", "--json-status-fd", str(status_fd)]
+    if seccomp_fd is not None:
+        command += ["--seccomp", str(seccomp_fd)]
+    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter("/box/main.py")]
+
+
+def launcher_command(level: Level, job: Job, uid: int | None, *, box: str, status_fd: int) -> list[str]:
+    """setpriv → prlimit → python3 launcher → python3; `box` is a directory with main.py and the files."""
+    binds, links = system_paths()
+    namespaces = level == "namespaces"
+    code = filter_program(namespaces=namespaces)
+    if code is None:
+        raise MissingTool(f"no filter of system calls for {os.uname().machine} (x86_64 and aarch64 are known)")
+    config = {
+        "namespaces": namespaces,
+        "binds": binds,
+        "links": links,
+        "box": box,
+        "files": list(job.files),
+        "disk_mb": job.disk_mb,
+        "processes": job.processes + 3,
+        "seccomp": code.hex(),
+        "status_fd": status_fd,
+        "argv": _interpreter("/box/main.py" if namespaces else f"{box}/main.py"),
+    }
+    if not namespaces:
+        # Landlock looks behind symbolic links: these are already below the directories that may be read.
+        config["binds"] = [path for path in binds if not os.path.islink(path)]
+    return [*_limited(job, uid, helpers=3), python(), "-I", "-S", "-c", _launcher_source(), repr(config)]
+
+
+def unsafe_command(job: Job, uid: int | None, *, box: str) -> list[str]:
+    """prlimit → python3: limits, and nothing that keeps the program from the machine."""
+    return [*_limited(job, uid, helpers=0), *_interpreter(f"{box}/main.py")]
+
+
+@functools.cache
+def _launcher_source() -> str:
+    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _bwrap_version() -> tuple[int, ...]:
+    """(0, 8, 0) for `bubblewrap 0.8.0`; (0,) when it does not say."""
+    printed = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True, env={}, timeout=10).stdout
+    numbers = (printed.split() or [""])[-1].split(".")
+    return tuple(int(number) for number in numbers) if all(n.isdigit() for n in numbers) else (0,)

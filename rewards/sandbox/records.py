@@ -1,0 +1,66 @@
+"""What goes into the sandbox and what comes out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+__all__ = ["LEVELS", "Job", "Level", "LevelReport", "Result", "RunStatus"]
+
+Level: TypeAlias = Literal["bwrap", "namespaces", "landlock", "unsafe"]
+# Strongest first; "unsafe" is never chosen unless asked for.
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One program to run, with its limits.
+
+    Args:
+        program: Python source.
+        stdin: what the program reads, as text.
+        seconds: wall clock and, rounded up, CPU seconds.
+        memory_mb: MiB of address space, for each process of the program.
+        output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
+        files: further files in the working directory, name to content. Names are plain: no directories.
+        processes: processes and threads that the program may have at once.
+        disk_mb: MiB that it may write below /tmp; where there is no sized /tmp, nothing can be written at all.
+    """
+
+    program: str
+    stdin: str = ""
+    seconds: float = 5.0
+    memory_mb: int = 512
+    output_bytes: int = 1 << 20
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    processes: int = 16
+    disk_mb: int = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a program ended.
+
+    `status`: `ok` exit code 0; `failed` any other end of its own, or no program that could be started; `timeout` and
+    `output` stopped at that limit; `infra` the sandbox did not start, which says nothing about the program. `stdout` and
+    `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, 128 + n
+    where the sandbox reports signal n so, and None when the program was stopped. `seconds` is wall clock with the start
+    of the sandbox.
+    """
+
+    status: RunStatus
+    stdout: str = ""
+    stderr: str = ""
+    returncode: int | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelReport:
+    """Whether one level works on this machine; `reason` says what it does, or why it does not work."""
+
+    level: Level
+    available: bool
+    reason: str

@@ -1,0 +1,250 @@
+"""Running jobs, one or many at a time, at the strongest level that this machine has."""
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from rewards.errors import RewardsError
+from rewards.sandbox import commands
+from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, RunStatus
+from rewards.sandbox.seccomp import filter_program
+
+if TYPE_CHECKING:
+    from rewards.sandbox.process import Ended
+
+__all__ = ["SandboxError", "choose", "concurrently", "describe", "level", "run", "run_all", "workers_here"]
+
+_DEFAULTS = Job(program="")
+_PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
+_MEANING: dict[Level, str] = {
+    "bwrap": "bubblewrap: namespaces without network, home or /proc, a filter of system calls, limits",
+    "namespaces": "own namespaces without network, home or /proc, a filter of system calls, limits",
+    "landlock": "Landlock, a filter of system calls, limits; no processes and no writable directory",
+    "unsafe": "limits only: the program sees your files and your network; for allow_unsafe=True alone",
+}
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SandboxError(RewardsError):
+    """No level of isolation works on this machine, or the one asked for does not; the message says why."""
+
+
+def level() -> Level | None:
+    """The strongest level that works here, tried once in each process; None where none does."""
+    return next((name for name in LEVELS[:-1] if _report(name).available), None)
+
+
+def describe() -> list[LevelReport]:
+    """Every level, strongest first: whether it works here, and what it does or why it does not work."""
+    return [_report(name) for name in LEVELS]
+
+
+def run(
+    program: str,
+    stdin: str = "",
+    *,
+    seconds: float = _DEFAULTS.seconds,
+    memory_mb: int = _DEFAULTS.memory_mb,
+    output_bytes: int = _DEFAULTS.output_bytes,
+    files: Mapping[str, str | bytes] = _DEFAULTS.files,
+    processes: int = _DEFAULTS.processes,
+    disk_mb: int = _DEFAULTS.disk_mb,
+    at: Level | None = None,
+    allow_unsafe: bool = False,
+) -> Result:
+    """Runs a Python program and waits for its end; see `Job` for the limits.
+
+    Args:
+        at: insist on one level; by default the strongest one.
+        allow_unsafe: run with mere limits where no level of isolation works.
+
+    Raises:
+        SandboxError: nothing keeps the program apart here and `allow_unsafe` is not given, or `at` does not work here.
+    """
+    job = Job(
+        program=program,
+        stdin=stdin,
+        seconds=seconds,
+        memory_mb=memory_mb,
+        output_bytes=output_bytes,
+        files=files,
+        processes=processes,
+        disk_mb=disk_mb,
+    )
+    return _run_at(choose(at, allow_unsafe), job)
+
+
+def run_all(
+    jobs: Sequence[Job], *, workers: int | None = None, at: Level | None = None, allow_unsafe: bool = False
+) -> list[Result]:
+    """Results in order, `workers` programs at the same time (as many as there are CPUs); raises like `run`."""
+    chosen = choose(at, allow_unsafe)
+    return concurrently(functools.partial(_run_at, chosen), jobs, workers)
+
+
+def concurrently(function: Callable[[T], R], items: Sequence[T], workers: int | None = None) -> list[R]:
+    """`function` of every item, in order, in as many threads as there are CPUs: each waits for a sandbox."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = min(len(items), workers or workers_here())
+    if threads <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads, thread_name_prefix="sandbox") as pool:
+        return list(pool.map(function, items))
+
+
+def workers_here() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
+    """The level that `run` would use with these arguments; raises like it."""
+    if at == "unsafe" and not allow_unsafe:
+        raise SandboxError("Level 'unsafe' runs programs with mere limits. Pass allow_unsafe=True if you mean it.")
+    if at is not None:
+        if not (report := _report(at)).available:
+            raise SandboxError(f"Sandbox level {at!r} does not work here: {report.reason}.")
+        return at
+    if (found := level()) is not None:
+        return found
+    if allow_unsafe:
+        return "unsafe"
+    reasons = "; ".join(f"{report.level}: {report.reason}" for report in describe() if not report.available)
+    raise SandboxError(
+        f"Nothing here can keep generated programs apart ({reasons}). Install bubblewrap (apt-get install bubblewrap), "
+        "run on Linux 6.2 or later for Landlock, or pass allow_unsafe=True to run them with mere limits."
+    )
+
+
+@functools.cache
+def _report(name: Level) -> LevelReport:
+    """Runs a small program at this level and looks at what it prints."""
+    if not sys.platform.startswith("linux"):
+        return LevelReport(level=name, available=False, reason=f"needs Linux, this is {sys.platform}")
+    result = _run_at(name, _PROBE)
+    if result.status == "ok" and result.stdout == "ok\n":
+        return LevelReport(level=name, available=True, reason=_MEANING[name])
+    reason = result.reason or result.stderr.strip() or f"the trial program printed {result.stdout!r}"
+    return LevelReport(level=name, available=False, reason=reason[-300:])
+
+
+def _run_at(name: Level, job: Job) -> Result:
+    """The result at one level. Never raises for what the program, the machine or the job's content does."""
+    try:
+        program = job.program.encode()
+        contents = {file: text.encode() if isinstance(text, str) else text for file, text in job.files.items()}
+    except UnicodeEncodeError:
+        return Result(status="failed", reason="the program is no valid Unicode text")
+    odd = [file for file in contents if "/" in file or "\0" in file or file in ("", ".", "..", "main.py")]
+    if odd:
+        return Result(status="failed", reason=f"not a plain file name: {odd[0]!r}"[:200])
+    try:
+        return _start(name, job, program, contents)
+    except OSError as failure:
+        return Result(status="infra", reason=f"{failure}"[:300])
+
+
+def _start(name: Level, job: Job, program: bytes, contents: Mapping[str, bytes]) -> Result:
+    from rewards.sandbox.process import watch
+    from rewards.sandbox.slots import uid_slot
+
+    with ExitStack() as stack:
+        uid = stack.enter_context(uid_slot())
+        stdin = _sealed(stack, job.stdin.encode("utf-8", "replace"))
+        fds: list[int] = []
+        cwd = "/"
+        status = None if name == "unsafe" else os.pipe()
+        try:
+            if status is not None and name == "bwrap":
+                command, fds = _bwrap(stack, job, uid, program, contents, status[1])
+            else:
+                box = stack.enter_context(_box(program, contents, uid))
+                if status is not None:
+                    command = commands.launcher_command(name, job, uid, box=box, status_fd=status[1])
+                else:
+                    command, cwd = commands.unsafe_command(job, uid, box=box), box
+        except BaseException:
+            for fd in status or ():
+                os.close(fd)
+            raise
+        ended = watch(
+            command,
+            stdin=stdin,
+            pass_fds=fds,
+            status=status,
+            seconds=job.seconds,
+            output_bytes=job.output_bytes,
+            cwd=cwd,
+        )
+    return _result(ended, job, _STARTED[name])
+
+
+# What stands on the status pipe once the program itself has run; the program cannot write there.
+_STARTED: dict[Level, bytes] = {
+    "bwrap": b'"exit-code"',
+    "namespaces": b"ready\n",
+    "landlock": b"ready\n",
+    "unsafe": b"",
+}
+
+
+def _result(ended: "Ended", job: Job, started: bytes) -> Result:
+    stdout, stderr = (ended.output[pipe].decode("utf-8", "replace") for pipe in ("stdout", "stderr"))
+    outcome: RunStatus
+    if ended.stopped == "timeout":
+        outcome, reason = "timeout", f"stopped after {job.seconds:g} s"
+    elif ended.stopped == "output":
+        outcome, reason = "output", f"stopped after {job.output_bytes} bytes of output"
+    elif started not in ended.status:
+        told = bytes(ended.status).decode("utf-8", "replace").partition("failed ")[2] or stderr
+        outcome, reason = "infra", f"the sandbox did not start: {told.strip()[-200:] or 'no reason given'}"
+    elif ended.returncode == 0:
+        outcome, reason = "ok", ""
+    else:
+        outcome, reason = "failed", f"exit code {ended.returncode}"
+    return Result(
+        status=outcome, stdout=stdout, stderr=stderr, returncode=ended.returncode, seconds=ended.seconds, reason=reason
+    )
+
+
+def _sealed(stack: ExitStack, content: bytes) -> int:
+    from rewards.sandbox.process import sealed_file
+
+    fd = sealed_file(content)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _bwrap(
+    stack: ExitStack, job: Job, uid: int | None, program: bytes, contents: Mapping[str, bytes], status_fd: int
+) -> tuple[list[str], list[int]]:
+    """The command and the descriptors that it needs."""
+    calls = filter_program(namespaces=True)
+    program_fd = _sealed(stack, program)
+    file_fds = {file: _sealed(stack, content) for file, content in contents.items()}
+    seccomp_fd = None if calls is None else _sealed(stack, calls)
+    command = commands.bwrap_command(
+        job, uid, program_fd=program_fd, file_fds=file_fds, seccomp_fd=seccomp_fd, status_fd=status_fd
+    )
+    return command, [program_fd, *file_fds.values(), *([] if seccomp_fd is None else [seccomp_fd])]
+
+
+@contextmanager
+def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iterator[str]:
+    """A directory with the program and its files, that its user may read and nobody else."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-", dir="/tmp", ignore_cleanup_errors=True) as box:
+        for name, content in {**contents, "main.py": program}.items():
+            with open(os.path.join(box, name), "wb") as file:
+                file.write(content)
+            if uid is not None:
+                os.chown(file.name, uid, uid)
+        if uid is not None:
+            os.chown(box, uid, uid)
+        yield box

@@ -1,0 +1,196 @@
+"""A filter of system calls as a classic BPF program, for bwrap's `--seccomp` and for prctl.
+
+It answers EPERM rather than killing, so that a program sees an ordinary failure. Numbers are those of the kernel's
+tables for x86-64 and 64-bit ARM; other machines get no filter.
+"""
+
+import errno
+import platform
+import struct
+from typing import NamedTuple
+
+__all__ = ["filter_program"]
+
+
+class _Machine(NamedTuple):
+    """AUDIT_ARCH constant, and which column of the tables applies."""
+
+    audit: int
+    column: int
+
+
+_MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 1)}
+_X32_BIT = 0x40000000
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+_CLONE_THREAD = 0x00010000
+_AF_UNIX = 1
+
+_CLONE, _CLONE3, _SOCKET, _PRLIMIT = (56, 220), (435, 435), (41, 198), (302, 261)
+_FCNTL, _IOCTL = (72, 25), (16, 29)
+# F_SETOWN, F_SETSIG, F_SETOWN_EX and FIOSETOWN, SIOCSPGRP: a pipe's owner may be any process, and is sent any signal.
+_SETTING_OWNERS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
+
+# name: (x86-64, arm64); -1 where the machine has no such call. Denied at every level: other processes' memory, mounts,
+# namespaces, kernel interfaces, and memory that RLIMIT_AS does not count.
+_DENIED = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "personality": (135, 92),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "syslog": (103, 116),
+    "iopl": (172, -1),
+    "ioperm": (173, -1),
+    "modify_ldt": (154, -1),
+    "vhangup": (153, 58),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+}
+
+# Denied where there are no namespaces: new processes, signals and settings that reach other processes of the same user,
+# and what Landlock leaves open about files (modes, owners, times, attributes, watches).
+_DENIED_WITHOUT_NAMESPACES = {
+    "fork": (57, -1),
+    "vfork": (58, -1),
+    "socket": _SOCKET,
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "inotify_add_watch": (254, 27),
+}
+
+_LOAD, _JUMP_EQUAL, _JUMP_ATLEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF opcodes on constants
+_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; the low halves of arguments
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def filter_program(*, namespaces: bool, machine: str | None = None) -> bytes | None:
+    """The filter as an array of `struct sock_filter`, or None for a machine whose call numbers are not known here.
+
+    `namespaces` says that process and mount namespaces keep the program apart already; without them it may start
+    threads but no processes, send no signals, open no sockets and change no file's mode or owner.
+    """
+    known = _MACHINES.get(machine or platform.machine())
+    if known is None:
+        return None
+    code = [_op(_LOAD, _ARCH), _op(_JUMP_EQUAL, known.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    if known.column == 0:
+        code += [_op(_JUMP_ATLEAST, _X32_BIT, 0, 1), _op(_RETURN, _KILL)]
+    denied = _DENIED if namespaces else _DENIED | _DENIED_WITHOUT_NAMESPACES
+    for numbers in denied.values():
+        if numbers[known.column] >= 0:
+            code += _deny(numbers[known.column], errno.EPERM)
+    code += _deny(
+        _CLONE3[known.column], errno.ENOSYS
+    )  # its flags are out of a filter's sight; libc falls back to clone
+    code += _when(_CLONE[known.column], _JUMP_SET, _NEW_NAMESPACES, deny_if=True)
+    if namespaces:
+        code += _when(_SOCKET[known.column], _JUMP_EQUAL, _AF_UNIX, deny_if=False)
+    else:
+        code += _when(_CLONE[known.column], _JUMP_SET, _CLONE_THREAD, deny_if=False)
+        code += _when(_PRLIMIT[known.column], _JUMP_EQUAL, 0, deny_if=False)  # pid 0: only itself
+        for numbers, commands in _SETTING_OWNERS.items():
+            for command in commands:
+                code += _when(numbers[known.column], _JUMP_EQUAL, command, deny_if=True, argument=_ARG1)
+    return b"".join([*code, _op(_RETURN, _ALLOW)])
+
+
+def _op(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, constant)
+
+
+def _deny(number: int, error: int) -> list[bytes]:
+    return [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | error)]
+
+
+def _when(number: int, test: int, constant: int, *, deny_if: bool, argument: int = _ARG0) -> list[bytes]:
+    """For one call: deny it when the test of an argument says `deny_if`."""
+    jumps = (0, 1) if deny_if else (1, 0)
+    return [
+        _op(_JUMP_EQUAL, number, 0, 4),
+        _op(_LOAD, argument),
+        _op(test, constant, *jumps),
+        _op(_RETURN, _ERRNO | errno.EPERM),
+        _op(_LOAD, _NR),
+    ]

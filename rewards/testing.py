@@ -1,0 +1,273 @@
+"""Does a reward tell honest answers from wrong ones and from known hacks? What `grpo-kit reward test` does.
+
+Rows are JSON objects, one a line. All of their keys are dataset columns, except for these, each of them optional:
+
+    prompt       a string or a list of messages
+    good         completions that deserve the reward: a string, a list of messages, or a list of those
+    bad          honest completions with a wrong answer
+    completion   completions to score and show, without a verdict
+    style        how answers stand in completions: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it
+    right, wrong answers from which, with the style, another good and bad completion and the known hacks are made;
+                 without them the hacks are made of the first good and the first bad completion as they stand
+
+The rows of the presets themselves are in `rewards/golden/`, and serve as examples.
+
+>>> report = check(load("gsm8k-hash"), [{"prompt": "6 x 12?", "answer": "72", "style": "hash", "right": "72"}])
+>>> report.passed, [case.total for case in report.cases if case.kind == "good"]
+(True, [1.1])
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rewards.errors import RewardsError, UnknownPresetError
+from rewards.evaluation import Evaluation
+from rewards.functions import from_function
+from rewards.hacks import answered, known_hacks
+from rewards.preset import Preset
+from rewards.presets import load, names
+from rewards.protocol import FAILURES, Context, Status
+from rewards.samples import build_samples, completion_text
+
+__all__ = ["Case", "Report", "check", "golden", "read_rows", "target"]
+
+Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
+Row: TypeAlias = Mapping[str, Any]
+_NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
+_GOLDEN = Path(__file__).parent / "golden"
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One completion and what it scored; `name` is the hack's, or the beginning of the completion."""
+
+    row: int
+    kind: Kind
+    name: str
+    completion: Any = field(repr=False)
+    total: float | None = None
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    statuses: Mapping[str, Status] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cases, what is wrong with the reward (`problems`), and what is worth knowing (`notes`)."""
+
+    preset: Preset
+    cases: list[Case]
+    problems: list[str]
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        """No hack and no wrong answer reaches an honest right one."""
+        return not self.problems
+
+
+def target(name_or_path: str, **params: Any) -> Preset:
+    """A preset by name, or one around the reward function at `file.py:function`.
+
+    Raises:
+        RewardsError: neither; or parameters for a function.
+    """
+    if name_or_path in names() or ":" not in name_or_path:
+        try:
+            return load(name_or_path, **params)
+        except UnknownPresetError:
+            if not name_or_path.endswith(".py"):
+                raise
+            raise RewardsError(
+                f"{name_or_path!r} names a file; name the function in it: {name_or_path}:FUNCTION."
+            ) from None
+    component, weight = from_function(name_or_path)
+    if params:
+        raise RewardsError(f"{name_or_path} is a function and takes no parameters, but {', '.join(params)} is given.")
+    return Preset([(component, weight)], name=name_or_path)
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    """The rows that come with a preset; none for functions and presets of your own."""
+    file = _GOLDEN / f"{name}.jsonl"
+    return read_rows(file) if name in names() and file.is_file() else []
+
+
+def read_rows(file: str | Path) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file.
+
+    Raises:
+        RewardsError: no such file, or a line that is no JSON object.
+    """
+    path = Path(file)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as failure:
+        raise RewardsError(f"{file} cannot be read: {failure}. Give a JSON Lines file: one object a line.") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as failure:
+            raise RewardsError(f"{file}, line {number} is no JSON: {failure}.") from None
+        if not isinstance(row, dict):
+            raise RewardsError(f"{file}, line {number} is no JSON object. Write {{'prompt': ..., 'good': [...], ...}}.")
+        rows.append(row)
+    return rows
+
+
+def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
+    """Scores every row's completions and the known hacks around them; a row's completions form one group.
+
+    Problems are: a bad completion or a hack whose total reaches the lowest of the row's good ones; a good one that the
+    preset's checker does not take for correct, or a bad one or a hack that it does.
+
+    Raises:
+        RewardsError: there are no rows, or a row holds no completions or a style that does not exist.
+    """
+    cases: list[Case] = []
+    problems: list[str] = []
+    notes: list[str] = []
+    for number, row in enumerate(rows, start=1):
+        found, more = _score_row(preset, number, row, hacks)
+        cases += found
+        notes += more
+        problems += _problems(preset, number, found)
+    if not cases:
+        raise RewardsError("There are no rows to score. Give rows with a prompt and completions in `good` and `bad`.")
+    if not any(case.kind == "good" for case in cases):
+        notes.append("No row has a good completion, so there is nothing to compare with. Give some in `good`.")
+    return Report(preset, cases, problems, notes)
+
+
+def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list[Case], list[str]]:
+    honest = _honest_cases(number, row)
+    if not honest:
+        raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
+    attacks = _hack_cases(number, row, honest) if hacks else []
+    together = _evaluate(preset, row, [*honest, *attacks])
+    if _failing(together, len(honest)) and attacks:
+        alone = _evaluate(preset, row, honest)
+        if _failing(alone, len(honest)) < _failing(together, len(honest)):
+            return _one_by_one(preset, row, honest, attacks, alone)
+    return _with_scores([*honest, *attacks], together), []
+
+
+def _one_by_one(
+    preset: Preset, row: Row, honest: list[Case], attacks: list[Case], alone: Evaluation
+) -> tuple[list[Case], list[str]]:
+    """For rewards that one completion breaks for all others of its batch: a batch of its own for each hack."""
+    cases, notes = _with_scores(honest, alone), []
+    for attack in attacks:
+        evaluation = _evaluate(preset, row, [*honest, attack])
+        cases.append(_with_scores([*honest, attack], evaluation)[-1])
+        if _failing(evaluation, len(honest)) > _failing(alone, len(honest)):
+            reason = next(iter(cases[-1].reasons.values()), "")
+            notes.append(
+                f"Row {attack.row}: the hack '{attack.name}' breaks the reward for its whole batch. {reason}".strip()
+            )
+    return cases, notes
+
+
+def _honest_cases(number: int, row: Row) -> list[Case]:
+    given: list[tuple[Kind, Any]] = []
+    for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", None)):
+        given += [(kind, completion) for completion in _completions(row.get(kind))]  # type: ignore[misc]
+        if answer is not None and "style" in row and isinstance(row.get(answer), str):
+            given.append((kind, _shaped(row, answered(row["style"], row[answer]))))  # type: ignore[arg-type]
+    return [Case(number, kind, _title(completion), completion) for kind, completion in given]
+
+
+def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
+    good = [completion_text(case.completion) for case in honest if case.kind == "good"]
+    bad = [completion_text(case.completion) for case in honest if case.kind == "bad"]
+    right = row.get("right", good[0] if good else None)
+    if not isinstance(right, str):
+        return []
+    wrong = row.get("wrong", bad[0] if bad else "something else")
+    style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
+    prompt = completion_text(_as_assistant(row.get("prompt", "")))
+    hacks = known_hacks(prompt, right, str(wrong), style)
+    return [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in hacks]
+
+
+def _evaluate(preset: Preset, row: Row, cases: Sequence[Case]) -> Evaluation:
+    size = len(cases)
+    columns: dict[str, Any] = {str(name): [value] * size for name, value in row.items() if name not in _NOT_COLUMNS}
+    prompts = [row.get("prompt", "")] * size
+    return preset.score(build_samples(prompts, [case.completion for case in cases], **columns), Context())
+
+
+def _failing(evaluation: Evaluation, first: int) -> int:
+    """How many verdicts on the first completions are failures of the reward."""
+    return sum(status in FAILURES for column in evaluation.statuses.values() for status in column[:first])
+
+
+def _with_scores(cases: Sequence[Case], evaluation: Evaluation) -> list[Case]:
+    return [
+        Case(
+            case.row,
+            case.kind,
+            case.name,
+            case.completion,
+            evaluation.totals[at],
+            {name: column[at] for name, column in evaluation.values.items()},
+            {name: column[at] for name, column in evaluation.statuses.items()},
+            {name: str(column[at]["reason"]) for name, column in evaluation.infos.items() if column[at].get("reason")},
+        )
+        for at, case in enumerate(cases)
+    ]
+
+
+def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
+    good = [case for case in cases if case.kind == "good"]
+    if not good:
+        return []
+    problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
+    lowest = min((case.total for case in good if case.total is not None), default=None)
+    for case in cases:
+        what = {"good": "good completion", "bad": "bad completion", "hack": "hack"}.get(case.kind)
+        if what is None:
+            continue
+        correct = preset.checker is not None and case.statuses[preset.checker] == "ok"
+        if case.kind == "good":
+            if preset.checker is not None and not correct:
+                problems.append(f"Row {number}: good completion '{case.name}' is not correct for {preset.checker}.")
+        elif lowest is not None and case.total is not None and case.total >= lowest - _ROUNDING:
+            problems.append(f"Row {number}: {what} '{case.name}' scores {case.total:g}, an honest answer {lowest:g}.")
+        elif correct:
+            problems.append(f"Row {number}: {what} '{case.name}' is correct for {preset.checker}.")
+    return problems
+
+
+def _completions(given: Any) -> list[Any]:
+    """One completion, or a list of them: a list of messages is one."""
+    if given is None:
+        return []
+    if isinstance(given, list) and not (given and isinstance(given[0], Mapping)):
+        return given
+    return [given]
+
+
+def _shaped(row: Row, text: str | None) -> Any:
+    """`text` as the row's completions are: a message where they are conversational."""
+    sample = next((c for key in ("good", "bad", "completion") for c in _completions(row.get(key))), row.get("prompt"))
+    return [{"role": "assistant", "content": text}] if isinstance(sample, list) else text
+
+
+def _as_assistant(prompt: Any) -> Any:
+    """The last message of a prompt, as something that `completion_text` reads."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], Mapping):
+        return [{**prompt[-1], "role": "assistant"}]
+    return prompt
+
+
+def _title(completion: Any, limit: int = 48) -> str:
+    text = " ".join(completion_text(completion)[: 10 * limit].split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,128 @@
+"""Functions that the tests of isolation run in worker processes."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def double(value):
+    return 2 * value
+
+
+def pair(value):
+    return value, {"twice": 2 * value}
+
+
+def show(value):
+    return [type(value).__name__, len(value)]
+
+
+def fail(message):
+    raise ValueError(message)
+
+
+def leave(code):
+    sys.exit(code)
+
+
+def crash():
+    ctypes.string_at(0)
+
+
+def vanish(code):
+    os._exit(code)
+
+
+def hang_in_c():
+    return str(9 ** (9**9))  # one C call that holds the interpreter's lock
+
+
+def ignore_signals():
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def eat(megabytes):
+    return len(bytearray(megabytes << 20))
+
+
+KEPT = []
+
+
+def leak(megabytes):
+    KEPT.append(bytearray(megabytes << 20))
+    return len(KEPT)
+
+
+def chatter(value):
+    print("noise " * 1000)
+    sys.stderr.write("noise")
+    os.write(1, b"noise")
+    return value
+
+
+def ask():
+    return input()
+
+
+def wait(seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+def burn(seconds):
+    """Works for so much processor time, alone or not."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return seconds
+
+
+def pid():
+    return os.getpid()
+
+
+def main_module():
+    return sys.modules["__main__"].__file__
+
+
+def limits():
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_CORE)
+
+
+def with_child(file):
+    child = subprocess.Popen(["sleep", "60"])
+    Path(file).write_text(str(child.pid))
+    time.sleep(60)
+
+
+def unreadable():
+    return {1, 2}
+
+
+def huge():
+    return "x" * 20_000_000
+
+
+def count(file):
+    """Leaves a mark for each time it is called."""
+    with open(file, "a") as marks:
+        marks.write("x")
+    return True
+
+
+def compare_latex(gold, answer):
+    """What TRL's accuracy reward does, printing the parsed object included."""
+    from math_verify import parse, verify
+
+    parsed = parse(f"${answer}$", parsing_timeout=None)
+    str(parsed)
+    return bool(verify(parse(f"${gold}$", parsing_timeout=None), parsed, timeout_seconds=None))

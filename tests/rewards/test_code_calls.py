@@ -1,0 +1,215 @@
+import json
+
+import pytest
+
+from rewards.components.code.asserts import calls_from_asserts
+from rewards.components.code.calls import parse_calls
+from rewards.components.code.values import NotPlain, decode, encode, same_value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        0,
+        -1,
+        1 << 53,
+        -(1 << 200),
+        0.1,
+        float("inf"),
+        "é\ud800\0",
+        [],
+        (1, [2]),
+        {"a": {1: (None,)}},
+        {1, "b"},
+    ],
+)
+def test_plain_values_survive_the_border(value):
+    assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+class Liar(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("value", [object(), Liar(1), [Liar(1)], b"x", 1j, print, type])
+def test_values_that_could_lie_do_not_cross(value):
+    with pytest.raises(NotPlain):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        1.5,
+        [1],
+        {},
+        {"list": 1},
+        {"set": [{"list": []}]},
+        {"what": []},
+        {"int": "x"},
+        {"float": "x"},
+        {"float": "0x1p99999"},
+        {"dict": [[1]]},
+        {"list": [], "set": []},
+        {"set": [{"int": hex(((1 << 61) - 1) * n)} for n in range(3000)]},
+    ],
+)
+def test_forged_lines_are_refused(line):
+    with pytest.raises(NotPlain):
+        decode(line)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "same"),
+    [
+        (1, 1.0, True),
+        (1, True, False),
+        (True, 1, False),
+        (0, False, False),
+        (None, 0, False),
+        ("1", 1, False),
+        ([1, 2], (1, 2), False),
+        ([1, 2], [1, 2, 3], False),
+        ([1, [True]], [1, [1]], False),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({1}, frozenset({1}), True),
+        ({1}, frozenset({True}), False),
+        (float("nan"), float("nan"), True),
+        (0.3, 0.1 + 0.2, False),
+        (10**400, 1.0, False),
+    ],
+)
+def test_values_are_compared_strictly(expected, value, same):
+    assert same_value(expected, value) is same
+
+
+def test_tolerance_and_tuples_are_allowed_where_asked_for():
+    assert same_value([0.3], [0.1 + 0.2], tolerance=1e-9)
+    assert same_value([1, 2], (1, 2), tuples_are_lists=True)
+    assert not same_value(10**400, 1.0, tolerance=1e-9)
+
+
+MBPP = [
+    "assert f(1, [2]) == 3",
+    "assert f('a', k=(1,)) == (3, 4)",
+    "assert set(f(1)) == set((4, 5))",
+    "assert 5 == f(1)",
+    "assert f(1) is None",
+    "assert f(1)",
+    "assert not f(1)",
+    "assert abs(f(1) - 2.5) < 1e-3",
+    "assert math.isclose(f(1), 2.5, rel_tol=0.001)",
+    "assert f(1) == -1 and f(2) == [0] * 3 + [1]",
+    "assert len(f(1)) == 2, 'message'",
+]
+
+
+def test_assertions_become_calls_with_the_expected_value_outside():
+    name, calls = calls_from_asserts(MBPP)
+    assert name == "f"
+    assert [call.expected for call in calls] == [3, (3, 4), {4, 5}, 5, None, True, False, 2.5, 2.5, -1, [0, 0, 0, 1], 2]
+    accepted = [3, (3, 4), [5, 4, 4], 5, None, [0], [], 2.5005, 2.502, -1, [0, 0, 0, 1], (1, 1)]
+    rejected = [4, [3, 4], [5], 6, 0, 0, "x", 2.502, 2.503, 1, [0], (1,)]
+    assert all(call.accepts(value) for call, value in zip(calls, accepted, strict=True))
+    assert not any(call.accepts(value) for call, value in zip(calls, rejected, strict=True))
+
+
+HUMANEVAL = '''
+METADATA = {"author": "x"}
+
+
+def check(candidate):
+    """doc"""
+    assert candidate([1.0, 2.0], 0.3) == True
+    assert abs(candidate(3.5) - 0.5) < 1e-6
+    assert True, "This prints if this assert fails"
+
+
+check(has_close_elements)
+'''
+
+
+def test_humaneval_checks_become_calls_of_the_entry_point():
+    name, calls = parse_calls(HUMANEVAL, "has_close_elements")
+    assert name == "has_close_elements"
+    assert [call.args for call in calls] == [([1.0, 2.0], 0.3), (3.5,)]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert f(1) == g(1)",
+        "assert f(1) == f(2)",
+        "assert f(open('x')) == 1",
+        "assert f(*args) == 1",
+        "assert f(**kw) == 1",
+        "assert f(1) != 2",
+        "assert f(1) > 2",
+        "for n in range(3):\n    assert f(n) == n",
+        "x = 3\nassert f(x) == 3",
+        "assert f(f(1)) == 3",
+        "assert f(1) == [n for n in range(3)]",
+        "assert f(1) == 9 ** 9 ** 9",
+        "assert f(1) == 'a' * 10 ** 10",
+        "assert f(1) == __import__('os').getpid()",
+        "assert f(1) == {**{}}",
+    ],
+)
+def test_assertions_that_would_have_to_be_run_refuse_the_row(tests):
+    with pytest.raises(ValueError, match="outside the sandbox"):
+        calls_from_asserts(tests)
+
+
+@pytest.mark.parametrize("tests", ["", "assert True", "assert (", "x\0", "(" * 10_000])
+def test_texts_without_assertions_are_refused(tests):
+    with pytest.raises(ValueError, match=r"no assertion|no Python"):
+        calls_from_asserts(tests)
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        ({"function": "f", "calls": [{"args": [1, [2]], "expected": 3}]}, None),
+        (json.dumps({"function": "f", "calls": [{"args": [1, [2]], "expected": 3}]}), None),
+        ({"fn_name": "f", "inputs": [[1, [2]]], "outputs": [3]}, None),
+        ({"fn_name": "f", "inputs": [[1, [2]]], "outputs": [[3]]}, None),
+        ([{"input": "1\n[2]", "output": "3", "testtype": "functional"}], "f"),
+        ({"test_cases": [{"fn_name": "f", "input": "1\n[2]", "output": "3", "type": "function_call"}]}, None),
+        ("assert f(1, [2]) == 3", None),
+    ],
+)
+def test_the_shapes_of_data_sets_give_the_same_call(reference, name):
+    function, [call] = parse_calls(reference, name)
+    assert (function, call.args) == ("f", (1, [2]))
+    assert call.accepts(3)
+    assert not call.accepts(4)
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        (None, "no calls"),
+        (7, "no calls"),
+        ("{", "Expecting"),
+        ([], "no function name"),
+        ({"function": "f", "calls": []}, "no calls"),
+        ({"function": "f()", "calls": [{"expected": 1}]}, "no function name"),
+        ({"function": "f", "calls": [{"args": []}]}, "needs `args` and `expected`"),
+        ({"inputs": [1], "outputs": []}, "one length"),
+        ([{"input": "1", "output": "2", "testtype": "stdin"}], "code-stdio"),
+    ],
+)
+def test_rows_without_usable_calls_say_why(reference, says):
+    with pytest.raises(ValueError, match=says):
+        parse_calls(reference)
+
+
+def test_expectations_written_as_json_take_tuples():
+    _, [call] = parse_calls({"function": "f", "calls": [{"args": [], "expected": [1, [2, 3]]}]})
+    assert call.accepts((1, (2, 3)))

@@ -1,0 +1,265 @@
+"""The three code presets against right, wrong and dishonest programs."""
+
+import json
+import pickle
+
+import pytest
+
+from rewards import PresetError, build_samples, load, sandbox
+from rewards.components.code import graders
+from rewards.components.code.graders import CodeFunction, CodeStdio
+from rewards.hacks import known_hacks
+from rewards.sandbox import Result, runner
+
+pytestmark = pytest.mark.skipif(sandbox.level() is None, reason="no sandbox on this machine")
+
+SQUARES = [{"input": str(n), "output": f"{n}\n{n * n}\n"} for n in (2, 3, 5)]
+CALLS = {"function": "square", "calls": [{"args": [n], "expected": n * n} for n in (2, 3, 5)]}
+HONEST_STDIO = "n = int(input())\nprint(n)\nprint(n * n)"
+HONEST_FUNCTION = "def square(n):\n    return n * n"
+
+
+def fenced(program):
+    return f"<think>work</think>\n```python\n{program}\n```"
+
+
+def evaluate(name, *programs, reference, raw=False, **params):
+    completions = list(programs) if raw else [fenced(program) for program in programs]
+    columns = {"reference": [reference] * len(completions)}
+    columns |= {key: [params.pop(key)] * len(completions) for key in ("time_limit", "memory_limit") if key in params}
+    return load(name, **params).score(build_samples(["p"] * len(completions), completions, **columns))
+
+
+STDIO_WRONG = {
+    "exits before printing": "import sys\nsys.exit(0)",
+    "prints a prefix": "print(input())",
+    "prints the first test's output": "print(2)\nprint(4)",
+    "prints more": f"{HONEST_STDIO}\nprint(1)",
+    "right output, then a crash": f"{HONEST_STDIO}\nraise SystemExit(3)",
+    "right output, then an endless loop": f"{HONEST_STDIO}\nimport sys; sys.stdout.flush()\nwhile True: pass",
+    "no Python": "square it",
+    "NUL": "print(1)\0",
+    "lone surrogate": "print('\ud800')",
+    "prints to stderr": "import sys\nn = int(input())\nprint(n, n * n, sep='\\n', file=sys.stderr)",
+    "looks for the tests": (
+        "import os, glob\nfound = [p for root in ('/', '/tmp', '/box') for p in glob.glob(root + '/*')]\n"
+        "hits = []\nfor p in found:\n    try: hits += [p] if '25' in open(p).read() else []\n    except OSError: pass\n"
+        "print(hits)"
+    ),
+    "patches builtins": (
+        "import builtins\nclass Same(str):\n    __eq__ = lambda s, o: True\n    __hash__ = str.__hash__\n"
+        "builtins.str = Same\nbuiltins.all = lambda *a: True\nbuiltins.zip = lambda *a, **k: []\nprint(Same(1))"
+    ),
+}
+
+
+def test_stdio_programs_that_are_right_and_wrong():
+    evaluation = evaluate("code-stdio", HONEST_STDIO, *STDIO_WRONG.values(), reference=SQUARES, seconds=2.0)
+    assert evaluation.totals == [1.0] + [0.0] * len(STDIO_WRONG)
+    assert evaluation.statuses["accuracy"] == ["ok"] + ["wrong"] * len(STDIO_WRONG)
+    assert evaluation.failure_share == 0.0
+
+
+ALWAYS_EQUAL = "class Same:\n    __eq__ = lambda self, other: True\n    __bool__ = lambda self: True\n"
+FUNCTION_WRONG = {
+    "exits": "import sys\nsys.exit(0)",
+    "exits when called": "import os\ndef square(n):\n    os._exit(0)",
+    "equals everything": f"{ALWAYS_EQUAL}\ndef square(n):\n    return Same()",
+    "an int that equals everything": (
+        "class Same(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\n"
+        "def square(n):\n    return Same(1)"
+    ),
+    "a str instead": "def square(n):\n    return str(n * n)",
+    "the first expected value": "def square(n):\n    return 4",
+    "a patched json": "import json\njson.dumps = lambda *a: '{\"value\": true}'\ndef square(n):\n    return 0",
+    "a forged line": (
+        "import sys\nmain = sys.modules['__main__']\nfor _ in range(3): main.answer({'value': 'ok'})\nimport os; os._exit(0)"
+    ),
+    "more lines than calls": (
+        "import sys\nmain = sys.modules['__main__']\ndef square(n):\n    for _ in range(40): main.answer({'value': n * n})\n"
+        "    return n * n"
+    ),
+    "not there": "def cube(n):\n    return n ** 3",
+    "raises": "def square(n):\n    raise ValueError(n)",
+    "hangs": "def square(n):\n    while True: pass",
+    "endless recursion": "def square(n):\n    return square(n)",
+    "deep value": "def square(n):\n    v = []\n    for _ in range(5000): v = [v]\n    return v",
+    "patched builtins": (
+        "import builtins\nbuiltins.type = lambda *a: int\nbuiltins.isinstance = lambda *a: True\n"
+        "class Same:\n    __eq__ = lambda s, o: True\ndef square(n):\n    return Same()"
+    ),
+    "reads the caller": (
+        "import inspect\ndef square(n):\n    for frame in inspect.stack():\n"
+        "        for value in frame.frame.f_globals.get('request', {}).values():\n"
+        "            if 'expected' in str(value): return n * n\n    return None"
+    ),
+}
+
+
+def test_functions_that_are_right_and_wrong():
+    evaluation = evaluate("code-function", HONEST_FUNCTION, *FUNCTION_WRONG.values(), reference=CALLS, seconds=2.0)
+    verdicts = dict(zip(["honest", *FUNCTION_WRONG], evaluation.statuses["accuracy"], strict=True))
+    assert verdicts == {"honest": "ok"} | dict.fromkeys(FUNCTION_WRONG, "wrong")
+    assert evaluation.totals == [1.0] + [0.0] * len(FUNCTION_WRONG)
+
+
+def test_methods_of_a_solution_class_and_printing_functions_are_right():
+    method = "class Solution:\n    def square(self, n):\n        print('debug', n)\n        return n * n"
+    assert evaluate("code-function", method, reference=CALLS).totals == [1.0]
+
+
+def test_every_plain_value_goes_in_and_comes_out_unchanged():
+    values = "1, (2,), [3], {4, 5}, {'a': None, 2: True}, 1e300, -0.5, 2 ** 70, False, 'é\\0', None"
+    program = "def same(*values):\n    return values"
+    tests = f"assert same({values}) == ({values})"
+    assert evaluate("code-function", program, reference=tests).totals == [1.0]
+    assert evaluate("code-function", program, reference=tests.replace("False", "0", 1)).totals == [0.0]
+
+
+def test_a_share_is_paid_only_when_asked_for():
+    # right for 2 of 3 tests: 2 and 3, not 5
+    stdio = "n = int(input())\nprint(n)\nprint(n * n if n < 5 else 0)"
+    function = "def square(n):\n    return n * n if n < 5 else sys.exit(0)"
+    for name, program, tests in (("code-stdio", stdio, SQUARES), ("code-function", function, CALLS)):
+        assert evaluate(name, program, reference=tests).totals == [0.0]
+        shared = evaluate(name, program, reference=tests, scoring="share")
+        assert shared.totals == [pytest.approx(2 / 3)]
+        assert shared.statuses["accuracy"] == ["wrong"]
+
+
+def test_contests_take_limits_from_the_row():
+    slow = f"import time\ntime.sleep(0.6)\n{HONEST_STDIO}"
+    assert evaluate("code-contest", slow, reference=SQUARES[:1]).totals == [1.0]
+    late = evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.5)
+    assert late.totals == [0.0]
+    assert "stopped after 0.5 s" in late.infos["accuracy"][0]["reason"]
+    assert evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.5, time_factor=4).totals == [1.0]
+    big = f"kept = bytearray(300 << 20)\n{HONEST_STDIO}"
+    assert evaluate("code-contest", big, reference=SQUARES[:1]).totals == [1.0]
+    assert evaluate("code-contest", big, reference=SQUARES[:1], memory_limit=200).totals == [0.0]
+
+
+def test_a_budget_ends_the_tests_of_a_completion():
+    slow = f"import time\ntime.sleep(0.4)\n{HONEST_STDIO}"
+    evaluation = evaluate("code-contest", slow, reference=SQUARES * 20, scoring="share", budget_seconds=1.0)
+    assert 0.0 <= evaluation.totals[0] <= 3 / 60
+    assert evaluation.statuses["accuracy"] == ["wrong"]
+
+
+def test_drawn_tests_are_the_same_for_a_group_and_follow_the_seed():
+    component = CodeStdio(max_tests=2)
+    samples = build_samples(["p", "p", "q"], ["", "", ""])
+    pick = lambda sample, **ctx: component._drawn(list(range(100)), sample, graders.Context(**ctx))  # noqa: E731
+    assert pick(samples[0], seed=1, step=2) == pick(samples[1], seed=1, step=2)
+    others = [pick(samples[2], seed=1, step=2), pick(samples[0], seed=2, step=2), pick(samples[0], seed=1, step=3)]
+    assert all(other != pick(samples[0], seed=1, step=2) for other in others)
+
+
+@pytest.mark.parametrize("name", ["code-stdio", "code-function", "code-contest"])
+@pytest.mark.parametrize(
+    "reference", [None, 7, "", "x", "{", [], {}, [None], {"inputs": 1}, "\ud800", "\0", [[]], {"test_cases": 3}]
+)
+def test_rows_without_usable_tests_are_errors(name, reference):
+    evaluation = evaluate(name, HONEST_STDIO, reference=reference)
+    assert evaluation.statuses["accuracy"] == ["error"]
+    assert evaluation.totals == [0.0]
+    assert "tests" in evaluation.infos["accuracy"][0]["reason"]
+
+
+@pytest.mark.parametrize("name", ["code-stdio", "code-function", "code-contest"])
+def test_no_known_hack_is_correct_with_or_without_a_fence(name):
+    reference = CALLS if name == "code-function" else SQUARES
+    hacks = [hack.completion for hack in known_hacks("Square it.", "4", "5")]
+    fences = [fenced(hack) for hack in hacks if hack and len(hack) < 10_000]
+    evaluation = evaluate(name, *hacks, *fences, reference=reference, raw=True)
+    assert set(evaluation.totals) == {0.0}
+    assert set(evaluation.statuses["accuracy"]) <= {"format", "wrong"}
+
+
+@pytest.mark.parametrize(
+    "completion", [None, "", "x" * 10_000_000, "\ud800", "\0", 7, [{"role": "user", "content": "x"}]]
+)
+def test_odd_completions_are_a_format_not_a_failure(completion):
+    evaluation = evaluate("code-stdio", completion, reference=SQUARES, raw=True)
+    assert evaluation.statuses["accuracy"] == ["format"]
+
+
+def test_mbpp_and_humaneval_rows_work_as_they_come():
+    samples = build_samples(
+        ["p"],
+        [fenced("def f(x):\n    return math.sqrt(x)")],
+        test_list=[["assert f(4) == 2", "assert abs(f(2) - 1.414) < 1e-3"]],
+        test_setup_code=["import math"],
+        solution=["def f(x): ..."],
+    )
+    assert load("code-function").score(samples).totals == [1.0]
+    samples = build_samples(
+        ["p"],
+        [fenced("def g(x):\n    return [x]")],
+        test=["def check(candidate):\n    assert candidate(1) == [1]\n"],
+        entry_point=["g"],
+    )
+    assert load("code-function").score(samples).totals == [1.0]
+    samples = build_samples(["p"], [fenced("def f(x): return x")], test_list=[["assert f(1) == f(1)"]])
+    evaluation = load("code-function").score(samples)
+    assert evaluation.statuses["accuracy"] == ["error"]
+    assert "outside the sandbox" in evaluation.infos["accuracy"][0]["reason"]
+
+
+def test_expected_values_never_enter_the_sandbox(monkeypatch):
+    seen = []
+
+    def record(jobs, **_):
+        seen.extend(jobs)
+        return [Result(status="ok", stdout="")] * len(jobs)
+
+    monkeypatch.setattr(graders, "run_all", record)
+    secret = 918273645
+    evaluate(
+        "code-function", HONEST_FUNCTION, reference={"function": "square", "calls": [{"args": [1], "expected": secret}]}
+    )
+    evaluate("code-function", HONEST_FUNCTION, reference=f"assert square(1) == {secret}")
+    evaluate("code-stdio", HONEST_STDIO, reference=[{"input": "1", "output": str(secret)}])
+    assert len(seen) == 3
+    assert all(str(secret) not in repr(job) for job in seen)
+
+
+def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):
+    monkeypatch.setattr(
+        graders, "run_all", lambda jobs, **_: [Result(status="infra", reason="no processes left")] * len(jobs)
+    )
+    evaluation = evaluate("code-stdio", HONEST_STDIO, reference=SQUARES)
+    assert evaluation.statuses["accuracy"] == ["infra"]
+    assert evaluation.totals == [None]
+
+
+def test_without_a_sandbox_presets_are_refused_when_loaded(monkeypatch):
+    monkeypatch.setattr(runner, "level", lambda: None)
+    for name in ("code-stdio", "code-function", "code-contest"):
+        with pytest.raises(PresetError, match="apt-get install bubblewrap"):
+            load(name)
+        assert load(name, allow_unsafe=True).checker == "accuracy"
+    component = pickle.loads(pickle.dumps(CodeStdio()))
+    [score] = component.score(build_samples(["p"], [fenced(HONEST_STDIO)], reference=[SQUARES]), graders.Context())
+    assert score.status == "infra"
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"scoring": "some"}, "all, share"),
+        ({"seconds": 0}, "at most 600"),
+        ({"memory_mb": 16}, "at least 128"),
+        ({"max_tests": 0}, "at least 1"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(params, says):
+    for name in ("code-stdio", "code-function", "code-contest"):
+        with pytest.raises(PresetError, match=says):
+            load(name, **params)
+
+
+def test_rows_and_arguments_as_json_text_are_the_same():
+    assert evaluate("code-stdio", HONEST_STDIO, reference=json.dumps(SQUARES)).totals == [1.0]
+    assert evaluate("code-function", HONEST_FUNCTION, reference=json.dumps(CALLS)).totals == [1.0]
+    assert CodeFunction().version == "1"

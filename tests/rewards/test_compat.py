@@ -1,0 +1,321 @@
+"""rewards.compat returns what TRL's functions return on ordinary input, and does not repeat known bugs."""
+
+import doctest
+import importlib
+import pickle
+import random
+import time
+
+import pytest
+
+from rewards import RewardsError, compat, from_functions
+
+PARTS = ["answers", "code", "layouts", "lengths"]
+LAYOUT = "<think>\nsix dozens\n</think>\n<answer>\n72\n</answer>"
+HOSTILE = [None, "", "\x00", "\ud800", "</think>", [], [{"role": "assistant", "content": None}], [None], 7, {}]
+
+
+def conversational(*texts):
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def milliseconds(function, *arguments, **columns):
+    start = time.process_time()
+    function(*arguments, **columns)
+    return 1000 * (time.process_time() - start)
+
+
+# --- equal to TRL on ordinary input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("solution", "good", "bad"),
+    [
+        (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"),
+        (r"$\frac{63}{400}$", r"so \boxed{\frac{63}{400}}.", r"so \boxed{\frac{64}{400}}."),
+        ("7", r"\[\boxed{7}\]", r"\boxed{8}"),
+        ("7", "The answer is $7$", "The answer is $8$"),
+        ("7", "**Answer:** $7$", "7"),
+        ("7", r"the answer is \(7\)", "answer is 7"),
+        ("0.5", r"\boxed{\frac{1}{2}}", r"\boxed{0.6}"),
+        ("$x^2+2x+1$", r"\boxed{(x+1)^2}", r"\boxed{(x+2)^2}"),
+        ("7", r"\boxed{7} and once more \boxed{7}", r"\boxed{7} or rather \boxed{8}"),
+    ],
+)
+def test_accuracy_is_that_of_trl(solution, good, bad):
+    from trl.rewards import accuracy_reward
+
+    completions, solutions = conversational(good, bad), [solution] * 2
+    assert compat.accuracy_reward(completions, solutions) == accuracy_reward(completions, solutions) == [1.0, 0.0]
+
+
+def test_reasoning_accuracy_is_that_of_trl():
+    from trl.rewards import reasoning_accuracy_reward
+
+    completions = conversational(
+        r"<think>\boxed{2}</think> \boxed{3}", r"<think>\boxed{3}</think> \boxed{2}", r"<think>\boxed{3}"
+    )
+    solutions = ["3"] * 3
+    expected = [1.0, 0.0, 0.0]
+    assert reasoning_accuracy_reward(completions, solutions) == expected
+    assert compat.reasoning_accuracy_reward(completions, solutions) == expected
+    own = conversational(r"work [end] \boxed{3}", r"<think>work</think> \boxed{3}")
+    assert reasoning_accuracy_reward(own, ["3"] * 2, reasoning_delimiters=["[end]"]) == [1.0, 0.0]
+    assert compat.reasoning_accuracy_reward(own, ["3"] * 2, reasoning_delimiters=["[end]"]) == [1.0, 0.0]
+
+
+def test_cosine_is_that_of_trl_beyond_the_maximum_too():
+    from trl.rewards import get_cosine_scaled_reward
+
+    completions, solutions = conversational(*[r"\boxed{3}", r"\boxed{4}"] * 5), ["3"] * 10
+    ids = [[1] * n for n in (0, 0, 25, 25, 50, 50, 100, 100, 170, 170)]
+    expected = get_cosine_scaled_reward(max_len=100)(completions, solutions, ids)
+    assert compat.get_cosine_scaled_reward(max_len=100)(completions, solutions, ids) == pytest.approx(expected)
+    # half of max_len: cos(π/2) = 0, so 0.5 + 0.5 · 0.5 · (1 + 0) = 0.75, and -0.5 + 0.5 · (-0.5) = -0.75
+    assert expected[4:6] == [pytest.approx(0.75), pytest.approx(-0.75)]
+
+
+def test_repetition_is_that_of_trl():
+    from trl.rewards import get_repetition_penalty_reward
+
+    generator = random.Random(0)
+    ids = [[generator.randrange(5) for _ in range(n)] for n in (0, 1, 2, 3, 4, 50, 400)]
+    for size, penalty in ((1, -1.0), (2, -0.5), (3, -1.0), (3, 0.0)):
+        theirs, ours = (f(size, penalty) for f in (get_repetition_penalty_reward, compat.get_repetition_penalty_reward))
+        assert ours(completion_ids=ids) == ours(ids) == pytest.approx(theirs(ids))
+
+
+def test_repetition_counts_words_without_ids_as_open_r1_does():
+    # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
+    assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
+
+
+def test_soft_overlong_is_that_of_trl():
+    from trl.rewards import get_soft_overlong_punishment
+
+    ids = [[1] * n for n in range(0, 130)]
+    for maximum, cache in ((100, 20), (100, 100), (50, 0)):
+        expected = get_soft_overlong_punishment(maximum, cache)(ids)
+        assert compat.get_soft_overlong_punishment(maximum, cache)(completion_ids=ids) == pytest.approx(expected)
+
+
+def test_think_format_is_that_of_trl():
+    from trl.rewards import think_format_reward
+
+    texts = [
+        "<think>This is my reasoning.</think>This is my answer.",
+        "<think>\nlines\n\nof it\n</think>\nAnswer",
+        "<think>\nno end\nAnswer",
+        "no beginning</think>Answer",
+        "<think>a<think>b</think>Answer",
+        "<think>a</think>b<think>c",
+        " <think>a</think>b",
+        "",
+    ]
+    completions = conversational(*texts)
+    assert compat.think_format_reward(completions) == think_format_reward(completions) == [1.0, 1.0, 0, 0, 0, 0, 0, 0]
+
+
+# --- open-r1's, by their arithmetic ----------------------------------------------------------------------------------
+
+
+def test_format_wants_open_r1s_line_breaks():
+    assert compat.format_reward(conversational(LAYOUT, LAYOUT + "\n", LAYOUT.replace("\n", ""))) == [1.0, 1.0, 0.0]
+    assert compat.format_reward([LAYOUT.replace("six", "line\n\nline")]) == [1.0]
+
+
+def test_tags_count_a_quarter_each():
+    texts = [LAYOUT, LAYOUT + LAYOUT, "<think>\n", "<think>", "<think>\na\n</think>\n<answer>\n"]
+    # the fourth has no line break behind the tag; the fifth lacks `\n<answer>\n` because its line break is spent
+    assert compat.tag_count_reward(texts) == [1.0, 0.0, 0.25, 0.0, 0.75]
+
+
+def test_steps_count_a_third_each():
+    texts = ["First, a. Second, b. Finally, c.", "Step 1: a\nStep 22: b", "x\n- a", "nothing", "\n*a\n*b\n*c\n*d"]
+    assert compat.reasoning_steps_reward(texts) == pytest.approx([1.0, 2 / 3, 1 / 3, 0.0, 1.0])
+
+
+def test_length_follows_kimi():
+    ids = [[1] * n for n in (100, 150, 300, 100, 300)]
+    texts = [r"\boxed{3}"] * 3 + [r"\boxed{4}"] * 2
+    # right: 0.5 - (n - 100)/200 = 0.5, 0.25, -0.5; wrong: min(0, 0.5), min(0, -0.5)
+    assert compat.len_reward(texts, ["3"] * 5, completion_ids=ids) == [0.5, 0.25, -0.5, 0.0, -0.5]
+    assert compat.len_reward([r"\boxed{3}"] * 2, ["3"] * 2) == [0.0, 0.0]
+
+
+def test_code_format_wants_a_block_of_the_language():
+    code = "<think>\nwork\n</think>\n<answer>\nSee:\n```python\nprint(72)\n```\n</answer>"
+    reward = compat.get_code_format_reward("python")
+    texts = [code, LAYOUT, code.replace("\n```\n", "\n"), code + "junk", code.replace("python", "rust")]
+    assert reward(conversational(*texts)) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert reward(texts[-1:], language=["rust"]) == [1.0]
+
+
+# --- known bugs that are not repeated --------------------------------------------------------------------------------
+
+
+def test_format_refuses_junk_second_blocks_and_blanks():
+    texts = [LAYOUT + "\nor 73", LAYOUT.replace("six", "</think>\n<think>"), LAYOUT.replace("72", "")]
+    assert compat.format_reward(texts) == [0.0, 0.0, 0.0]
+
+
+def test_numbered_lists_count_beyond_the_first_line():
+    assert compat.reasoning_steps_reward(["1. a\n2. b\n3. c"]) == [1.0]
+
+
+def test_thinking_must_hold_something():
+    assert compat.think_format_reward(["<think> \n</think>72", "<think>work</think> \n"]) == [0.0, 0.0]
+
+
+def test_lengths_are_compared_within_a_prompt():
+    ids = [[1] * n for n in (10, 20, 1000, 2000)]
+    columns = {"prompts": ["p", "p", "q", "q"], "completion_ids": ids}
+    # each prompt has its own shortest (0.5) and longest (-0.5); over the whole batch the first two would be near 0.5
+    assert compat.len_reward([r"\boxed{3}"] * 4, ["3"] * 4, **columns) == [0.5, -0.5, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\boxed{8=7}", r"\boxed{7}\boxed{", r"<think>\boxed{7}</think>", r"<think>\boxed{7}", r"\boxed{7 or 8}"],
+)
+def test_answers_that_are_none(text):
+    assert compat.accuracy_reward([text], ["7"]) == [0.0]
+
+
+def test_solutions_that_trl_cannot_read_are_judged():
+    assert compat.accuracy_reward([r"\boxed{A}", r"\boxed{B}"], ["A", "A"]) == [1.0, 0.0]
+    assert compat.accuracy_reward([r"\boxed{10:30}", r"\boxed{10:31}"], ["10:30", "10:30"]) == [1.0, 0.0]
+
+
+def test_unusable_solutions_are_none_never_1():
+    for solution in (None, "", [], object(), float("nan")):
+        assert compat.accuracy_reward([r"\boxed{7}"], [solution]) in ([None], [0.0])
+    assert compat.accuracy_reward([r"\boxed{7}"] * 2, [None, ""]) == [None, None]
+    assert compat.get_cosine_scaled_reward(100)([r"\boxed{7}"], [None]) == [None]
+    assert compat.len_reward([r"\boxed{7}"], [None]) == [None]
+
+
+def test_the_last_of_several_delimiters_counts():
+    text = r"a</think> \boxed{3} [end] nothing"
+    assert compat.reasoning_accuracy_reward([text], ["3"], reasoning_delimiters=["</think>", "[end]"]) == [0.0]
+
+
+def test_a_hanging_answer_costs_itself_only():
+    tower = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
+    start = time.perf_counter()
+    assert compat.accuracy_reward([r"\boxed{7}", tower, r"\boxed{7}"], ["7"] * 3) == [1.0, 0.0, 1.0]
+    assert time.perf_counter() - start < 10  # workers may have to start first
+
+
+def test_open_r1s_order_of_arguments_is_told_apart():
+    with pytest.raises(RewardsError, match="by keyword"):
+        compat.get_cosine_scaled_reward(-1.0, -0.5, 0.5, 1.0, 1000)
+    with pytest.raises(ValueError, match="reward repetition"):
+        compat.get_repetition_penalty_reward(3, 1.0)
+    with pytest.raises(ValueError, match="completion_ids"):
+        compat.get_repetition_penalty_reward(3, -1.0, language="zh")
+
+
+# --- code ------------------------------------------------------------------------------------------------------------
+
+TESTS = {"language": "python", "test_cases": [{"input": "2", "output": "4\n6"}, {"input": "5", "output": "10\n12"}]}
+
+
+def fenced(program):
+    return [{"role": "assistant", "content": f"```python\n{program}\n```"}]
+
+
+def test_code_earns_the_share_of_tests_that_pass():
+    right = "n = int(input())\nprint(2 * n)\nprint(2 * n + 2)"
+    completions = [fenced(right), fenced("print(4)\nprint(6)"), fenced("print(0)"), right]
+    columns = {"verification_info": [TESTS] * 4, "num_parallel": 2, "provider_type": "e2b"}
+    assert compat.code_reward(completions, **columns) == [1.0, 0.5, 0.0, 0.0]
+    assert compat.binary_code_reward(completions, **columns) == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("program", ["print(int(input()) * 2)", "", "import sys\nsys.exit(0)", "print()"])
+def test_a_prefix_of_the_expected_output_does_not_pass(program):
+    assert compat.code_reward([fenced(program)], verification_info=[TESTS]) == [0.0]
+
+
+def test_code_rows_that_cannot_be_judged_are_none():
+    rows = [TESTS | {"language": "rust"}, {"test_cases": []}, None, TESTS]
+    assert compat.code_reward([fenced("print(1)")] * 4, verification_info=rows) == [None, None, None, 0.0]
+    with pytest.raises(RewardsError, match="verification_info"):
+        compat.code_reward([fenced("print(1)")])
+    with pytest.raises(RewardsError, match="several languages"):
+        compat.code_reward([fenced("")] * 4, enforce_same_language=True, verification_info=rows)
+    assert compat.code_reward(HOSTILE, verification_info=[TESTS] * len(HOSTILE)) == [0.0] * len(HOSTILE)
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def every_function():
+    made = {name: getattr(compat, name) for name in compat.__all__}
+    made["get_cosine_scaled_reward"] = compat.get_cosine_scaled_reward(max_len=100)
+    made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
+    made["get_soft_overlong_punishment"] = compat.get_soft_overlong_punishment(100, 20)
+    made["get_code_format_reward"] = compat.get_code_format_reward()
+    return {name: made[name] for name in made if name != "extract_code" and "code_reward" not in name}
+
+
+def test_names_are_complete_and_sorted():
+    assert compat.__all__ == sorted(compat.__all__)
+    wanted = {"accuracy_reward", "format_reward", "tag_count_reward", "reasoning_steps_reward", "len_reward"}
+    wanted |= {"get_cosine_scaled_reward", "get_repetition_penalty_reward", "get_soft_overlong_punishment"}
+    wanted |= {"code_reward", "get_code_format_reward", "think_format_reward", "reasoning_accuracy_reward"}
+    assert wanted <= set(compat.__all__)
+    from trl import rewards as theirs
+
+    assert {name for name in theirs.__all__ if not name.endswith("_rewards")} <= set(compat.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(every_function()))
+def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
+    reward = every_function()[name]
+    columns = {"solution": ["7"] * len(HOSTILE), "completion_ids": [[] for _ in HOSTILE]}
+    values = reward(completions=HOSTILE, prompts=["p"] * len(HOSTILE), **columns)
+    assert len(values) == len(HOSTILE)
+    assert all(value <= 0 for value in values)
+    assert all(reward.low <= value <= reward.high for value in values)
+
+
+@pytest.mark.parametrize("name", ["format_reward", "tag_count_reward", "reasoning_steps_reward", "think_format_reward"])
+@pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "1", " ", "\n", "```python", "<"])
+def test_a_megabyte_is_scanned_in_linear_time(name, piece):
+    text = "<think>\n" + piece * (1_000_000 // len(piece))
+    assert milliseconds(getattr(compat, name), [text]) < 200
+    assert milliseconds(compat.get_code_format_reward(), [text]) < 200
+    assert milliseconds(compat.accuracy_reward, ["answer is $" * 36_000], ["7"]) < 200  # 396 kB, under the cap
+
+
+def test_they_are_picklable_and_carry_trls_names():
+    from trl import rewards as theirs
+
+    for name, reward in every_function().items():
+        assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__, name
+    for name, given in (("get_cosine_scaled_reward", (100,)), ("get_soft_overlong_punishment", (100, 20))):
+        assert getattr(compat, name)(*given).__name__ == getattr(theirs, name)(*given).__name__
+
+
+def test_they_compose_into_a_preset_with_their_ranges():
+    preset = from_functions([(compat.accuracy_reward, 1.0), (compat.format_reward, 0.2)], checker="accuracy_reward")
+    assert [(c.low, c.high) for c, _ in preset.components] == [(0.0, 1.0), (0.0, 1.0)]
+
+
+def test_what_was_compared_is_logged():
+    logged = {}
+    compat.accuracy_reward([r"\boxed{7}", "none"], ["7", r"$7$"], log_extra=logged.__setitem__)
+    assert logged == {
+        "solution": ["7", "$7$"],
+        "gold_parsed": ["7", "$7$"],
+        "answer_parsed": ["7", "[unparseable]"],
+    }
+
+
+@pytest.mark.parametrize("module", ["rewards.compat", *(f"rewards._compat.{part}" for part in PARTS)])
+def test_examples_hold(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,102 @@
+import time
+from fractions import Fraction
+
+import pytest
+
+from rewards import build_samples, load
+from rewards.components.countdown import value_and_numbers
+from rewards.hacks import known_hacks
+
+PROMPT = "Use 19, 1 and 4 to make 72. Answer as <answer>(1 + 2) / 3</answer>."
+
+
+def evaluation(*answers, nums=(19, 1, 4), target=72, **params):
+    size = len(answers)
+    completions = [f"<think>try</think><answer>{answer}</answer>" for answer in answers]
+    samples = build_samples([PROMPT] * size, completions, nums=[list(nums)] * size, target=[target] * size)
+    return load("countdown", **params).score(samples)
+
+
+def statuses(*answers, **given):
+    return evaluation(*answers, **given).statuses["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["(19 - 1) * 4", "4*(19-1)", "(19 - 1) × 4", r"(19-1) \times 4", "$(19-1)*4$", "(19 − 1) * 4 = 72", "[19-1]*4"],
+)
+def test_expressions_that_reach_the_target_are_right(answer):
+    assert evaluation(answer).totals == [pytest.approx(1.1)]  # 1 + 0.1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "72",
+        "19 * 4 - 4",  # 4 twice
+        "(19 - 1) * 4 * 1",  # 1 twice
+        "19 * 4 - 1 * 4",
+        "19 + 1 + 4",  # 24
+        "70 = 72",
+        "(19 - 1) * 4 = 71",
+        "72 = (19 - 1) * 4",
+        "(19 - 1) * 4 or 72",
+        "19 ** 1 + 4",
+        "19 // 4 + 1",
+        "19 % 4",
+        "int('72')",
+        "__import__('os').system('true')",
+        "(lambda: 72)()",
+        "1 / 0",
+        "0x48",
+        "7_2",
+        "72.0",
+        "(" * 300,
+        "1" * 499,
+        "",
+    ],
+)
+def test_anything_else_is_wrong(answer):
+    assert statuses(answer)[0] in ("wrong", "format")
+
+
+def test_values_are_exact():
+    assert value_and_numbers("1 / 3 * 3") == (Fraction(1), [1, 3, 3])
+    # 8 / (3 - 8/3) = 8 / (1/3) = 24, which floats miss
+    assert statuses("8 / (3 - 8 / 3)", nums=(8, 3, 8, 3), target=24) == ["ok"]
+
+
+def test_numbers_may_be_left_out_when_asked():
+    assert statuses("19 + 1", target=20) == ["wrong"]
+    assert statuses("19 + 1", target=20, use_all=False) == ["ok"]
+
+
+def test_columns_may_be_json_or_named_numbers():
+    sample = build_samples([PROMPT], ["<answer>(19-1)*4</answer>"], numbers=["[19, 1, 4]"], answer=["72"])
+    assert load("countdown").is_correct(sample) == [True]
+
+
+@pytest.mark.parametrize(
+    ("nums", "target"),
+    [(None, 72), ("nonsense", 72), ([], 72), ([1.5], 72), ([True], 72), ([19, 1, 4], None), ([1], "x"), ([1], [])],
+)
+def test_rows_without_a_task_are_errors(nums, target):
+    samples = build_samples([PROMPT], ["<answer>(19-1)*4</answer>"], nums=[nums], target=[target])
+    score = load("countdown").score(samples)
+    assert score.statuses["accuracy"] == ["error"]
+    assert "columns `nums` and `target`" in score.infos["accuracy"][0]["reason"]
+
+
+def test_no_known_hack_is_right():
+    hacks = known_hacks(PROMPT, "(19 - 1) * 4", "19 + 4 + 1")
+    samples = build_samples(
+        [PROMPT] * len(hacks), [h.completion for h in hacks], nums=[[19, 1, 4]] * len(hacks), target=[72] * len(hacks)
+    )
+    assert set(load("countdown").score(samples).statuses["accuracy"]) <= {"wrong", "format"}
+
+
+def test_answers_of_anything_are_read_quickly():
+    for pattern in ("(", "-", "1+", "9*", " ", "1", "=", "((1)"):
+        start = time.process_time()
+        statuses(pattern * 9_000, (pattern * 500)[:500])
+        assert time.process_time() - start < 0.2, pattern

@@ -1,0 +1,416 @@
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rewards import Context, Preset, Score, build_samples
+from rewards.isolation import Cache, IsolatedComponent, MemoryCache, Pool, Task, content_key, shared_pool
+from rewards.isolation.pool import _SHARED
+
+HERE = str(Path(__file__).parent)
+
+
+def call(function, *arguments, **options):
+    return Task(f"isolated_calls:{function}", arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+def statuses(outcomes):
+    return [outcome.status for outcome in outcomes]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid, seconds=5.0):
+    end = time.monotonic() + seconds
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+def test_results_come_in_order_as_plain_values(pool):
+    outcomes = pool.run([call("double", n) for n in range(300)])
+    assert [outcome.value for outcome in outcomes] == [2 * n for n in range(300)]
+    assert pool.run([call("pair", 2)])[0].value == [2, {"twice": 4}]
+    assert pool.run([]) == []
+
+
+def test_workers_are_kept_between_batches(pool):
+    first = {outcome.value for outcome in pool.run([call("pid")] * 50)}
+    second = {outcome.value for outcome in pool.run([call("pid")] * 50)}
+    assert first | second == first
+    assert os.getpid() not in first
+
+
+def test_an_overrun_is_a_timeout_and_costs_the_others_nothing(pool):
+    tasks = [call("double", n) for n in range(40)]
+    tasks.insert(20, call("wait", 60))
+    start = time.monotonic()
+    outcomes = pool.run(tasks, deadline=0.3)
+    assert time.monotonic() - start < 2.0
+    assert statuses(outcomes) == ["ok"] * 20 + ["timeout"] + ["ok"] * 20
+    assert outcomes[20].reason == "over the deadline of 0.3 s"
+    assert 0.3 <= outcomes[20].seconds < 1.0
+
+
+def test_a_killed_worker_is_replaced_before_the_next_batch_asks(pool):
+    before = {o.value for o in pool.run([call("pid")] * 50)}
+    assert statuses(pool.run([call("wait", 60)] * 2, deadline=0.1)) == ["timeout"] * 2
+    waiting = {worker.pid for worker in pool._idle}
+    assert len(waiting) == 2
+    assert not waiting & before
+    assert {o.value for o in pool.run([call("pid")] * 50)} <= waiting
+
+
+@pytest.mark.parametrize("function", ["hang_in_c", "ignore_signals"])
+def test_what_no_signal_handler_can_stop_is_killed(pool, function):
+    assert statuses(pool.run([call(function), call("double", 1)], deadline=0.3)) == ["timeout", "ok"]
+
+
+def test_the_hanging_fraction_leaves_the_rest_their_scores(pool):
+    pool.run([call("compare_latex", "1", "1")] * 4, deadline=60)  # import what it needs
+    hanging = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
+    answers = ["72", hanging, r"\frac{144}{2}", "71"]
+    start = time.monotonic()
+    outcomes = pool.run([call("compare_latex", "72", answer) for answer in answers], deadline=2.0)
+    assert time.monotonic() - start < 8.0  # 2 s of hanging, and a new worker with SymPy at most
+    assert statuses(outcomes) == ["ok", "timeout", "ok", "ok"]
+    assert [outcomes[i].value for i in (0, 2, 3)] == [True, True, False]
+
+
+def test_it_works_off_the_main_thread(pool):
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(pool.run([call("wait", 60), call("double", 1)], deadline=0.2)))
+    thread.start()
+    thread.join(20)
+    assert statuses(got) == ["timeout", "ok"]
+    # Its workers outlive it.
+    assert statuses(pool.run([call("double", 1)] * 4)) == ["ok"] * 4
+
+
+def test_threads_share_a_pool(pool):
+    got = {}
+
+    def work(number):
+        got[number] = [o.value for o in pool.run([call("double", number)] * 50)]
+
+    threads = [threading.Thread(target=work, args=[n]) for n in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join(30) for thread in threads]
+    assert got == {n: [2 * n] * 50 for n in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (call("fail", "boom"), "ValueError: boom"),
+        (call("leave", 0), "SystemExit: 0"),
+        (call("crash"), "ended (signal 11)"),
+        (call("vanish", 0), "ended (exit code 0)"),
+        (call("unreadable"), "not JSON serializable"),
+        (call("huge"), "bytes of JSON, more than"),
+        (call("ask"), "EOFError"),
+        (call("nothing_of_the_kind"), "AttributeError"),
+        (Task("no_such_module:f"), "ModuleNotFoundError"),
+        (Task("nonsense"), "package.module:function"),
+        (Task("__main__:f"), "move it to a module"),
+        (call("double", lambda: None), "cannot be sent to a worker"),
+        (call("double"), "TypeError"),
+    ],
+)
+def test_a_failure_is_an_error_of_its_item_with_the_reason(pool, task, reason):
+    outcomes = pool.run([call("double", 1), task, call("double", 2)])
+    assert statuses(outcomes) == ["ok", "error", "ok"]
+    assert reason in outcomes[1].reason
+
+
+def test_memory_is_limited_per_item(pool):
+    outcomes = pool.run([call("eat", 50), call("eat", 4000), call("eat", 60)], memory_mb=200)
+    assert statuses(outcomes) == ["ok", "error", "ok"]
+    assert outcomes[1].reason.startswith("MemoryError")
+    assert statuses(pool.run([call("eat", 300)], memory_mb=500)) == ["ok"]
+
+
+def test_workers_that_have_grown_are_replaced_between_items():
+    pool = Pool(4)
+    outcomes = pool.run([call("leak", 8)] * 60, memory_mb=100)
+    assert statuses(outcomes) == ["ok"] * 60
+    # Never more than what fits: the limit lies 100 MiB above the loaded code.
+    assert max(outcome.value for outcome in outcomes) * 8 <= 100
+    pool.close()
+
+
+def test_what_a_function_prints_goes_nowhere(pool, capfd):
+    assert [o.value for o in pool.run([call("chatter", n) for n in range(3)])] == [0, 1, 2]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_core_files_and_no_main_module_of_ours(pool):
+    assert pool.run([call("limits")])[0].value == [0, 0]
+    assert pool.run([call("main_module")])[0].value.endswith("worker.py")
+
+
+def test_children_of_a_killed_item_go_with_it(pool, tmp_path):
+    file = tmp_path / "pid"
+    assert statuses(pool.run([call("with_child", str(file))], deadline=0.5)) == ["timeout"]
+    assert gone(int(file.read_text()))
+
+
+def test_a_batch_has_a_budget(pool):
+    start = time.monotonic()
+    outcomes = pool.run([call("double", 1), *[call("wait", 0.4)] * 20], deadline=2.0, budget=0.6)
+    assert time.monotonic() - start < 2.0
+    assert outcomes[0].status == "ok"
+    assert outcomes[-1].status == "timeout"
+    assert outcomes[-1].reason == "not reached within the batch's budget of 0.6 s"
+    assert statuses(pool.run([call("double", 1)])) == ["ok"]
+
+
+def test_large_and_odd_arguments_travel(pool):
+    values = ["x" * 10_000_000, "\ud800", "\x00", "", b"\xff"]
+    assert [o.value for o in pool.run([call("show", v) for v in values])] == [
+        ["str", 10_000_000], ["str", 1], ["str", 1], ["str", 0], ["bytes", 1],
+    ]  # fmt: skip
+
+
+def test_workers_that_died_while_idle_are_replaced(pool):
+    for pid in {o.value for o in pool.run([call("pid")] * 50)}:
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+    assert statuses(pool.run([call("double", 1)] * 8)) == ["ok"] * 8
+
+
+def test_without_workers_items_are_infra(monkeypatch):
+    pool = Pool(2)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    outcomes = pool.run([call("double", 1)] * 3)
+    assert statuses(outcomes) == ["infra"] * 3
+    assert "no worker process could be started: FileNotFoundError" in outcomes[0].reason
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    outcomes = pool.run([call("double", 1)] * 3)
+    assert statuses(outcomes) == ["infra"] * 3
+    assert "exit code 1" in outcomes[0].reason
+    monkeypatch.undo()
+    assert statuses(pool.run([call("double", 1)] * 3)) == ["ok"] * 3
+    pool.close()
+
+
+def test_a_limit_that_leaves_nothing_is_refused(pool):
+    for limits in ({"deadline": 0}, {"memory_mb": 0}):
+        with pytest.raises(ValueError, match="more than 0"):
+            pool.run([call("double", 1)], **limits)
+
+
+def test_a_pool_needs_a_worker():
+    with pytest.raises(ValueError, match="at least 1"):
+        Pool(0)
+    assert Pool().size >= 2
+
+
+def test_a_forked_child_has_workers_of_its_own(pool):
+    mine = {o.value for o in pool.run([call("pid")] * 50)}
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs = {o.value for o in pool.run([call("pid")] * 50)}
+            os.write(write, b"apart" if not theirs & mine else b"shared")
+            pool.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"apart"
+    assert {o.value for o in pool.run([call("pid")] * 50)} <= mine
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {here!r})
+from rewards.isolation import Pool, Task
+pool = Pool(2)
+print(*{{o.value for o in pool.run([Task("isolated_calls:pid")] * 50)}}, flush=True)
+{then}
+"""
+
+
+def parent(then):
+    code = PARENT.format(here=HERE, then=then)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_workers_end_with_the_interpreter():
+    process = parent("")
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert process.wait(20) == 0
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("function", ["hang_in_c", "wait"])
+def test_workers_end_when_their_parent_is_killed_even_while_they_hang(function):
+    arguments = "(600,)" if function == "wait" else "()"
+    process = parent(f"pool.run([Task('isolated_calls:{function}', {arguments})] * 2, deadline=600)")
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    time.sleep(0.3)
+    process.kill()
+    process.wait(20)
+    assert all(gone(pid) for pid in pids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(IsolatedComponent):
+    name: str = "doubled"
+    high: float = 100.0
+    function: str = "double"
+    factor: int = 1
+    repeatable: bool = True
+
+    def task(self, sample, ctx):
+        if not sample.text:
+            return Score(None, "format", {"reason": "blank"})
+        return call(
+            self.function, *sample.columns["arguments"], info={"extracted": sample.text}, repeatable=self.repeatable
+        )
+
+    def verdict(self, sample, result):
+        return Score(float(self.factor * result), "ok", {"extracted": sample.text})
+
+
+def evaluate(component, *rows):
+    texts, arguments = zip(*rows, strict=True)
+    samples = build_samples(["p"] * len(rows), list(texts), arguments=list(arguments))
+    return Preset([(component, 1.0)]).score(samples, Context())
+
+
+def test_a_component_scores_in_a_worker():
+    evaluation = evaluate(Doubled(), ("a", [3]), ("", []), ("c", [None]), ("d", [5]))
+    # 2 x 3 = 6, 2 x 5 = 10
+    assert evaluation.values["doubled"] == [6.0, 0.0, 0.0, 10.0]
+    assert evaluation.statuses["doubled"] == ["ok", "format", "error", "ok"]
+    assert evaluation.infos["doubled"][2]["extracted"] == "c"
+    assert evaluation.infos["doubled"][2]["reason"].startswith("TypeError")
+    assert evaluation.latencies["doubled"][0] > 0.0
+
+
+def test_a_component_may_be_scored_one_by_one():
+    sample = build_samples(["p"], ["a"], arguments=[[21]])[0]
+    assert Doubled().score_one(sample, Context()).value == 42.0
+
+
+def test_a_task_or_verdict_that_raises_is_an_error_of_its_item():
+    evaluation = evaluate(Doubled(), ("a", None), ("b", [2]), ("c", ["x"]))
+    assert evaluation.statuses["doubled"] == ["error", "ok", "error"]  # 2 * "x" = "xx" is no number
+    assert "ValueError" in evaluation.infos["doubled"][2]["reason"]
+
+
+def test_a_component_that_overruns_keeps_the_others():
+    evaluation = evaluate(Doubled(function="wait", deadline=0.2), ("a", [0.0]), ("b", [60]), ("c", [0.01]))
+    assert evaluation.statuses["doubled"] == ["ok", "timeout", "ok"]
+    assert evaluation.infos["doubled"][1] == {"extracted": "b", "reason": "over the deadline of 0.2 s"}
+
+
+def test_equal_tasks_run_once_and_are_remembered(tmp_path):
+    marks = tmp_path / "marks"
+    for _ in range(3):
+        evaluation = evaluate(Doubled(function="count"), *[("a", [str(marks)])] * 4)
+        assert evaluation.values["doubled"] == [1.0] * 4
+    assert marks.read_text() == "x"
+
+
+@pytest.mark.parametrize("change", [{"version": "2"}, {"factor": 2}])
+def test_another_version_or_configuration_is_not_taken_from_the_cache(tmp_path, change):
+    marks = tmp_path / "marks"
+    evaluate(Doubled(function="count"), ("a", [str(marks)]))
+    evaluate(Doubled(function="count", deadline=1.5, name="other"), ("a", [str(marks)]))
+    assert marks.read_text() == "x"
+    evaluate(Doubled(function="count", **change), ("a", [str(marks)]))
+    assert marks.read_text() == "xx"
+
+
+def test_what_is_not_repeatable_or_failed_runs_again(tmp_path):
+    marks = tmp_path / "marks"
+    evaluate(Doubled(function="count", repeatable=False), *[("a", [str(marks)])] * 2)
+    evaluate(Doubled(function="count", repeatable=False), ("a", [str(marks)]))
+    assert marks.read_text() == "xxx"
+    evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")]))
+    (tmp_path / "no").mkdir()
+    assert evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")])).statuses["doubled"] == ["ok"]
+
+
+def test_results_on_disk_are_there_in_another_process(tmp_path, monkeypatch):
+    from rewards.isolation import component
+
+    marks, cache = tmp_path / "marks", Cache(tmp_path / "deep" / "results.sqlite")
+    evaluate(Doubled(function="count", cache=cache), ("a", [str(marks)]))
+    monkeypatch.setattr(component, "_RECENT", MemoryCache())  # as in a new process
+    assert evaluate(Doubled(function="count", cache=cache), ("a", [str(marks)])).values["doubled"] == [1.0]
+    assert marks.read_text() == "x"
+
+
+def test_isolated_components_are_picklable_and_take_no_workers_along(tmp_path):
+    preset = Preset([(Doubled(cache=Cache(tmp_path / "c")), 1.0)])
+    samples = build_samples(["p"], ["a"], arguments=[[1]])
+    assert preset.score(samples).totals == [2.0]
+    assert pickle.loads(pickle.dumps(preset)).score(samples).totals == [2.0]
+
+
+def test_all_components_share_one_pool_that_is_started_when_needed():
+    assert shared_pool() is shared_pool()
+    assert [shared_pool()] == _SHARED
+    code = "import rewards.isolation as i; from rewards.isolation.pool import _SHARED; print(len(_SHARED))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "0\n"
+
+
+def test_content_keys_differ_by_type_and_are_equal_for_equal_values():
+    keys = [content_key(v) for v in (1, 1.0, True, "1", b"1", [1], (1,), None, "\ud800", {"a": 1})]
+    assert len(set(keys)) == len(keys)
+    assert None not in keys
+    text = "reference"
+    assert content_key(text, text) == content_key("".join(["refer", "ence"]), "reference")
+    assert content_key(object()) is None
+
+
+def test_a_memory_cache_forgets_the_least_recently_used():
+    cache = MemoryCache(2)
+    cache.put_many({"a": [1], "b": 2})
+    cache.get_many(["a"])["a"].append("changed by the caller")
+    cache.put_many({"c": 3, "large": "x" * 100_000, "not plain": {1}})
+    assert cache.get_many(["a", "b", "c", "large", "not plain"]) == {"a": [1], "c": 3}
+
+
+def test_a_broken_cache_file_is_passed_over_with_one_warning(tmp_path, caplog):
+    path = tmp_path / "results.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    cache = Cache(path)
+    cache.put("a", 1)
+    assert cache.get("a") is None
+    assert len(caplog.records) == 1
+    assert "passed over" in caplog.text
+
+
+def test_a_cache_keeps_many_values_and_can_be_pickled(tmp_path):
+    cache = Cache(str(tmp_path / "results.sqlite"))
+    cache.put_many({str(n): n for n in range(1200)} | {"large": "x" * 100_000})
+    copy = pickle.loads(pickle.dumps(cache))
+    assert copy.get_many(map(str, range(2000))) == {str(n): n for n in range(1200)}
+    assert "large" not in copy.get_many(["large"])
+    with sqlite3.connect(cache.path) as file:
+        assert file.execute("SELECT COUNT(*) FROM results").fetchone() == (1200,)

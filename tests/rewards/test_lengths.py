@@ -1,0 +1,190 @@
+import math
+import time
+
+import pytest
+
+from rewards import Context, PresetError, build_samples, load
+from rewards.components.cosine import CosineLength, cosine_between
+from rewards.components.kimi_length import KimiLength, length_share
+from rewards.components.length import length_in_tokens
+from rewards.components.length_budget import LengthBudget
+from rewards.components.repetition import RepetitionPenalty, items_of, repeated_share
+from rewards.components.soft_overlong import SoftOverlong, overlong_penalty
+from rewards.components.verdicts import Shared
+from rewards.evaluation import run_component
+from rewards.protocol import Score
+
+
+class Marked:
+    """Right where the text says `right`, and failing where it says `fail`; counts what it was asked."""
+
+    name, floor, low, high, version = "marked", 0.0, 0.0, 1.0, "1"
+
+    def __init__(self):
+        self.asked = 0
+
+    def score(self, samples, ctx):
+        self.asked += len(samples)
+        status = {"right": "ok", "wrong": "wrong", "fail": "timeout", "gone": "infra"}
+        return [Score(1.0 if "right" in s.text else None, status[s.text.split()[0]]) for s in samples]
+
+
+def samples(*words, lengths, prompts=None, **columns):
+    prompts = prompts or ["?"] * len(words)
+    return build_samples(prompts, list(words), [[1] * n for n in lengths], **columns)
+
+
+def values(component, batch):
+    return [score.value for score in run_component(component, batch, Context())]
+
+
+def test_length_is_in_tokens_or_a_quarter_of_the_characters():
+    [with_ids] = samples("right", lengths=[7])
+    [without] = build_samples(["?"], ["right"])
+    assert length_in_tokens(with_ids) == (7, "tokens")
+    assert length_in_tokens(without) == (2, "characters")  # 5 characters / 4, rounded up
+
+
+def test_cosine_goes_through_its_middle_and_its_ends():
+    # right: 0.5 + 0.25 (1 + cos 0) = 1; half way 0.5 + 0.25 (1 + 0) = 0.75; at the end 0.5
+    batch = samples("right", "right", "right", "wrong", "wrong", "wrong", lengths=[0, 50, 100] * 2)
+    component = CosineLength(checker=Marked(), max_length=100)
+    assert values(component, batch) == pytest.approx([1.0, 0.75, 0.5, -1.0, -0.75, -0.5])
+
+
+def test_cosine_is_clamped_beyond_the_maximum():
+    # unclamped, 2 x 100 tokens would earn what 0 tokens do
+    assert cosine_between(200, 100, 1.0, 0.5) == 0.5
+    assert cosine_between(-5, 100, 1.0, 0.5) == 1.0
+    batch = samples("right", "wrong", lengths=[200, 200])
+    assert values(CosineLength(checker=Marked(), max_length=100), batch) == [0.5, -0.5]
+    assert values(CosineLength(checker=Marked(), max_length=100, exceeded=-1.5), batch) == [-1.5, -1.5]
+
+
+def test_cosine_falls_all_the_way_for_right_answers():
+    steps = [cosine_between(n, 100, 1.0, 0.5) for n in range(0, 300, 5)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_cosine_keeps_the_checkers_status_and_its_failures():
+    batch = samples("right", "wrong", "fail", "gone", lengths=[1] * 4)
+    scores = run_component(CosineLength(checker=Marked(), max_length=100), batch, Context())
+    assert [score.status for score in scores] == ["ok", "wrong", "timeout", "infra"]
+    assert [score.value for score in scores][2:] == [-1.0, None]
+
+
+def test_cosine_values_that_let_a_wrong_answer_win_are_refused():
+    with pytest.raises(PresetError, match="Set both correct values"):
+        CosineLength(checker=Marked(), max_length=10, correct_long=-0.7)
+    with pytest.raises(PresetError, match="max_length"):
+        load("math-cosine", max_length=0)
+
+
+def test_kimi_length_ranks_within_the_group():
+    # lengths 100, 150, 300: 0.5 - 0/200, 0.5 - 50/200, 0.5 - 200/200; wrong ones get at most 0
+    batch = samples("right", "right", "right", "wrong", "wrong", lengths=[100, 150, 300, 100, 300])
+    assert values(KimiLength(checker=Marked()), batch) == [0.5, 0.25, -0.5, 0.0, -0.5]
+
+
+def test_kimi_length_compares_no_groups_with_each_other():
+    batch = samples("right", "right", "right", "right", lengths=[1, 2, 100, 200], prompts=["a", "a", "b", "b"])
+    assert values(KimiLength(checker=Marked()), batch) == [0.5, -0.5, 0.5, -0.5]
+
+
+def test_kimi_length_is_zero_where_all_are_equally_long():
+    assert length_share(5, 5, 5) == 0.0
+    assert values(KimiLength(checker=Marked()), samples("right", "wrong", lengths=[5, 5])) == [0.0, 0.0]
+
+
+def test_a_shared_verdict_is_asked_for_once():
+    marked = Marked()
+    checker = Shared(component=marked)
+    batch = samples("right", "wrong", lengths=[1, 2])
+    assert values(checker, batch) == [1.0, 0.0]
+    assert values(KimiLength(checker=checker), batch) == [0.5, -0.5]
+    assert marked.asked == 2
+
+
+def test_soft_overlong_is_a_ramp_before_the_maximum():
+    # L = 100, c = 20: 80 -> 0; 85 -> (100 - 20 - 85)/20 = -0.25; 100 -> -1; 101 -> -1
+    assert [overlong_penalty(n, 100, 20) for n in (0, 80, 85, 100, 101)] == [0.0, 0.0, -0.25, -1.0, -1.0]
+    component = SoftOverlong(max_length=100, cache=20)
+    assert values(component, samples("right", "right", lengths=[80, 90])) == [0.0, -0.5]
+    with pytest.raises(PresetError, match="0 < cache <= max_length"):
+        SoftOverlong(max_length=10, cache=20)
+
+
+def test_length_budget_at_most():
+    # 0.5 + 0.0003 (1000 - n), clipped to [0, 1]: n = 1000 -> 0.5; 2000 -> 0.2; 4000 -> -0.4 -> 0; wrong -> 0
+    batch = samples("right", "right", "right", "wrong", lengths=[1000, 2000, 4000, 10])
+    assert values(LengthBudget(checker=Marked(), budget=1000), batch) == pytest.approx([0.5, 0.2, 0.0, 0.0])
+
+
+def test_length_budget_exactly():
+    # c - 0.0003 |1000 - n|: 1 - 0; 1 - 0.3; 0 - 0.3; 0 - min(1, 0.0003 x 9000)
+    batch = samples("right", "right", "wrong", "wrong", lengths=[1000, 2000, 2000, 10_000])
+    component = LengthBudget(checker=Marked(), budget=1000, mode="exact")
+    assert values(component, batch) == pytest.approx([1.0, 0.7, -0.3, -1.0])
+
+
+def test_length_budget_takes_the_rows_own_and_says_when_there_is_none():
+    batch = samples("right", "right", "right", lengths=[10, 10, 10], budget=[10, "10", "many"])
+    scores = run_component(LengthBudget(checker=Marked()), batch, Context())
+    assert [score.status for score in scores] == ["ok", "ok", "error"]
+    assert [score.value for score in scores] == [0.5, 0.5, 0.0]
+    [score] = run_component(LengthBudget(checker=Marked()), samples("right", lengths=[1]), Context())
+    assert "give a positive number" in score.info["reason"]
+
+
+@pytest.mark.parametrize("budget", [True, [], float("nan"), -1, 0, 10**400])
+def test_budgets_that_are_none_are_errors(budget):
+    batch = samples("right", lengths=[10], budget=[budget])
+    assert [s.status for s in run_component(LengthBudget(checker=Marked()), batch, Context())] == ["error"]
+
+
+def test_repeated_share_counts_ngrams():
+    # a b a b a: 4 bigrams, 2 distinct -> 1 - 2/4 = 0.5; trigrams aba bab aba: 1 - 2/3
+    assert repeated_share(list("ababa"), 2) == 0.5
+    assert repeated_share(list("ababa"), 3) == pytest.approx(1 / 3)
+    assert repeated_share(list("abcde"), 2) == 0.0
+    assert repeated_share(list("ab"), 3) == repeated_share([], 1) == 0.0
+
+
+def test_repetition_takes_tokens_words_or_characters():
+    [tokens] = build_samples(["?"], ["a a a"], [[1, 2, 3]])
+    [words, chinese, none] = build_samples(["?"] * 3, ["The the cat", "重复" * 50, ""])
+    assert items_of(tokens)[1] == "tokens"
+    assert list(items_of(words)[0]) == ["the", "the", "cat"]
+    assert items_of(chinese)[1] == "characters"
+    assert values(RepetitionPenalty(ngram=1), [tokens, words, none]) == pytest.approx([0.0, -1 / 3, 0.0])
+
+
+@pytest.mark.parametrize("pattern", ["a ", " ", "a", "abcdefghi ", "\x00", "<answer>", "重"])
+def test_repetition_in_a_megabyte_of_anything_is_found_quickly(pattern):
+    batch = build_samples(["?"], [pattern * (1_000_000 // len(pattern))])
+    start = time.process_time()
+    [score] = run_component(RepetitionPenalty(), batch, Context())
+    assert time.process_time() - start < 0.2
+    assert score.value is not None
+    assert -1.0 <= score.value <= 0.0
+
+
+def test_long_token_lists_are_looked_at_from_their_end():
+    batch = build_samples(["?"], ["x"], [[*range(100_000), *[7] * 40_000]])
+    [score] = run_component(RepetitionPenalty(), batch, Context())
+    # 32768 sevens: 32749 20-grams, 1 distinct
+    assert score.value == pytest.approx(-(1 - 1 / 32_749))
+
+
+def test_ranges_hold_what_components_give():
+    for component in (
+        CosineLength(checker=Marked(), max_length=100, exceeded=-2.0),
+        KimiLength(checker=Marked()),
+        LengthBudget(checker=Marked(), budget=50, mode="exact"),
+        SoftOverlong(max_length=100, cache=20),
+        RepetitionPenalty(ngram=2),
+    ):
+        batch = samples(*["right", "wrong"] * 6, lengths=[0, 1, 50, 99, 100, 101, 200, 5, 5, 1000, 10_000, 3])
+        for value in values(component, batch):
+            assert component.low <= value <= component.high
+            assert not math.isnan(value)

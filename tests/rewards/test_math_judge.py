@@ -1,0 +1,88 @@
+import pytest
+
+from rewards.components import math_judge
+from rewards.components.math_judge import judge
+
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    math_judge.warm_up()
+
+
+EQUAL = [
+    # units, currency, separators, wrappers
+    ("12", "$12$ cm"), ("12 cm", "12"), (r"12\text{ cm}", "$12$ cm"), (r"10\sqrt{3}\text{ m}^2", r"10\sqrt{3}"),
+    (r"\$5", "5 dollars"), ("1234", r"1\,234"), ("1,234", "1234"), ("1234", "1 234"), (r"1{,}000", "1000"),
+    ("72", "72.00"), ("-1", "−1"), (r"$\frac{3}{4}$", "3/4"), ("72", "**72**."),
+    # numbers
+    (r"\frac{1}{3}", "0.333333"), (r"\frac12", "0.5"), (r"3\frac{1}{2}", "3.5"), ("2^{10}", "1024"), (r"2\pi", "6.283185"),
+    (r"\frac{1}{2^{99}}", "2^{-99}"), (r"\log_2 8", "3"), (r"\binom{5}{2}", "10"), ("1+2i", "2i+1"), ("√8", r"2\sqrt2"),
+    # percent
+    (r"50\%", "0.5"), ("50", r"50\%"), ("0.5", r"50\%"), (r"12.5\%", "12.5"), (r"\frac{1}{8}", r"12.5\%"),
+    # names and chains
+    ("7", "x=7"), ("x=7", "7"), ("7", "3+4=7"), ("7", "x=3+4=7"), ("f(x)=x^2", "x^2"), ("y=2x+1", "y-2x=1"),
+    (r"\sqrt{2}", r"\sqrt{2}\approx 1.414"),
+    # expressions
+    ("x^2+2x+1", "(x+1)^2"), (r"\frac{1}{\sqrt 2}", r"\frac{\sqrt{2}}{2}"), (r"\frac12", r"\sin 30^\circ"), ("2ab", "2ba"),
+    # lists, sets, tuples, intervals
+    ("(1,2)", "(1, 2)"), ("(1,2)", r"\left(1,2\right)"), ("1,2", "2,1"), (r"\{1,2\}", "2, 1"), ("1,2", "x=1, x=2"),
+    (r"\pm 2", "2,-2"), (r"1\pm\sqrt 2", r"1+\sqrt{2},1-\sqrt{2}"), ("[1,2)", "[1,2)"), ("100,200", "200, 100"),
+    (r"(-\infty,2]\cup(3,4)", r"(3,4)\cup(-\infty,2]"), ("1<x<2", "(1,2)"), ("[1,2]", r"1\le x\le 2"), ("x>2", "2<x"),
+    ("(-2,3)", r"x \in (-2, 3)"), (r"\emptyset", "∅"), ("x=1,y=2", "y=2, x=1"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    # times and words
+    ("10:30", "10:30"), ("10:30 PM", "22:30"), ("10:30", r"10:30\text{ a.m.}"), ("1:3", "1:3"), ("A", r"\text{A}"),
+    (r"\text{Monday}", "Monday"), (r"\text{even}", "even."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "answer"), EQUAL)
+def test_answers_that_mean_the_same_are_equal(reference: str, answer: str) -> None:
+    assert judge(answer, reference) == "equal"
+
+
+DIFFERENT = [
+    # an equation is right only when all its sides are
+    ("7", "8=7"), ("7", "3=7"), ("7", "2x=7"), ("7", "x=8=7"), ("72", "72=70"), ("x=7", "y=7"), ("7", r"7 \approx 8"),
+    # hedges and lists
+    ("7", "5 or 7"), ("2", "x=1,x=2"), ("72", "70, 72"), ("72", "72 and 70"), ("12", "1,2"), ("1,2", "1,3"), ("72", "7 2"),
+    # numbers that are near, by the size of what differs
+    (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"), (r"\frac{x}{2^{98}}", r"\frac{x}{2^{99}}"), ("0.0000001", "0.0000002"),
+    ("1/3", "0.33"), ("1", "1.00009"), ("0", "10^{-30}"), (r"50\%", "5"),
+    # order and brackets
+    ("(1,2)", "(2,1)"), ("(3,1)", "(5,2)"), ("(1,2)", "[1,2]"), ("[1,2)", "(1,2]"), (r"\{1,2\}", "(1,2)"),
+    ("(1,2)", r"1<x\le 2"), ("x>2", "x<2"), ("x>2", r"x\ge 2"),
+    # times and words
+    ("10:30", "1:3"), ("10:30", "10:31"), ("10:30 AM", "22:30"), ("A", "B"), ("Monday", r"\text{dayMon}"),
+    ("x+1", "y+1"), ("2ab", "2cd"), ("12", "13 cm"), ("7", "seven"), ("7", "answer"), ("7", ""), ("1,234", "2,341"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
+def test_answers_that_mean_something_else_are_not(reference: str, answer: str) -> None:
+    assert judge(answer, reference) in ("different", "unread")
+
+
+@pytest.mark.parametrize("answer", ["}{", r"\frac{", "\\", "{" * 900, r"\sqrt{" * 300, "\ud800", "\x00", "((((", "?!"])
+def test_what_is_no_mathematics_is_not_equal_and_does_not_raise(answer: str) -> None:
+    assert judge(answer, "7") in ("different", "unread")
+
+
+@pytest.mark.parametrize(
+    "answer", ["5^{5^{5^{5^{5}}}}", r"\dfrac{5^{5^{5^{5^5}}-4}-5}{16}", "99999999!", "10^{10^{10}}"]
+)
+def test_numbers_too_large_to_evaluate_are_not_evaluated(answer: str) -> None:
+    assert judge(answer, "72") == "too_large"
+    assert judge(answer, answer) == "equal"
+
+
+def test_a_reference_that_cannot_be_read_is_told_from_an_answer_that_cannot() -> None:
+    assert judge("7", r"\frac{") == "reference"
+    assert judge(r"\frac{", "7") == "unread"
+
+
+def test_a_list_of_numbers_with_three_digits_may_be_a_list_after_all() -> None:
+    assert judge("200, 300, 100", "100,200,300") == "equal"
+    assert judge("100200300", "100,200,300") == "equal"

@@ -1,0 +1,200 @@
+import doctest
+import importlib
+
+import pytest
+
+from rewards import PresetError, build_samples, describe, load
+
+SECTIONS = ("Formula:", "Range:", "Checker:", "Columns:", "Source:", "Hacks:", "Args:", ">>>")
+NAMES = [
+    "countdown", "gsm8k-hash", "gsm8k-reasoning", "gsm8k-xml", "math-boxed", "math-cosine", "math-dapo", "math-kimi-length",
+    "math-length-budget", "math-match", "math-verify", "mcq-letter", "r1-zero",
+]  # fmt: skip
+
+RIGHT = "<reasoning>\n6 x 12\n</reasoning>\n<answer>\n72\n</answer>\n"
+
+
+def evaluate(name, *completions, reference="72", lengths=None, prompts=None, params=None, **columns):
+    size = len(completions)
+    ids = [[1] * n for n in lengths] if lengths else None
+    columns = {key: [value] * size for key, value in columns.items()}
+    samples = build_samples(
+        prompts or ["6 x 12?"] * size, list(completions), ids, reference=[reference] * size, **columns
+    )
+    return load(name, **(params or {})).score(samples)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_section_is_there_in_order(name):
+    text = describe(name)
+    places = [text.find(section) for section in SECTIONS]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+# gsm8k-xml
+
+
+def test_xml_gives_the_five_rewards_of_the_notebooks():
+    evaluation = evaluate("gsm8k-xml", RIGHT)
+    assert evaluation.totals == [4.0]  # 2 + 4 x 0.5
+    assert load("gsm8k-xml").weights == {
+        "correctness": 2.0, "integer": 0.5, "strict_format": 0.5, "soft_format": 0.5, "tags": 0.5,
+    }  # fmt: skip
+
+
+def test_xml_takes_nothing_off_for_length_or_a_missing_newline():
+    # counting characters behind </answer>, 2,050 of them once cost 2 x 0.001 each: 0.5 became -1.55
+    long = RIGHT.replace("6 x 12", "work\n" * 10_000).rstrip("\n")
+    evaluation = evaluate("gsm8k-xml", long)
+    assert evaluation.totals == [4.0]
+    assert evaluation.values["tags"] == [1.0]
+
+
+def test_xml_formats_differ_in_lines_only():
+    one_line = "<reasoning>6 x 12</reasoning><answer>72</answer>"
+    evaluation = evaluate("gsm8k-xml", RIGHT, one_line, RIGHT + "junk", "72")
+    assert evaluation.values["strict_format"] == [1.0, 0.0, 0.0, 0.0]
+    assert evaluation.values["soft_format"] == [1.0, 1.0, 0.0, 0.0]
+    assert evaluation.values["correctness"] == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"), [("72", 1), ("-72", 1), ("1,072", 1), ("72.0", 0), ("7²", 0), ("x", 0), ("72!", 0)]
+)
+def test_xml_integers_have_signs_and_separators(answer, value):
+    assert evaluate("gsm8k-xml", RIGHT.replace("\n72\n", f"\n{answer}\n")).values["integer"] == [value]
+
+
+# math-match
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{2}", r"\dfrac12", "1/2", "0.5", r"x=\frac{1}{2}", r"$\frac{1}{2}$ cm", r"\text{1/2}"]
+)
+def test_match_knows_spellings(answer):
+    assert evaluate("math-match", rf"\boxed{{{answer}}}", reference=r"\frac{1}{2}").totals == [1.0]
+
+
+@pytest.mark.parametrize("answer", ["1/3", r"\frac{2}{4} or 1", r"1-\frac12", "8=1/2", "one half", "1/2, 1/3"])
+def test_match_computes_nothing(answer):
+    assert evaluate("math-match", rf"\boxed{{{answer}}}", reference=r"\frac{1}{2}").totals == [0.0]
+
+
+def test_match_and_gsm8k_take_72_00_for_72():
+    assert evaluate("math-match", r"\boxed{72.00}").totals == [1.0]
+    assert evaluate("gsm8k-hash", "#### 72.00").totals == [pytest.approx(1.1)]
+
+
+def test_match_says_when_there_is_no_reference():
+    assert evaluate("math-match", r"\boxed{72}", reference=None).statuses["accuracy"] == ["error"]
+
+
+# math-boxed
+
+
+def test_boxed_is_nine_tenths_and_one():
+    assert evaluate("math-boxed", r"\boxed{72}", r"\boxed{70}", "72", r"\boxed{").totals == [1.0, 0.1, 0.0, 0.0]
+
+
+def test_boxed_refuses_a_box_worth_more_than_the_answer():
+    with pytest.raises(PresetError, match="outweigh"):
+        load("math-boxed", format_weight=0.6)
+
+
+def test_reasoning_over_many_lines_before_the_box_is_fine():
+    assert evaluate("math-boxed", "<think>\na\n\nb\n</think>\n" + r"\boxed{72}").totals == [1.0]
+
+
+# math-dapo
+
+
+def test_dapo_adds_the_overlong_punishment():
+    # L = 100, c = 20; right at 80: 1; right at 90: 1 - 0.5; wrong at 90: -1 - 0.5; wrong beyond: -2
+    evaluation = evaluate(
+        "math-dapo", "Answer: 72", "Answer: 72", "Answer: 70", "Answer: 70",
+        lengths=[80, 90, 90, 101], params={"max_length": 100, "cache": 20},
+    )  # fmt: skip
+    assert evaluation.totals == [1.0, 0.5, -1.5, -2.0]
+
+
+def test_dapo_equations_with_a_wrong_side_are_wrong():
+    evaluation = evaluate(
+        "math-dapo", "Answer: 3=7", "Answer: 7=3", "Answer: x=7", reference="7", params={"deadline": 10.0}
+    )
+    assert evaluation.statuses["accuracy"] == ["wrong", "wrong", "ok"]
+
+
+# math-cosine
+
+
+def test_cosine_and_repetition_add_up():
+    # right at 50 of 100 tokens: 0.75; the same token 50 times: 31 20-grams, 1 distinct: -(1 - 1/31) x 0.5
+    evaluation = evaluate("math-cosine", r"\boxed{72}", lengths=[50], params={"max_length": 100})
+    assert evaluation.totals == [pytest.approx(0.75 - 0.5 * 30 / 31)]
+    assert load("math-cosine", repetition_weight=0).weights == {"cosine": 1.0}
+
+
+# math-kimi-length
+
+
+def test_kimi_adds_the_groups_ranking():
+    evaluation = evaluate(
+        "math-kimi-length", *[r"\boxed{72}"] * 3, r"\boxed{70}", lengths=[100, 150, 300, 100]
+    )  # 1 + 0.5, 1 + 0.25, 1 - 0.5, 0 + min(0, 0.5)
+    assert evaluation.totals == [1.5, 1.25, 0.5, 0.0]
+
+
+def test_kimi_refuses_length_worth_more_than_the_answer():
+    with pytest.raises(PresetError, match="outweigh"):
+        load("math-kimi-length", length_weight=1.5)
+
+
+# math-length-budget
+
+
+def test_budget_is_taken_from_the_row():
+    evaluation = evaluate(
+        "math-length-budget", *[r"\boxed{72}"] * 2, r"\boxed{70}", lengths=[1000, 2000, 5], budget=1000
+    )
+    assert evaluation.totals == pytest.approx([0.5, 0.2, 0.0])
+    assert evaluation.statuses["budget"] == ["ok", "ok", "wrong"]
+
+
+# r1-zero
+
+
+def test_r1_zero_adds_accuracy_layout_and_language():
+    good = "<think>six times twelve</think><answer>72</answer>"
+    evaluation = evaluate(
+        "r1-zero", good, good.replace("six", "六"), good.replace("72", "70"), good + "!", "seventy-two"
+    )  # language of the second: 11 Latin letters in `times twelve`, 1 other
+    assert evaluation.totals == pytest.approx([1.3, 1.2 + 0.1 * 11 / 12, 0.3, 0.1, 0.1])
+    assert evaluation.statuses["accuracy"] == ["ok", "ok", "wrong", "format", "format"]
+
+
+@pytest.mark.parametrize("junk", ["</answer>\njunk", "<answer>71</answer>", "<think>again</think>"])
+def test_r1_zero_layout_refuses_what_loose_patterns_accept(junk):
+    evaluation = evaluate("r1-zero", "<think>a b c words</think><answer>72</answer>" + junk)
+    assert evaluation.values["format"] == [0.0]
+    assert evaluation.statuses["accuracy"] == ["format"]
+
+
+def test_every_checker_says_whether_a_completion_is_correct():
+    right = build_samples(["?"], [r"\boxed{72}"], [[1] * 5000], reference=["72"], budget=[10])
+    for name in ("math-boxed", "math-cosine", "math-dapo", "math-kimi-length", "math-length-budget", "math-match"):
+        assert load(name).is_correct(right) == [True], name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(f"rewards.components.{name}" for name in ("choice", "cosine", "countdown", "kimi_length", "language")),
+        *(f"rewards.components.{name}" for name in ("math_text", "repetition", "soft_overlong")),
+        *(f"rewards.presets.{name}" for name in ("choice", "countdown", "gsm8k", "math", "math_length", "r1_zero")),
+    ],
+)
+def test_examples_in_docstrings_hold(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,131 @@
+import time
+
+import pytest
+
+from rewards.components.math_text import MAX_MATH_CHARS, clock, match_form, number, plain, reference_text, split, words
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("$12$ cm", "12"),
+        (r"12\text{ cm}^2", "12"),
+        ("5 km/h", "5"),
+        ("12cm", "12"),
+        (r"\$1,234.50", "1234.50"),
+        (r"1\,234", "1234"),
+        ("1 234 567", "1234567"),
+        ("(1,234)", "(1,234)"),
+        (r"\left(1,\,2\right)", "(1, 2)"),
+        ("5 or 7", "5,7"),
+        (r"1\text{ and }2", "1,2"),
+        ("50 percent", "50%"),
+        (r"\dfrac12", r"\frac12"),
+        (r"90^\circ", "90"),
+        (r"x \in [1,2]", "[1,2]"),
+        ("7 hundred", "7 hundred"),
+        ("2 x", "2 x"),
+        (r"$\boxed{7}$", "7"),
+        ("", ""),
+    ],
+)
+def test_plain_takes_off_what_carries_no_meaning(text: str, form: str) -> None:
+    assert plain(text) == form
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "parts"),
+    [
+        ("7", "scalar", ("7",)),
+        ("(7)", "scalar", ("7",)),
+        ("1,2", "list", ("1", "2")),
+        ("(1,2)", "tuple", ("1", "2")),
+        ("(1,2]", "interval", ("1", "2")),
+        (r"\{1,2\}", "set", ("1", "2")),
+        (r"\{x | x > 2\}", "scalar", (r"\{x | x > 2\}",)),
+        (r"(1,2)\cup[3,4]", "union", ("(1,2)", "[3,4]")),
+        ("(1,2),(3,4)", "list", ("(1,2)", "(3,4)")),
+        (r"1\pm 2", "list", ("1+ 2", "1- 2")),
+        ("f(1,2)+3", "scalar", ("f(1,2)+3",)),
+        (r"\begin{pmatrix}1,2\end{pmatrix}", "scalar", (r"\begin{pmatrix}1,2\end{pmatrix}",)),
+    ],
+)
+def test_split_finds_the_outermost_structure(text: str, kind: str, parts: tuple[str, ...]) -> None:
+    assert split(text)[:2] == (kind, parts)
+
+
+def test_times_of_day_are_told_from_ratios() -> None:
+    assert clock("10:30") == (37_800, "")  # 10 x 3600 + 30 x 60
+    assert clock(r"9:05:01 \text{ p.m.}") == (32_701, "p")
+    assert clock("1:3") is None
+    assert clock("25:00") is None
+    assert clock("10:75") is None
+
+
+def test_words_are_told_from_variables() -> None:
+    assert words(r"\text{No Solution}") == words("no solution.") == "no solution"
+    assert words("xyz") is None
+    assert words("2x") is None
+
+
+def test_numbers_are_exact_and_plain() -> None:
+    assert number("72.00") == 72
+    assert number(r"-\frac{1}{2}") * 2 == -1
+    assert number("50%") is None
+    assert number("1e5") is None
+
+
+def test_match_form_has_one_spelling_for_a_fraction() -> None:
+    assert match_form(r"\dfrac12") == match_form("1/2") == match_form(r"x = \frac{1}{2}") == "1/2"
+    assert match_form(r"12\text{ cm}") == "12"
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("72", "72"),
+        (72, "72"),
+        (7.5, "7.5"),
+        (["72"], "72"),
+        ("6 x 12\n#### 72", "72"),
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (None, None),
+        (True, None),
+        ("", None),
+        (" \x00", None),
+        ([], None),
+        (["7", "8"], None),
+        ({}, None),
+        pytest.param(10**5000, None, id="huge"),
+        ("7" * (MAX_MATH_CHARS + 1), None),
+        (r"\boxed{7", None),
+    ],
+)
+def test_reference_text_is_the_final_answer_or_none(reference: object, text: str | None) -> None:
+    assert reference_text(reference) == text
+
+
+def test_the_longest_answers_of_anything_are_read_quickly() -> None:
+    for pattern in (
+        "{",
+        "}",
+        "(",
+        ",",
+        " ",
+        "1,",
+        "1 ",
+        "$",
+        "\\",
+        r"\text{",
+        "=",
+        "a ",
+        "1:",
+        r"\cup",
+        "^",
+        "1,234",
+        "(",
+    ):
+        text = (pattern * MAX_MATH_CHARS)[:MAX_MATH_CHARS]
+        start = time.process_time()
+        split(plain(text)), words(text), clock(text), number(text), match_form(text)
+        assert time.process_time() - start < 0.2, pattern

@@ -1,0 +1,167 @@
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rewards import PresetError, build_samples, load
+from rewards.components.math_verify import MathVerify
+from rewards.evaluation import run_component
+from rewards.hacks import answered, known_hacks
+from rewards.protocol import Context
+
+PROMPT = r"What is 6 x 12? Put the answer in \boxed{}, for example \boxed{5}."
+HANGING = r"\int_0^1 \sin(x^{x^{x^x}}) \cdot e^{\cos(\tan x)} dx"
+
+
+def judged(*completions, reference="72", **fields):
+    samples = build_samples([PROMPT] * len(completions), list(completions), reference=[reference] * len(completions))
+    return run_component(MathVerify(deadline=10.0, **fields), samples, Context())
+
+
+def statuses(*completions, **given):
+    return [score.status for score in judged(*completions, **given)]
+
+
+def test_right_answers_in_other_words_are_right():
+    completions = [r"\boxed{72}", r"\boxed{72.00}", r"\boxed{$72$ cm}", r"\boxed{6\cdot 12}", r"\boxed{x=72}"]
+    assert statuses(*completions) == ["ok"] * 5
+
+
+def test_wrong_answers_are_wrong_and_missing_ones_format():
+    completions = [r"\boxed{70}", r"\boxed{8=72}", r"\boxed{70 or 72}", "72", r"\boxed{72", r"\boxed{}"]
+    assert statuses(*completions) == ["wrong", "wrong", "wrong", "format", "format", "format"]
+
+
+def test_an_earlier_box_is_not_recovered_when_the_last_is_open():
+    assert statuses(r"\boxed{72} so \boxed{72") == ["format"]
+
+
+def test_strict_refuses_boxes_that_differ_and_lenient_takes_the_last():
+    completion = r"\boxed{70}, no: \boxed{72}"
+    assert statuses(completion) == ["format"]
+    assert statuses(completion, strict=False) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("answer_in", "completion"),
+    [
+        ("tag", "<think>?</think><answer>72</answer>"),
+        ("tag", r"<think>?</think><answer>It is \boxed{72}.</answer>"),
+        ("hash", "work\n#### 72"),
+        ("line", "work\nAnswer: $72$"),
+        ("any", "work\nAnswer: $72$"),
+        ("any", r"work \boxed{72}"),
+    ],
+)
+def test_answers_are_found_where_they_should_stand(answer_in, completion):
+    assert statuses(completion, answer_in=answer_in) == ["ok"]
+
+
+def test_answers_elsewhere_are_not_found():
+    assert statuses("<answer>72</answer>", "Answer: 72") == ["format", "format"]
+
+
+def test_reasoning_that_the_prompt_opened_has_to_be_closed():
+    completions = [r"maybe \boxed{72}", r"so</think>\boxed{72}", r"<think>so</think>\boxed{72}"]
+    samples = build_samples(["Q <think>\n"] * 3, completions, reference=["72"] * 3)
+    assert [s.status for s in run_component(MathVerify(), samples, Context())] == ["format", "ok", "ok"]
+
+
+def test_gold_that_is_a_bare_letter_interval_or_time_is_compared_too():
+    assert statuses(r"\boxed{\text{A}}", reference="A") == ["ok"]
+    assert statuses(r"\boxed{(1,2)}", r"\boxed{[1,2]}", reference="(1,2)") == ["ok", "wrong"]
+    assert statuses(r"\boxed{10:30}", r"\boxed{1:3}", reference="10:30") == ["ok", "wrong"]
+
+
+def test_the_known_tower_of_powers_is_quick_and_wrong():
+    start = time.monotonic()
+    [tower, fine] = judged(r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}", r"\boxed{6\cdot12}")
+    assert (tower.status, fine.status) == ("wrong", "ok")
+    assert time.monotonic() - start < 30  # a worker's start included
+
+
+def test_an_answer_that_hangs_is_a_timeout_and_the_others_keep_their_scores():
+    run_component(MathVerify(), build_samples(["?"], [r"\boxed{1+1}"], reference=["2"]), Context())  # a warm worker
+    samples = build_samples(["?"] * 3, [r"\boxed{1+1}", rf"\boxed{{{HANGING}}}", r"\boxed{3-1}"], reference=["2"] * 3)
+    start = time.monotonic()
+    scores = run_component(MathVerify(deadline=1.0), samples, Context())
+    assert [score.status for score in scores] == ["ok", "timeout", "ok"]
+    assert [score.value for score in scores] == [1.0, 0.0, 1.0]
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize(
+    "reference", [None, True, "", [], {}, float("nan"), r"\frac{", pytest.param(10**5000, id="huge"), "\ud800{"]
+)
+def test_unusable_references_are_errors_and_never_right(reference):
+    [score] = judged(r"\boxed{\frac{1}{2}}", reference=reference)
+    assert score.status in ("error", "wrong")
+    assert score.value == 0.0
+
+
+@pytest.mark.parametrize("completion", [None, "", "x" * 10_000_000, "\ud800", r"\boxed{" + "\x00" * 9 + "}", [], 7])
+def test_any_completion_gets_a_status(completion):
+    [score] = judged(completion)
+    assert score.status == "format"
+
+
+def test_timeouts_hold_off_the_main_thread():
+    from concurrent.futures import ThreadPoolExecutor
+
+    samples = build_samples(["?"] * 2, [rf"\boxed{{{HANGING}+2}}", r"\boxed{4-2}"], reference=["2"] * 2)
+    with ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(run_component, MathVerify(deadline=1.0), samples, Context()).result()
+    assert [score.status for score in scores] == ["timeout", "ok"]
+
+
+def test_scoring_loads_no_sympy_here():
+    code = (
+        "import sys; from rewards import build_samples, load; preset = load('math-verify', deadline=30.0);"
+        "print(preset.score(build_samples(['?'], [r'\\boxed{6 \\cdot 12}'], reference=['72'])).totals, 'sympy' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[1.0] False"
+
+
+def test_presets_travel():
+    for name in (
+        "math-verify",
+        "math-boxed",
+        "math-cosine",
+        "math-dapo",
+        "math-kimi-length",
+        "math-length-budget",
+        "r1-zero",
+    ):
+        assert pickle.loads(pickle.dumps(load(name))).weights == load(name).weights
+
+
+def test_floors_are_kept_for_wrong_answers():
+    scores = judged(r"\boxed{72}", r"\boxed{70}", "none", low=-1.0, floor=-1.0)
+    assert [score.value for score in scores] == [1.0, -1.0, -1.0]
+
+
+def test_unknown_places_are_refused():
+    with pytest.raises(PresetError, match="any, boxed"):
+        load("math-verify", answer_in="box")
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PresetError, match="pip install math-verify"):
+        load("math-verify")
+
+
+@pytest.mark.parametrize("style", ["boxed", "answer", "hash", "Answer: {answer}"])
+def test_no_known_hack_is_correct(style):
+    hacks = known_hacks(PROMPT, "72", "70", style)
+    preset = load("math-dapo", deadline=10.0)  # looks in every place
+    completions = [answered(style, "72"), answered(style, "70"), *[hack.completion for hack in hacks]]
+    size = len(completions)
+    evaluation = preset.score(build_samples([PROMPT] * size, completions, reference=["72"] * size))
+    assert evaluation.statuses["accuracy"][:2] == ["ok", "wrong"]
+    assert set(evaluation.statuses["accuracy"][2:]) <= {"wrong", "format"}

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+from conftest import answered
+
+from rewards import Context, build_samples
+from rewards.components import reasoning_gym_tasks
+from rewards.components.reasoning_gym import SLOW_TASKS, ReasoningGymAccuracy
+from rewards.evaluation import run_component
+
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
+
+ENTRIES = {
+    "simple_integration": {
+        "question": "Find the indefinite integral: ∫ 2*x dx",
+        "answer": "x**2 + C",
+        "metadata": {"integrand": "2*x", "variable": "x", "expected_answer_expression": "x**2"},
+    },
+    "polynomial_multiplication": {"question": "(x + 1)*(x - 1)", "answer": "x**2 - 1", "metadata": {}},
+    "chain_sum": {"question": "60 + 12 =", "answer": "72", "metadata": {}},
+    "prime_factorization": {
+        "question": "Factorise 6.",
+        "answer": "2 × 3",
+        "metadata": {"number": 6, "factors": [2, 3]},
+    },
+    "no_such_task": {"question": "", "answer": "72", "metadata": {}},
+}
+ANSWERS = ["x**2 + C", "x^2", "x**2 - 1", "(x-1)*(x+1)", "72", "72.0", "It is 72", "2 × 3", "two", "x**(", "1/0"]
+
+
+def scores(component):
+    rows = [(task, answer) for task in ENTRIES for answer in ANSWERS]
+    samples = build_samples(
+        ["p"] * len(rows),
+        [answered(answer) for _, answer in rows],
+        task=[task for task, _ in rows],
+        entry=[json.dumps(ENTRIES[task]) for task, _ in rows],
+    )
+    return [(s.value, s.status, dict(s.info)) for s in run_component(component, samples, Context())]
+
+
+def test_a_worker_gives_the_scores_that_this_process_gives():
+    everything = ReasoningGymAccuracy(isolated=frozenset(ENTRIES), strict=False, deadline=20)
+    here = scores(ReasoningGymAccuracy(isolated=frozenset(), strict=False))
+    assert scores(everything) == here
+    assert {status for _, status, _ in here} == {"ok", "wrong", "error"}
+
+
+def test_algebra_is_isolated_and_the_rest_is_not():
+    assert sorted(SLOW_TASKS) == ["intermediate_integration", "polynomial_multiplication", "simple_integration"]
+    assert ReasoningGymAccuracy().isolated == SLOW_TASKS
+
+
+def test_a_slow_verifier_is_a_timeout_of_its_item():
+    # SymPy simplifies its derivative for long, and the verifier would catch any exception that a signal raised.
+    slow = "sin(x)*cos(2*x)*tan(3*x)*exp(sin(x))/(1+sin(x)*cos(5*x)*tan(7*x))"
+    entry = json.dumps(ENTRIES["simple_integration"])
+    answers = [answered(slow), answered("x**2 + C")]
+    samples = build_samples(["p"] * 2, answers, task=["simple_integration"] * 2, entry=[entry] * 2)
+    first, second = run_component(ReasoningGymAccuracy(deadline=1.5), samples, Context())
+    assert (first.status, first.info) == ("timeout", {"extracted": slow, "reason": "over the deadline of 1.5 s"})
+    assert second.status == "ok"
+
+
+def test_a_score_that_is_no_number_is_an_error_of_the_row(monkeypatch):
+    monkeypatch.setattr(reasoning_gym_tasks, "_score_answer", lambda task: lambda answer, entry: float("nan"))
+    samples = build_samples(["p"], [answered("72")], task=["chain_sum"], entry=[json.dumps(ENTRIES["chain_sum"])])
+    [score] = run_component(ReasoningGymAccuracy(), samples, Context())
+    assert (score.status, score.info["reason"]) == ("error", "score_answer returned nan")

@@ -1,0 +1,283 @@
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rewards import sandbox
+from rewards.sandbox import commands, runner, slots
+from rewards.sandbox.process import sealed_file
+from rewards.sandbox.seccomp import filter_program
+
+LINUX = sys.platform.startswith("linux")
+LEVELS = ("bwrap", "namespaces", "landlock")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    report = next(r for r in sandbox.describe() if r.level == request.param)
+    if not report.available:
+        pytest.skip(f"{request.param} does not work here: {report.reason}")
+    return request.param
+
+
+def test_programs_read_stdin_and_files_and_print(level):
+    program = "import sys\nprint(sys.stdin.read() + open('data.txt').read())"
+    result = sandbox.run(program, "é" * 100_000, files={"data.txt": "end"}, at=level)
+    assert (result.status, result.returncode, result.reason) == ("ok", 0, "")
+    assert result.stdout == "é" * 100_000 + "end\n"
+
+
+def test_the_standard_library_works(level):
+    program = (
+        "import collections, decimal, fractions, functools, heapq, itertools, json, math, random, re\n"
+        "import asyncio, string, threading\n"
+        "t = threading.Thread(target=print, args=(1,)); t.start(); t.join()\nprint(math.factorial(20))"
+    )
+    assert sandbox.run(program, at=level).stdout == "1\n2432902008176640000\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        ("raise SystemExit(3)", "failed", "exit code 3"),
+        ("1 / 0", "failed", "exit code 1"),
+        ("not python at all", "failed", "exit code 1"),
+        ("1\n\0", None, ""),  # Python 3.11 stops reading at NUL, later versions refuse
+        ("", "ok", ""),
+        ("\ud800", "failed", "no valid Unicode"),
+        ("while True: pass", "timeout", "stopped after 1 s"),
+        ("print('x' * 5000)", "output", "stopped after 1000 bytes"),
+        ("import sys; print('x' * 5000, file=sys.stderr)", "output", "stopped after 1000 bytes"),
+    ],
+)
+def test_every_end_has_its_status(program, status, reason, level):
+    result = sandbox.run(program, seconds=1, output_bytes=1000, at=level)
+    assert result.status in ([status] if status else ["ok", "failed"])
+    assert reason in result.reason
+    assert len(result.stdout) <= 1000
+    assert (result.returncode is None) == (status in ("timeout", "output") or "Unicode" in reason)
+
+
+def test_output_before_a_timeout_is_kept(level):
+    result = sandbox.run("print('first', flush=True)\nwhile True: pass", seconds=1, at=level)
+    assert (result.status, result.stdout) == ("timeout", "first\n")
+    assert 1.0 <= result.seconds < 4.0
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "main.py", "a\0"])
+def test_file_names_are_plain(name, level):
+    assert "plain file name" in sandbox.run("print(1)", files={name: "x"}, at=level).reason
+
+
+def test_a_crashing_interpreter_is_a_failed_program(level):
+    result = sandbox.run("import ctypes\nprint(1, flush=True)\nctypes.string_at(0)", at=level)
+    assert (result.status, result.stdout) == ("failed", "1\n")
+
+
+def test_programs_cannot_claim_that_the_sandbox_did_not_start(level):
+    # That would be `infra`, which excludes a completion instead of scoring it.
+    program = "import os, sys\nprint('bwrap: Can\\'t fork', file=sys.stderr)\nos.kill(os.getpid(), 9)\nos._exit(125)"
+    assert sandbox.run(program, at=level).status == "failed"
+
+
+def test_many_programs_run_at_once_and_stay_in_order(level):
+    jobs = [sandbox.Job(program="print(input())", stdin=str(n)) for n in range(12)]
+    assert [result.stdout for result in sandbox.run_all(jobs, workers=4, at=level)] == [f"{n}\n" for n in range(12)]
+
+
+def test_no_descriptor_thread_or_child_is_left(level):
+    sandbox.run("print(1)", at=level)
+    before = (len(os.listdir("/proc/self/fd")), threading.active_count())
+    for program in ("print(1)", "while True: pass", "\0"):
+        sandbox.run(program, seconds=0.3, at=level)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_no_directory_is_left(level):
+    before = set(os.listdir("/tmp"))
+    sandbox.run("while True: pass", seconds=0.3, files={"x": "y"}, at=level)
+    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("sandbox-")]
+
+
+@pytest.mark.skipif(not LINUX, reason="needs Linux")
+def test_unsafe_has_to_be_asked_for():
+    with pytest.raises(sandbox.SandboxError, match="allow_unsafe=True"):
+        sandbox.run("print(1)", at="unsafe")
+    assert sandbox.run("print(1)", at="unsafe", allow_unsafe=True).stdout == "1\n"
+
+
+@pytest.mark.skipif(not LINUX, reason="needs Linux")
+def test_levels_fall_back_in_order_and_then_refuse(monkeypatch):
+    missing = set()
+
+    def report(name):
+        return sandbox.LevelReport(level=name, available=name not in missing, reason=f"{name} is out")
+
+    monkeypatch.setattr(runner, "_report", report)
+    seen = []
+    for name in LEVELS:
+        seen.append(sandbox.level())
+        missing.add(name)
+    assert seen == ["bwrap", "namespaces", "landlock"]
+    assert sandbox.level() is None
+    with pytest.raises(sandbox.SandboxError, match=r"bwrap is out.*apt-get install bubblewrap.*allow_unsafe=True"):
+        sandbox.run("print(1)")
+    with pytest.raises(sandbox.SandboxError, match="does not work here: bwrap is out"):
+        sandbox.run("print(1)", at="bwrap")
+    assert sandbox.run("print(1)", allow_unsafe=True).stdout == "1\n"
+
+
+@pytest.mark.skipif(not LINUX, reason="needs Linux")
+def test_a_missing_tool_is_named_with_its_package(monkeypatch):
+    find = commands.tool.__wrapped__
+    monkeypatch.setattr(commands, "tool", lambda name: find(f"no-{name}"))
+    report = runner._report.__wrapped__("bwrap")
+    assert not report.available
+    assert "is not installed (apt-get install" in report.reason
+
+
+def test_other_systems_have_no_level(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "needs Linux" in runner._report.__wrapped__("bwrap").reason
+
+
+def test_every_level_describes_itself():
+    reports = sandbox.describe()
+    assert [report.level for report in reports] == [*LEVELS, "unsafe"]
+    assert all(report.reason for report in reports)
+
+
+@pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root to become somebody else")
+def test_ordinary_users_have_the_levels_too():
+    # Under another user id, with the system's interpreter, which that user may read.
+    code = (
+        "import os; os.setgroups([]); os.setgid(60001); os.setuid(60001)\n"
+        "from rewards import sandbox\n"
+        "bomb = 'import os\\ntry:\\n  for _ in range(500): os.fork()\\nexcept OSError: print(1)'\n"
+        "for report in sandbox.describe()[:-1]:\n"
+        "    if not report.available: print(report.level, 'missing'); continue\n"
+        "    plain = sandbox.run('print(input())', 'x', at=report.level)\n"
+        "    bombed = sandbox.run(bomb, at=report.level, seconds=2)\n"
+        "    print(report.level, plain.status, plain.stdout.strip(), set(bombed.stdout) <= {'1', chr(10)})\n"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    version = subprocess.run(
+        [commands.python(), "-c", "import sys; print(sys.version_info >= (3, 11))"], capture_output=True
+    )
+    if version.stdout.strip() != b"True":
+        pytest.skip("the system's Python is older than 3.11")
+    ran = subprocess.run(
+        [commands.python(), "-c", code], capture_output=True, text=True, cwd=root, env={"PYTHONPATH": root}
+    )
+    if "No module named 'rewards'" in ran.stderr or "Permission" in ran.stderr:
+        pytest.skip("this checkout is not readable by other users")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(LEVELS)
+    assert all(line.endswith("ok x True") or line.endswith("missing") for line in lines), lines
+
+
+@pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="slots are for root")
+def test_each_program_has_a_user_id_of_its_own():
+    with slots.uid_slot() as first, slots.uid_slot() as second:
+        assert first != second
+        code = "from rewards.sandbox.slots import uid_slot\nwith uid_slot() as uid: print(uid)"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert int(other.stdout) not in (first, second)
+    with slots.uid_slot() as again:
+        assert again in (first, second)
+
+
+@pytest.mark.skipif(not LINUX, reason="needs Linux")
+def test_sealed_files_cannot_be_changed():
+    fd = sealed_file(b"content")
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(fd, b"x")
+        with pytest.raises(OSError, match="not permitted"):
+            os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_TRUNC)
+        assert os.read(fd, 100) == b"content"
+    finally:
+        os.close(fd)
+
+
+def _verdict(program: bytes, machine: int, number: int, argument: int = 0, second: int = 0) -> int:
+    """Interprets the filter as the kernel does, for one call."""
+    import struct
+
+    code = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+    data = {0: number, 4: machine, 16: argument, 24: second}
+    accumulator = position = 0
+    while True:
+        kind, if_true, if_false, constant = code[position]
+        position += 1
+        if kind == 0x20:
+            accumulator = data[constant]
+        elif kind == 0x06:
+            return constant
+        else:
+            holds = {0x15: accumulator == constant, 0x35: accumulator >= constant, 0x45: accumulator & constant}[kind]
+            position += if_true if holds else if_false
+
+
+ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("number", "argument", "inside_namespaces", "alone"),
+    [
+        (0, 0, ALLOW, ALLOW),  # read
+        (59, 0, ALLOW, ALLOW),  # execve
+        (101, 0, EPERM, EPERM),  # ptrace
+        (165, 0, EPERM, EPERM),  # mount
+        (272, 0, EPERM, EPERM),  # unshare
+        (435, 0, ENOSYS, ENOSYS),  # clone3
+        (56, 17, ALLOW, EPERM),  # clone as fork does
+        (56, 0x3D0F00, ALLOW, ALLOW),  # clone as pthread_create does
+        (56, 0x10000011, EPERM, EPERM),  # clone with CLONE_NEWUSER
+        (57, 0, ALLOW, EPERM),  # fork
+        (62, 0, ALLOW, EPERM),  # kill
+        (41, 1, ALLOW, EPERM),  # socket(AF_UNIX)
+        (41, 2, EPERM, EPERM),  # socket(AF_INET)
+        (302, 0, ALLOW, ALLOW),  # prlimit64 of itself
+        (302, 1, ALLOW, EPERM),  # prlimit64 of another process
+        (0x40000000, 0, KILL, KILL),  # the x32 ABI
+    ],
+)
+def test_the_filter_answers_each_call(number, argument, inside_namespaces, alone):
+    for namespaces, verdict in ((True, inside_namespaces), (False, alone)):
+        program = filter_program(namespaces=namespaces, machine="x86_64")
+        assert _verdict(program, 0xC000003E, number, argument) == verdict
+
+
+def test_without_namespaces_a_pipe_may_not_signal_its_owner():
+    alone = filter_program(namespaces=False, machine="x86_64")
+    assert [_verdict(alone, 0xC000003E, 72, second=command) for command in (1, 2, 3, 4)] == [ALLOW] * 4
+    assert [_verdict(alone, 0xC000003E, 72, second=command) for command in (8, 10, 15)] == [EPERM] * 3
+    assert _verdict(alone, 0xC000003E, 16, second=0x8901) == EPERM
+
+
+def test_the_filter_knows_its_machines():
+    arm = filter_program(namespaces=True, machine="aarch64")
+    assert _verdict(arm, 0xC00000B7, 117) == EPERM  # ptrace
+    assert _verdict(arm, 0xC00000B7, 63) == ALLOW  # read
+    assert _verdict(arm, 0xC000003E, 63) == KILL  # calls of another machine
+    assert filter_program(namespaces=True, machine="riscv64") is None
+    assert platform.machine() != "x86_64" or filter_program(namespaces=True)
+
+
+def test_importing_rewards_starts_nothing():
+    code = (
+        "import sys, rewards; print(sorted({'subprocess', 'socket', 'ctypes', 'rewards.sandbox'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_loaded_machine_does_not_lengthen_the_deadline(level):
+    start = time.monotonic()
+    sandbox.run_all([sandbox.Job(program="while True: pass", seconds=0.5)] * 4, workers=4, at=level)
+    assert time.monotonic() - start < 5

@@ -1,0 +1,311 @@
+"""Programs that try to get out, to harm the machine, or to outlive their run. None may print ESCAPED."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rewards import sandbox
+from rewards.sandbox.slots import FIRST_UID, SLOTS
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
+
+SYSCALL = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+ARM = platform.machine() == "aarch64"
+def attempt(x86, arm, *args):
+    if libc.syscall(arm if ARM else x86, *args) >= 0:
+        print("ESCAPED", x86)
+    else:
+        print("refused", os.strerror(ctypes.get_errno()))
+"""
+
+TRY = """
+import os
+def attempt(action, *args):
+    try:
+        result = action(*args)
+    except BaseException as failure:
+        print("refused", type(failure).__name__)
+    else:
+        print("ESCAPED", action, args, repr(result)[:80])
+"""
+
+# Each is run with a short deadline; {port}, {secret}, {abstract}, {pid} and {marker} are filled in.
+PROGRAMS = {
+    "TCP to this machine": TRY + "import socket\nattempt(socket.create_connection, ('127.0.0.1', {port}), 1)",
+    "TCP to elsewhere": TRY + "import socket\nattempt(socket.create_connection, ('1.1.1.1', 53), 1)",
+    "UDP": TRY
+    + "import socket\nattempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port})))",
+    "name resolution": TRY + "import socket\nattempt(socket.gethostbyname, 'example.org')",
+    "netlink and raw sockets": TRY
+    + "import socket\nattempt(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 0)\n"
+    + "attempt(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, 3)\nattempt(socket.socket, socket.AF_VSOCK)",
+    "abstract socket of this machine": TRY
+    + "import socket\nattempt(lambda: socket.socket(socket.AF_UNIX).connect('\\0{abstract}'))",
+    "reading /root": TRY + "attempt(os.listdir, '/root')\nattempt(os.listdir, '/home')",
+    "reading /proc/1/environ": TRY
+    + "attempt(open, '/proc/1/environ')\nattempt(open, '/proc/{pid}/environ')\nattempt(os.listdir, '/proc/{pid}/fd')",
+    "reading accounts": TRY + "attempt(open, '/etc/passwd')\nattempt(open, '/etc/shadow')",
+    "reading a file of the trainer": TRY
+    + "attempt(open, '{secret}')\nattempt(os.listdir, os.path.dirname('{secret}'))",
+    "inherited environment": "import os\nprint('ESCAPED' if set(os.environ) - {{'PWD', 'LC_CTYPE'}} else 'none')",
+    "inherited descriptors": (
+        "import os\nfor fd in range(3, 1024):\n    try:\n        os.fstat(fd)\n    except OSError:\n        continue\n"
+        "    print('ESCAPED', fd)"
+    ),
+    "writing outside": TRY
+    + "for path in ('/x', '/usr/x', '/etc/x', '/box/x', '/dev/x', '/dev/shm/x', '/var/tmp/x', '{secret}'):\n"
+    + "    attempt(open, path, 'w')",
+    "changing its own source": TRY + "attempt(open, __file__, 'a')\nattempt(os.unlink, __file__)",
+    "changing modes and owners outside": TRY
+    + "for path in ('/usr', '{secret}', __file__):\n"
+    + "    attempt(os.chmod, path, 0o777)\n    attempt(os.chown, path, os.getuid(), os.getgid())\n    attempt(os.utime, path)",
+    "symbolic link out": TRY
+    + "import contextlib\nwith contextlib.suppress(OSError):\n"
+    + "    os.symlink('{secret}', '/tmp/link'); os.symlink('/', '/tmp/root')\n"
+    + "attempt(open, '/tmp/link')\nattempt(open, '/tmp/link', 'w')\nattempt(os.listdir, '/tmp/root/root')\n"
+    + "attempt(os.link, '/usr/bin/env', '/tmp/env')\nattempt(open, '/tmp/../../../../..{secret}')",
+    "device nodes": TRY + "import stat\nattempt(os.mknod, '/tmp/kmem', stat.S_IFCHR | 0o666, os.makedev(1, 2))",
+    "becoming root": TRY
+    + "attempt(os.setgroups, [0])\n"
+    + "for id in (1, 1000):\n    attempt(os.setuid, id)\n    attempt(os.setresgid, id, id, id)",
+    "programs with the setuid bit": TRY
+    + "def act():\n    import subprocess\n    out = subprocess.run(['/usr/bin/su', '-c', 'id'], capture_output=True, text=True)\n"
+    + "    if out.returncode: raise OSError(out.stderr)\n    return out\nattempt(act)",
+    "raising its limits": TRY
+    + "import resource as r\n"
+    + "for kind in (r.RLIMIT_AS, r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE):\n"
+    + "    attempt(r.setrlimit, kind, (r.RLIM_INFINITY,) * 2)",
+    "limits of the trainer": TRY + "import resource as r\nattempt(r.prlimit, {pid}, r.RLIMIT_NOFILE)",
+    "signals to the trainer": TRY
+    + "import signal\nattempt(os.kill, {pid}, signal.SIGTERM)\nattempt(os.killpg, {pid}, signal.SIGTERM)\n"
+    + "attempt(signal.pidfd_send_signal, 0, signal.SIGTERM)",
+    "signals to the parent": (
+        "import os, signal\nfor target in (os.getppid(), -1):\n    try:\n        os.kill(target, signal.SIGKILL)\n"
+        "    except OSError:\n        pass"
+    ),
+    "signals by a pipe of the trainer's": """
+import fcntl, os, signal
+read, write = os.pipe()
+try:
+    fcntl.fcntl(read, fcntl.F_SETOWN, {pid})
+    fcntl.fcntl(read, 10, int(signal.SIGTERM))
+    fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
+except OSError as failure: print("refused", failure)
+os.write(write, b"x")
+""",
+    "ptrace": SYSCALL + "attempt(101, 117, 16, {pid}, 0, 0)\nattempt(101, 117, 0, 0, 0, 0)",
+    "memory of other processes": SYSCALL
+    + "buffer = ctypes.create_string_buffer(64)\nvector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)\n"
+    + "attempt(310, 270, {pid}, vector, 1, vector, 1, 0)\nattempt(434, 434, {pid}, 0)",
+    "nested namespaces": SYSCALL
+    + "for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x10020000):\n    attempt(272, 97, flag)\n"
+    + "attempt(56, 220, 0x10000000 | 17, 0, 0, 0, 0)\nattempt(308, 268, 0, 0)",
+    "mounts and chroot": SYSCALL
+    + "attempt(165, 40, b'tmpfs', b'/tmp', b'tmpfs', 0, None)\nattempt(161, 51, b'/tmp')\nattempt(155, 41, b'/', b'/tmp')\n"
+    + "attempt(166, 39, b'/usr', 2)\nattempt(428, 428, -100, b'/', 1)",
+    "kernel interfaces": SYSCALL
+    + "attempt(425, 425, 8, ctypes.create_string_buffer(256))\nattempt(321, 280, 0, 0, 0)\nattempt(323, 282, 0)\n"
+    + "attempt(298, 241, 0, 0, 0, 0, 0)\nattempt(250, 219, 0, -3, 1)\nattempt(135, 92, 0x0040000)",
+    "calls of the other ABI": SYSCALL + "if not ARM: attempt(0x40000000 + 39, 0)",
+    "2 GiB at once": TRY + "attempt(lambda: len(bytearray(2 << 30)))\nimport mmap\nattempt(mmap.mmap, -1, 2 << 30)",
+    "2 GiB piece by piece": (
+        "kept = []\ntry:\n    for _ in range(2048): kept.append(bytearray(1 << 20))\n    print('ESCAPED')\n"
+        "except MemoryError: kept.clear(); print('refused')"
+    ),
+    "memory that no limit counts": SYSCALL + "attempt(319, 279, b'x', 0)\nattempt(29, 194, 0, 1 << 30, 0o1600)",
+    "filling the disk": """
+import os
+total = 0
+for folder in ("/tmp", ".", "/dev/shm", "/"):
+    try:
+        for number in range(400):
+            with open(os.path.join(folder, f"fill{{number}}"), "wb") as file:
+                total += file.write(bytes(1 << 20))
+    except OSError as failure:
+        print("refused", failure)
+print("ESCAPED" if total > 64 << 20 else total)
+""",
+    "fork bomb": """
+import os, time
+started = 0
+try:
+    for _ in range(500):
+        if os.fork() == 0:
+            time.sleep(60)
+        started += 1
+    print("ESCAPED")
+except OSError as failure:
+    print("refused", started, failure)
+""",
+    "recursive fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "thread bomb": """
+import threading, time
+threading.stack_size(65536)
+try:
+    for _ in range(20000):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print("ESCAPED")
+except (RuntimeError, MemoryError): print("refused", threading.active_count())
+""",
+    "endless output": "while True: print('x' * 1000)",
+    "endless errors": "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
+    "closed output, endless sleep": "import os, time\nos.close(1); os.close(2)\ntime.sleep(1000)",
+    "ignoring SIGTERM": (
+        "import signal, time\nfor number in range(1, 32):\n    try: signal.signal(number, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\nwhile True: time.sleep(1)"
+    ),
+    "busy loop that ignores its CPU limit": "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+    "daemon": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        while True: time.sleep(0.1)
+    os._exit(0)
+print("left one behind")
+""",
+    "daemon that holds the output open": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: time.sleep(1000)
+    os._exit(0)
+""",
+    "endless chain of processes": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
+}
+
+LEVELS = ("bwrap", "namespaces", "landlock")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    report = next(r for r in sandbox.describe() if r.level == request.param)
+    if not report.available:
+        pytest.skip(f"{request.param} does not work here: {report.reason}")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """What the programs aim at: a secret file that anyone may read and write, two listening sockets, this process."""
+    folder = Path("/tmp") / f"escape-target-{os.getpid()}"
+    folder.mkdir(mode=0o777)
+    secret = folder / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o666)
+    abstract = f"escape-target-{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(f"\0{abstract}")
+        unix.listen()
+        for listener in (tcp, unix):
+            listener.setblocking(False)
+        aims = {"port": tcp.getsockname()[1], "secret": str(secret), "abstract": abstract, "pid": os.getpid()}
+        yield aims, (tcp, unix)
+    secret.unlink()
+    folder.rmdir()
+
+
+WORKERS = set()  # process ids of children that other tests of this session keep, such as isolation's warm workers
+
+
+@pytest.fixture(autouse=True)
+def _leave_workers_alone():
+    WORKERS.clear()
+    WORKERS.update(pid for _, pid, _ in processes(zombies=True))
+
+
+def survivors(zombies=True):
+    """Processes of the sandbox's user ids, or children of this process, that are still there after a second's grace."""
+    for _ in range(20):
+        found = [process for process in processes(zombies) if process[1] not in WORKERS]
+        if not found:
+            return []
+        time.sleep(0.05)
+    return found
+
+
+def processes(zombies):
+    """Name, process id and state of those that are the sandbox's or this process's children."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            ours = FIRST_UID <= int(fields["Uid"].split()[0]) < FIRST_UID + SLOTS
+            dead = fields["State"].startswith("Z")
+            if (ours or int(fields["PPid"]) == os.getpid()) and (zombies or not dead):
+                found.append((fields["Name"], fields["Pid"], fields["State"]))
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_program_gets_out_or_stays(name, level, target):
+    aims, listeners = target
+    before = Path(aims["secret"]).stat()
+    start = time.monotonic()
+    result = sandbox.run(PROGRAMS[name].format(**aims), seconds=1.5, output_bytes=1 << 18, at=level)
+    assert time.monotonic() - start < 8
+    assert result.status != "infra", result.reason
+    assert "ESCAPED" not in result.stdout
+    assert "SyntaxError" not in result.stderr
+    assert len(result.stdout) + len(result.stderr) <= 1 << 19
+    after = Path(aims["secret"]).stat()
+    assert (after.st_size, after.st_mode, after.st_uid, after.st_mtime) == (
+        6,
+        before.st_mode,
+        before.st_uid,
+        before.st_mtime,
+    )
+    for listener in listeners:
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert survivors() == []
+
+
+def test_programs_end_with_the_trainer(level):
+    code = (
+        "from rewards import sandbox\n"
+        f"sandbox.run('print(1)', at={level!r}); print('started', flush=True)\n"
+        f"sandbox.run('import time; time.sleep(1000)', seconds=500, at={level!r})"
+    )
+    before = set(Path("/tmp").glob("sandbox-*"))
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "started\n"
+    time.sleep(0.6)
+    assert trainer.poll() is None
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    for box in set(Path("/tmp").glob("sandbox-*")) - before:  # without bwrap, a killed trainer cannot clear it away
+        with contextlib.suppress(OSError):
+            if "sleep(1000)" in (box / "main.py").read_text():  # other tests may run at the same time
+                shutil.rmtree(box)
+    assert (
+        survivors(zombies=False) == []
+    )  # whom the dead trainer leaves behind is for the machine's first process to reap
+
+
+@pytest.mark.parametrize(
+    "name", ["TCP to this machine", "reading accounts", "reading a file of the trainer", "symbolic link out"]
+)
+def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
+    aims, listeners = target
+    result = sandbox.run(PROGRAMS[name].format(**aims), at="unsafe", allow_unsafe=True)
+    assert "ESCAPED" in result.stdout
+    for listener in listeners:
+        with contextlib.suppress(BlockingIOError):
+            listener.accept()[0].close()
+    Path(aims["secret"]).write_text("secret")
+
+
+def test_there_are_more_than_25_programs():
+    assert len(PROGRAMS) >= 25

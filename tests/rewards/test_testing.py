@@ -1,0 +1,190 @@
+"""rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
+
+import doctest
+import importlib
+import json
+import time
+
+import pytest
+
+import rewards
+from rewards import Preset, RewardsError, Weighted, from_function, testing
+from rewards.hacks import STYLES, answered, known_hacks
+
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
+
+
+def loads(name):
+    """Whether a preset needs neither parameters nor a model; the others have tests of their own that use their rows."""
+    try:
+        rewards.load(name)
+    except RewardsError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", rewards.names())
+def test_every_preset_has_rows_with_good_and_bad_completions(name):
+    kinds = set()
+    for row in testing.golden(name):
+        kinds |= {kind for kind, answer in (("good", "right"), ("bad", "wrong")) if {kind, answer} & row.keys()}
+    assert kinds == {"good", "bad"}
+
+
+@pytest.mark.parametrize("name", [name for name in rewards.names() if loads(name)])
+def test_no_preset_is_hacked(name):
+    report = testing.check(rewards.load(name), testing.golden(name))
+    assert report.problems == []
+    assert report.passed
+    assert sum(case.kind == "hack" for case in report.cases) >= 13
+    failed = {
+        (case.name, status, *case.reasons.values())
+        for case in report.cases
+        for status in case.statuses.values()
+        if status in ("error", "infra")
+    }
+    assert failed == set()
+
+
+def test_a_reward_that_looks_for_the_answer_anywhere_is_found_out():
+    def substring(completions, answer, **kwargs):
+        return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+    row = {"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}
+    report = testing.check(Preset([from_function(substring)], name="substring"), [row])
+    assert not report.passed
+    found = {problem.split("'")[1] for problem in report.problems}
+    assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= found
+
+
+def test_totals_decide_where_there_is_no_checker():
+    def words(completions, **kwargs):
+        return [min(len(c.split()), 10) / 10 for c in completions]
+
+    preset = Preset([from_function(words)], name="words")
+    report = testing.check(preset, [{"good": ["a b c d"], "bad": ["a b", "a b c d e"]}], hacks=False)
+    # 0.4 for the good one; 0.2 and 0.5 for the bad ones
+    assert report.problems == ["Row 1: bad completion 'a b c d e' scores 0.5, an honest answer 0.4."]
+    assert [case.total for case in report.cases] == [0.4, 0.2, 0.5]
+
+
+def test_a_good_completion_that_the_checker_refuses_is_a_problem():
+    report = testing.check(rewards.load("gsm8k-hash"), [{"answer": "72", "good": ["#### 70"]}], hacks=False)
+    assert report.problems == ["Row 1: good completion '#### 70' is not correct for accuracy."]
+
+
+def test_a_reward_that_one_completion_breaks_is_scored_hack_by_hack():
+    def fragile(completions, **kwargs):
+        return [float(c.split()[-1] == "72") for c in completions]  # IndexError for blank text
+
+    report = testing.check(
+        Preset([from_function(fragile)], name="fragile"), [{"good": ["it is 72"], "bad": ["it is 7"]}]
+    )
+    assert [case.total for case in report.cases if case.kind != "hack"] == [1.0, 0.0]
+    assert any("'empty' breaks the reward for its whole batch. IndexError" in note for note in report.notes)
+
+
+def test_completions_have_the_shape_that_the_rows_have():
+    def chat(completions, **kwargs):
+        return [float((c[0]["content"] or "").strip() == "72") for c in completions]
+
+    preset = Preset([from_function(chat)], name="chat")
+    prompt = [{"role": "user", "content": "6 x 12?"}]
+    for row in ({"good": [[{"role": "assistant", "content": "72"}]]}, {"style": "plain", "right": "72", "wrong": "70"}):
+        report = testing.check(preset, [{"prompt": prompt, **row}])
+        assert report.passed, report.problems
+        assert all(isinstance(case.completion, list) for case in report.cases)
+
+
+def test_rows_without_a_good_completion_are_only_shown():
+    report = testing.check(rewards.load("gsm8k-hash"), [{"answer": "72", "completion": "#### 72"}])
+    assert [(case.kind, case.total) for case in report.cases] == [("completion", 1.1)]
+    assert report.passed
+    assert "nothing to compare with" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "There are no rows"),
+        ([{"prompt": "p"}], "Row 1 has no completions"),
+        ([{"style": "boxd", "right": "1"}], "Did you mean 'boxed'"),
+    ],
+)
+def test_rows_that_cannot_be_scored_say_why(rows, says):
+    with pytest.raises(RewardsError, match=says):
+        testing.check(rewards.load("gsm8k-hash"), rows)
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path):
+    with pytest.raises(RewardsError, match=r"rows\.jsonl cannot be read"):
+        testing.read_rows(tmp_path / "rows.jsonl")
+    for text, says in (("{", "line 2 is no JSON:"), ("[1]", "line 2 is no JSON object")):
+        (tmp_path / "rows.jsonl").write_text(f"\n{text}\n")
+        with pytest.raises(RewardsError, match=says):
+            testing.read_rows(tmp_path / "rows.jsonl")
+
+
+def test_targets_are_presets_or_functions(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def right(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    assert testing.target(f"{file}:right").weights == {"right": 1.0}
+    assert testing.target("gsm8k-hash", format_weight=0).weights == {"accuracy": 1.0}
+    assert testing.golden(f"{file}:right") == []
+    for wrong, says in ((f"{file}", "name the function"), ("gsm8k-hsh", "Did you mean"), (f"{file}:wrong", "right")):
+        with pytest.raises(RewardsError, match=says):
+            testing.target(wrong)
+    with pytest.raises(RewardsError, match="takes no parameters"):
+        testing.target(f"{file}:right", weight=2)
+
+
+@pytest.mark.parametrize("style", [*STYLES, "Answer: {answer}"])
+def test_hacks_fit_the_style_and_have_names_of_their_own(style):
+    hacks = known_hacks("6 x 12?", "72", "70", style)
+    assert len({hack.name for hack in hacks}) == len(hacks) >= 13
+    assert answered(style, "72") not in {hack.completion for hack in hacks}
+    assert {"missing", "empty", "prompt echo", "keyword stuffed", "huge text"} <= {hack.name for hack in hacks}
+    assert answered(style, " \n ") in {hack.completion for hack in hacks}
+
+
+def test_hacks_cover_what_the_command_promises():
+    for style in ("answer", "boxed", "hash", "xml"):
+        named = {hack.name for hack in known_hacks("6 x 12?", "72", "70", style)}
+        assert {"hedged", "equation", "reopened answer", "right answer first, wrong one last"} <= named
+    named = {hack.name for hack in known_hacks("6 x 12?", "72", "70")}
+    assert {"two answers", "truncated in the answer", "truncated in the reasoning", "nested answers"} <= named
+    named = {hack.name for hack in known_hacks("", "def f(): pass", "", "code")}
+    assert {"ends at once", "always-equal object", "patched builtins", "truncated in the code"} <= named
+
+
+def test_golden_files_belong_to_presets_and_hold_one_object_a_line():
+    folder = testing._GOLDEN
+    assert {file.stem for file in folder.glob("*")} == set(rewards.names())
+    for file in folder.glob("*.jsonl"):
+        assert all(isinstance(json.loads(line), dict) for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def test_format_presets_are_tested_in_no_time():
+    start = time.process_time()
+    testing.check(rewards.load("gsm8k-reasoning"), testing.golden("gsm8k-reasoning"))
+    assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("module", ["rewards.hacks", "rewards.testing"])
+def test_examples_hold(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_weights_count_in_the_comparison():
+    def right(completions, **kwargs):
+        return [float("72" in c) for c in completions]
+
+    def long(completions, **kwargs):
+        return [float(len(c) > 20) for c in completions]
+
+    preset = Preset([Weighted(from_function(right)[0], 1.0), Weighted(from_function(long)[0], 2.0)], name="both")
+    report = testing.check(preset, [{"good": ["72"], "bad": ["seventy, or a bit more"]}], hacks=False)
+    # 1 · 1 + 2 · 0 = 1 against 1 · 0 + 2 · 1 = 2
+    assert report.problems == ["Row 1: bad completion 'seventy, or a bit more' scores 2, an honest answer 1."]

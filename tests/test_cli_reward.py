@@ -1,0 +1,118 @@
+"""kit.cli_reward: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rewards
+from kit import cli
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, ["reward", *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def rows(*given: dict[str, object]) -> str:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    return "rows.jsonl"
+
+
+ROW = {"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}
+SUBSTRING = (
+    "def substring(completions, answer, **kwargs):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
+)
+EXACT = (
+    "def exact(completions, answer, **kwargs):\n"
+    "    return [float(c.endswith('\\\\boxed{' + a + '}') and 'think' not in c) for c, a in zip(completions, answer)]\n"
+)
+
+
+def test_list_names_every_preset_with_its_summary() -> None:
+    output = run("list")
+    assert all(name in output for name in rewards.names())
+    assert "Grade-school maths" in output
+
+
+@pytest.mark.parametrize("name", rewards.names())
+def test_show_gives_the_docstring_and_the_components(name: str) -> None:
+    output = run("show", name)
+    assert all(word in output for word in ("Formula:", "Range:", "Columns:", "Source:"))
+    assert "component" in output or "cannot be shown" in output
+
+
+def test_show_takes_parameters() -> None:
+    assert "0.05" in run("show", "gsm8k-hash", "-o", "format_weight=0.05")
+    assert "no parameter 'weight'" in run("show", "gsm8k-hash", "-o", "weight=1", code=2)
+
+
+def test_test_prints_every_part_with_its_status() -> None:
+    output = run("test", "gsm8k-reasoning")
+    for word in ("good", "bad", "hack", "hedged", "1 ok", "0 wrong", "0 format", "duplicated_tag", "total", "tags"):
+        assert word in output
+    assert "No hack and no wrong answer reaches a right one: 3 good, 4 bad" in output
+
+
+def test_test_takes_parameters() -> None:
+    heads = [run("test", "gsm8k-reasoning", "-o", f"tag_weight={weight}").split()[:7] for weight in (0.1, 0)]
+    assert ["tags" in head for head in heads] == [True, False]
+
+
+def test_a_function_that_can_be_hacked_gives_exit_code_1() -> None:
+    Path("mine.py").write_text(SUBSTRING)
+    output = run("test", "mine.py:substring", "--data", rows(ROW), code=1)
+    assert "problem: Row 1: hack 'hedged' scores 1, an honest answer 1." in output
+    assert "problem(s) with 1 good, 1 bad" in output
+
+
+def test_a_function_that_cannot_be_hacked_gives_exit_code_0() -> None:
+    Path("mine.py").write_text(EXACT)
+    assert "No hack" in run("test", "mine.py:exact", "--data", rows(ROW))
+
+
+def test_a_wrong_answer_that_wins_gives_exit_code_1() -> None:
+    data = rows({"answer": "72", "good": "no answer #### 72", "bad": "#### 72"})
+    assert "problem: Row 1" in run("test", "gsm8k-hash", "--data", data, code=1)
+
+
+def test_completions_without_a_verdict_are_scored_and_shown() -> None:
+    output = run("test", "gsm8k-hash", "--data", rows({"answer": "72", "completion": ["#### 72", "#### 71"]}))
+    assert "1.1" in output
+    assert "nothing to compare with" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gsm8k-hsh"], "Did you mean 'gsm8k-hash'"),
+        (["nowhere.py:reward"], "nowhere.py"),
+        (["mine.py"], "name the function"),
+        (["mine.py:substring"], "--data rows.jsonl"),
+        (["mine.py:other", "--data", "rows.jsonl"], "substring"),
+        (["mine.py:substring", "-o", "a=1"], "takes no parameters"),
+        (["gsm8k-hash", "--data", "nowhere.jsonl"], "cannot be read"),
+        (["gsm8k-hash", "--data", "empty.jsonl"], "is empty"),
+        (["gsm8k-hash", "--data", "broken.jsonl"], "line 1 is no JSON"),
+        (["gsm8k-hash", "-o", "format_weight"], "not an override"),
+        (["judge-rubric"], "base_url"),
+    ],
+)
+def test_errors_of_the_user_are_one_message_and_exit_code_2(arguments: list[str], words: str) -> None:
+    Path("mine.py").write_text(SUBSTRING)
+    Path("empty.jsonl").write_text("\n")
+    Path("broken.jsonl").write_text("{")
+    rows(ROW)
+    output = run("test", *arguments, code=2)
+    assert output.startswith("error: ")
+    assert words in " ".join(output.split())
