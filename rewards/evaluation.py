@@ -133,7 +133,9 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
         if isinstance(read, str):
             return Score(component.floor, "error", {**score.info, "reason": read}, seconds)
         tokens = read
-    return replace(score, value=value, seconds=seconds, token_values=tokens)
+    if value is score.value and seconds is score.seconds and tokens is score.token_values:
+        return score
+    return Score(value, score.status, score.info, seconds, tokens)
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ class ItemComponent(ABC):
             raise
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
             score = Score(None, "error", {"reason": failure_reason(failure)})
-        return replace(score, seconds=time.perf_counter() - start)
+        if not isinstance(score, Score):  # settled as an error, like everything else that a component gets wrong
+            return score
+        # Not dataclasses.replace, which takes as long as a simple check of a completion.
+        return Score(score.value, score.status, score.info, time.perf_counter() - start, score.token_values)
 
 
 def failure_reason(failure: BaseException) -> str:
