@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,3 +41,13 @@ def samples() -> Callable[..., list[Sample]]:
         return build_samples(["6 x 12?"] * len(completions), list(completions), **spread)
 
     return build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cheap_collections():
+    """What other tests of the session left in memory is not looked through again: a full collection would take half a
+    second, within whatever is being timed."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
