@@ -40,6 +40,7 @@ __all__ = [
 
 MAX_CHARS = 400_000  # about 100k tokens of English
 MAX_ANSWER_CHARS = 10_000
+MAX_ANSWER_LINES = 100  # the same `Answer:` line, over and over
 
 Reason: TypeAlias = Literal[
     "missing",
@@ -63,6 +64,8 @@ _BOXES = ("\\boxed{", "\\fbox{")
 _ANSWER_LINE = re.compile(
     r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer[*_]{0,3}(?: ?:| is\b:?)"
 )
+_ANSWER_WORD = re.compile("answer", re.IGNORECASE)
+_ANSWER_PREFIX = 64  # more characters than the pattern takes before the word
 _VISIBLE = re.compile(r"[^\s\x00\u200b-\u200d\u2060\ufeff]")
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
 _HASHES = re.compile(r"[^\S\n]{0,16}####(?!#)")
@@ -127,17 +130,21 @@ def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> E
     """What follows `Answer:` (`Final answer:`, `The answer is`) on its line, after the last `</think>`.
 
     The phrase counts at the beginning of a line, the last one wins; Markdown emphasis and a final period are taken off.
-    `strict` refuses a second such line with another answer, and anything but white space after the line.
+    `strict` refuses a second such line with another answer, over a hundred with the same one, and anything but white
+    space after the line.
     """
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
     begin = end = -1
-    for match in _ANSWER_LINE.finditer(text, start):
-        before = text[begin:end].strip()
-        first, begin, end = begin < 0, match.end(), _line_end(text, match.end())
-        if strict and not first and text[begin:end].strip() != before:
-            return Extracted(None, "duplicated_line")
+    before: str | None = None
+    for count, match in enumerate(_answer_lines(text, start)):
+        begin, end = match.end(), _line_end(text, match.end())
+        if strict:
+            given = text[begin:end].strip()
+            if (before is not None and given != before) or count >= MAX_ANSWER_LINES:
+                return Extracted(None, "duplicated_line")
+            before = given
     if begin < 0:
         return Extracted(None, "missing")
     if strict and has_text(text, end):
@@ -264,6 +271,17 @@ def _answer(text: str, begin: int, end: int) -> Extracted:
     if not has_text(text, begin, end):
         return Extracted(None, "blank")
     return Extracted(text[begin:end].strip().strip(_INVISIBLE).strip())
+
+
+def _answer_lines(text: str, start: int) -> Iterator[re.Match[str]]:
+    """Matches of `_ANSWER_LINE`, looked for where the word stands: far faster than at every line of a long text."""
+    seen = -1
+    for word in _ANSWER_WORD.finditer(text, start):
+        window = max(start, word.start() - _ANSWER_PREFIX)
+        line = text.rfind("\n", window, word.start()) + 1 or window  # the window's begin need not be a line's
+        if line != seen and (match := _ANSWER_LINE.match(text, line)):
+            yield match
+        seen = line
 
 
 def _hash_lines(text: str, start: int) -> Iterator[int]:
