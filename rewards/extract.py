@@ -275,13 +275,12 @@ def _answer(text: str, begin: int, end: int) -> Extracted:
 
 def _answer_lines(text: str, start: int) -> Iterator[re.Match[str]]:
     """Matches of `_ANSWER_LINE`, looked for where the word stands: far faster than at every line of a long text."""
-    seen = -1
-    for word in _ANSWER_WORD.finditer(text, start):
+    while word := _ANSWER_WORD.search(text, start):
         window = max(start, word.start() - _ANSWER_PREFIX)
         line = text.rfind("\n", window, word.start()) + 1 or window  # the window's begin need not be a line's
-        if line != seen and (match := _ANSWER_LINE.match(text, line)):
+        if match := _ANSWER_LINE.match(text, line):
             yield match
-        seen = line
+        start = _line_end(text, word.end())  # a line has one beginning, and it has been looked at
 
 
 def _hash_lines(text: str, start: int) -> Iterator[int]:
