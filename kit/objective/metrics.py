@@ -146,10 +146,12 @@ class Meter:
         Means of ratios only where a hook asked for them: for the others the exponentials would be the dearest part.
         """
         batch = self._batch
-        if "ratio" in vars(batch):
+        # The user's own hooks read theirs off the shielded batch.
+        asked = vars(batch).keys() | vars(vars(batch).get("shielded", batch)).keys()
+        if "ratio" in asked:
             excess = batch.ratio.detach().sum() - (batch.mask.numel() - self._tokens)  # the ratio is 1 at padding
             self.means["ratio/mean"] = Mean(excess, self._tokens)
-        if "sequence_ratio" in vars(batch):
+        if "sequence_ratio" in asked:
             self.log("ratio/sequence_mean", batch.sequence_ratio.detach())
         self.log("ratio/abs_log", batch.log_ratio.detach().abs(), filled=True)
         self.log("advantage/abs_mean", batch.advantages.detach().abs(), filled=True)

@@ -507,3 +507,13 @@ def test_a_coef_is_finite_and_not_negative(coef: float, message: str) -> None:
         Objective(regularizers=[{"name": "kl", "coef": coef}])
     with pytest.raises(ConfigError, match=f"regularizer '.*plain_pull': {message}"):
         Objective(regularizers=[{"name": plain_pull, "coef": coef}])
+
+
+def test_the_ratio_that_a_hook_of_ones_own_reads_is_logged_too() -> None:
+    def own(batch: TokenBatch) -> Tensor:
+        return -batch.advantages * batch.ratio
+
+    metrics = Objective(clip=own).loss(sample().batch()).metrics
+    kits = Objective(clip="ppo_clip").loss(sample().batch()).metrics
+    assert metrics["ratio/mean"].value.item() == pytest.approx(kits["ratio/mean"].value.item())
+    assert "ratio/mean" not in Objective(clip="reinforce").loss(sample().batch()).metrics

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -80,8 +81,9 @@ class _CodeComponent(ItemComponent):
         except _BadRow as failure:
             return Score(None, "error", {"reason": f"tests of this row cannot be used: {failure}"[:300]})
 
+    @abstractmethod
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
-        raise NotImplementedError
+        """The verdict on a program, by the tests of its row."""
 
     def _drawn(self, tests: list[T], sample: Sample, ctx: Context) -> list[T]:
         if self.max_tests is None or len(tests) <= self.max_tests:
