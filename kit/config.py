@@ -224,7 +224,7 @@ class OptimisationConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out score: greedy accuracy, and pass@1 and pass@k from sampled completions."""
+    """Held-out score: greedy accuracy, and pass@1, pass@k and maj@k from sampled completions."""
 
     before: bool = True
     """Evaluate before the first step."""
@@ -242,6 +242,21 @@ class EvaluationConfig(Section):
     """Seed of those samples."""
     batch_size: Annotated[int, Field(ge=1)] = 128
     """Completions generated at once."""
+    checker: str | None = None
+    """Preset of `rewards` that says what is right, apart from what is trained on. Null: the checker that the training
+    preset names, if it names one."""
+    metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward"] = "auto"
+    """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
+    accuracy where something says what is right, else the greedy reward."""
+    keep_best: bool = True
+    """Keep the checkpoint with the best score, besides the last ones. Needs `every`."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Stop early after so many evaluations in a row without a better score. Null: never."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """How much better a score must be to count as better, in its own unit."""
+    alarm: Literal["off", "warn", "stop", "rollback"] = "warn"
+    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
+    run, or stop it with the weights of its best checkpoint."""
 
 
 class RunSection(Section):
@@ -259,6 +274,9 @@ class RunSection(Section):
     """Checkpoints kept; older ones are removed."""
     save_completions: bool = True
     """Write every completion with its rewards to completions/*.parquet."""
+    on_out_of_memory: Literal["halve", "fail"] = "halve"
+    """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
+    at most), or end the run."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of torch; null: the number of physical cores that this process may use."""
     report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
