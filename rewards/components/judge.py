@@ -21,7 +21,7 @@ from rewards.components.readable import prompt_text, readable
 from rewards.components.text_model import reference_texts
 from rewards.errors import PresetError
 from rewards.http import Chat, Endpoint, Reply
-from rewards.isolation import Cache, MemoryCache, content_key
+from rewards.isolation import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, Sample, Score, failure_reason
 
 __all__ = ["JudgeRubric", "Question"]
@@ -136,18 +136,13 @@ class JudgeRubric:
     def _verdicts(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
         """Verdicts from the caches, then from the judge."""
         keys = {question: self._key(question) for question in groups}
-        known = _MEMORY.get_many([key for key in keys.values() if key])
-        disk = Cache(self.cache) if self.cache is not None else None
-        if disk is not None:
-            known |= disk.get_many([key for key in keys.values() if key and key not in known])
+        cache = LayeredCache(_MEMORY, Cache(self.cache) if self.cache is not None else None)
+        known = cache.get_many(key for key in keys.values() if key)
         found = {
             q: Verdict(known[key], {"cached": True}) for q, key in keys.items() if key and _fits(known.get(key), q)
         }
         fresh = self._ask_all({q: group for q, group in groups.items() if q not in found}, ctx)
-        kept = {key: v.points for q, v in fresh.items() if v.points is not None and (key := keys[q])}
-        _MEMORY.put_many(kept)
-        if disk is not None:
-            disk.put_many(kept)
+        cache.put_many({key: v.points for q, v in fresh.items() if v.points is not None and (key := keys[q])})
         return found | fresh
 
     def _key(self, question: Question) -> str | None:

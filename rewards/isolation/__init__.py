@@ -7,8 +7,18 @@
 """
 
 from rewards.isolation.batch import Outcome, Task
-from rewards.isolation.cache import Cache, MemoryCache, content_key
+from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.isolation.component import IsolatedComponent
 from rewards.isolation.pool import Pool, shared_pool
 
-__all__ = ["Cache", "IsolatedComponent", "MemoryCache", "Outcome", "Pool", "Task", "content_key", "shared_pool"]
+__all__ = [
+    "Cache",
+    "IsolatedComponent",
+    "LayeredCache",
+    "MemoryCache",
+    "Outcome",
+    "Pool",
+    "Task",
+    "content_key",
+    "shared_pool",
+]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cache", "MemoryCache", "content_key"]
+__all__ = ["Cache", "LayeredCache", "MemoryCache", "content_key"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_VALUE = 64_000  # characters of JSON that are kept on disk
@@ -137,6 +137,29 @@ class Cache:
         if not self._complained:
             _LOG.warning("The cache %s could not be %s, and is passed over: %s", self.path, verb, failure)
             self._complained = True
+
+
+class LayeredCache:
+    """A memory before a file: what was read from disk once is not read again. Without `disk` the memory alone."""
+
+    def __init__(self, memory: MemoryCache, disk: Cache | None = None) -> None:
+        self.memory, self.disk = memory, disk
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The known ones among `keys`."""
+        wanted = list(dict.fromkeys(keys))
+        known = self.memory.get_many(wanted)
+        if self.disk is not None and (unknown := [key for key in wanted if key not in known]):
+            kept = self.disk.get_many(unknown)
+            self.memory.put_many(kept)
+            known |= kept
+        return known
+
+    def put_many(self, values: Mapping[str, Any]) -> None:
+        """Keeps plain values, in both."""
+        self.memory.put_many(values)
+        if self.disk is not None:
+            self.disk.put_many(values)
 
 
 def _small(values: Mapping[str, Any], limit: int) -> dict[str, str]:

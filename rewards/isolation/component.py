@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rewards.isolation.batch import Outcome, Task
-from rewards.isolation.cache import Cache, MemoryCache, content_key
+from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.isolation.pool import shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
@@ -83,11 +83,8 @@ class IsolatedComponent(ItemComponent):
     def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
         """From the caches where they are known; equal tasks of one batch run once."""
         keys = [self._key(task, position) for position, task in enumerate(tasks)]
-        known = _RECENT.get_many(keys)
-        if self.cache is not None and (unknown := [key for key in keys if key not in known]):
-            kept = self.cache.get_many(dict.fromkeys(unknown))
-            _RECENT.put_many(kept)
-            known |= kept
+        cache = LayeredCache(_RECENT, self.cache)
+        known = cache.get_many(keys)
         todo = {key: task for key, task in zip(keys, tasks, strict=True) if key not in known}
         done = shared_pool().run(
             list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.budget
@@ -98,9 +95,7 @@ class IsolatedComponent(ItemComponent):
             for key, outcome in outcomes.items()
             if outcome.status == "ok" and todo[key].repeatable and not key.startswith("only:")
         }
-        _RECENT.put_many(fresh)
-        if self.cache is not None:
-            self.cache.put_many(fresh)
+        cache.put_many(fresh)
         return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
 
     def _key(self, task: Task, position: int) -> str:

@@ -15,6 +15,7 @@ def code_stdio(
     tolerance: float | None = None,
     workers: int | None = None,
     allow_unsafe: bool = False,
+    cache: str | None = None,
 ) -> Preset:
     """Programs that read stdin and print, in the last fenced block after `</think>`.
 
@@ -40,6 +41,7 @@ def code_stdio(
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
         allow_unsafe: run with mere limits where no sandbox works.
+        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
     >>> from rewards import build_samples, load
     >>> tests = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
@@ -57,6 +59,7 @@ def code_stdio(
         tolerance=tolerance,
         workers=workers,
         allow_unsafe=allow_unsafe,
+        cache=cache,
     )
     return Preset([Weighted(component, 1.0)], name="code-stdio", checker="accuracy")
 
@@ -71,6 +74,7 @@ def code_function(
     prelude: str = "",
     workers: int | None = None,
     allow_unsafe: bool = False,
+    cache: str | None = None,
 ) -> Preset:
     """Functions called with given arguments, defined in the last fenced block after `</think>`.
 
@@ -95,6 +99,7 @@ def code_function(
         prelude: Python put in front of every program, for instance `from typing import *`.
         workers: completions judged at the same time; None takes the number of CPUs.
         allow_unsafe: run with mere limits where no sandbox works.
+        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
     >>> from rewards import build_samples, load
     >>> completions = ["```python\\ndef double(n):\\n    return 2 * n\\n```", "```python\\nimport sys; sys.exit(0)\\n```"]
@@ -113,6 +118,7 @@ def code_function(
         prelude=prelude,
         workers=workers,
         allow_unsafe=allow_unsafe,
+        cache=cache,
     )
     return Preset([Weighted(component, 1.0)], name="code-function", checker="accuracy")
 
@@ -128,6 +134,7 @@ def code_contest(
     tolerance: float | None = 1e-6,
     workers: int | None = None,
     allow_unsafe: bool = False,
+    cache: str | None = None,
 ) -> Preset:
     """Contest problems: many tests of input and output, with the problem's own limits.
 
@@ -150,6 +157,7 @@ def code_contest(
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
         allow_unsafe: run with mere limits where no sandbox works.
+        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
     >>> from rewards import build_samples, load
     >>> tests = {"inputs": ["1 2", "3 4", "0 0"], "outputs": ["3", "7", "0"]}
@@ -170,5 +178,6 @@ def code_contest(
         time_factor=time_factor,
         workers=workers,
         allow_unsafe=allow_unsafe,
+        cache=cache,
     )
     return Preset([Weighted(component, 1.0)], name="code-contest", checker="accuracy")

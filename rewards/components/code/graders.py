@@ -6,7 +6,8 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rewards.components.code.blocks import code_block
@@ -15,6 +16,7 @@ from rewards.components.code.harness import CODE, SOURCE_FILE
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
 from rewards.components.code.values import NotPlain, decode, encode
 from rewards.errors import PresetError
+from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, run_all
 
@@ -23,8 +25,13 @@ __all__ = ["CodeFunction", "CodeStdio", "require_sandbox"]
 SCORING = ("all", "share")
 _TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "verification_info")
 _NAME_COLUMNS = ("entry_point", "function", "fn_name")
+_SETUP_COLUMN = "test_setup_code"
+_LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
+_MEMORY = MemoryCache()
+# Fields that say how a verdict is got or named, not what it is.
+_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache"})
 
 T = TypeVar("T")
 
@@ -44,7 +51,8 @@ class _CodeComponent(ItemComponent):
     `scoring` is "all" (1 when every test passes, else 0) or "share" (passed / tests). Status is `ok` only when every
     test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
     leaves no time for have failed. `max_tests` draws that many tests, the same for a group. `workers` completions are
-    judged at the same time.
+    judged at the same time. A verdict is remembered by program and tests unless a time limit had a part in it (a busy
+    machine can do that to a right program); `cache` is a SQLite file that keeps them for later runs, too.
     """
 
     name: str = "accuracy"
@@ -55,6 +63,7 @@ class _CodeComponent(ItemComponent):
     max_tests: int | None = None
     workers: int | None = None
     allow_unsafe: bool = False
+    cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORING:
@@ -67,7 +76,24 @@ class _CodeComponent(ItemComponent):
             raise PresetError(f"max_tests is {self.max_tests}. Give at least 1, or None for all.")
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        return concurrently(lambda sample: self._timed(sample, ctx), samples, self.workers)
+        keys = [self._key(sample, ctx) or f"only:{position}" for position, sample in enumerate(samples)]
+        cache = LayeredCache(_MEMORY, None if self.cache is None else Cache(self.cache))
+        known = {key: kept for key, kept in cache.get_many(keys).items() if _is_kept(kept)}
+        todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
+        scores = concurrently(lambda sample: self._timed(sample, ctx), list(todo.values()), self.workers)
+        fresh = dict(zip(todo, scores, strict=True))
+        cache.put_many({k: kept for k, score in fresh.items() if not k.startswith("only:") and (kept := _kept(score))})
+        return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
+
+    def _key(self, sample: Sample, ctx: Context) -> str | None:
+        """What the verdict depends on; None where that is not plain."""
+        program = sample.once(code_block).value
+        columns = (*_TEST_COLUMNS, *_NAME_COLUMNS, *_LIMIT_COLUMNS, _SETUP_COLUMN)
+        given = [sample.columns.get(column) for column in columns]
+        drawn = None if self.max_tests is None else (ctx.seed, ctx.step, sample.group_id)
+        configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
+        kind = ("code", type(self).__name__, self.version, configuration, drawn)
+        return None if program is None else content_key(*kind, program, given, sample.reference)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         found = sample.once(code_block)
@@ -100,12 +126,13 @@ class _CodeComponent(ItemComponent):
             raise SandboxError(result.reason)
         return result
 
-    def _verdict(self, passed: int, total: int, reason: str) -> Score:
+    def _verdict(self, passed: int, total: int, reason: str, timed_out: bool = False) -> Score:
         info: dict[str, Any] = {"passed": passed, "tests": total}
         if passed == total:
             return Score(self.high, "ok", info)
+        info |= {"reason": reason[:_REPORTED]} | ({"timed_out": True} if timed_out else {})
         value = self.low + (self.high - self.low) * passed / total if self.scoring == "share" else None
-        return Score(value, "wrong", {**info, "reason": reason[:_REPORTED]})
+        return Score(value, "wrong", info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +152,11 @@ class CodeStdio(_CodeComponent):
         pairs = self._drawn(_usable(parse_stdio_tests, tests), sample, ctx)
         seconds, memory_mb = self._limits(sample)
         end = time.monotonic() + self.budget_seconds
-        passed, reason = 0, ""
+        passed, reason, timed_out = 0, "", False
         for number, test in enumerate(pairs, 1):
             left = end - time.monotonic()
             if left <= 0:
-                reason = reason or f"test {number}: no time left of {self.budget_seconds:g} s"
+                reason, timed_out = reason or f"test {number}: no time left of {self.budget_seconds:g} s", True
                 break
             job = Job(
                 program=program,
@@ -138,13 +165,14 @@ class CodeStdio(_CodeComponent):
                 memory_mb=memory_mb,
                 output_bytes=max(1 << 16, 2 * len(test.output.encode("utf-8", "replace"))),
             )
-            problem = self._problem(test, self._run(job))
+            result = self._run(job)
+            problem, timed_out = self._problem(test, result), timed_out or result.status == "timeout"
             passed += problem is None
             if problem is not None:
                 reason = reason or f"test {number}: {problem}"
                 if self.scoring == "all":
                     break
-        return self._verdict(passed, len(pairs), reason)
+        return self._verdict(passed, len(pairs), reason, timed_out)
 
     def _problem(self, test: StdioTest, result: Result) -> str | None:
         if result.status != "ok":
@@ -154,7 +182,7 @@ class CodeStdio(_CodeComponent):
     def _limits(self, sample: Sample) -> tuple[float, int]:
         if not self.row_limits:
             return self.seconds, self.memory_mb
-        seconds, memory = (_positive(sample.columns.get(column)) for column in ("time_limit", "memory_limit"))
+        seconds, memory = (_positive(sample.columns.get(column)) for column in _LIMIT_COLUMNS)
         return (
             self.seconds if seconds is None else min(600.0, seconds * self.time_factor),
             self.memory_mb if memory is None else max(_MIN_MEMORY_MB, int(min(memory, 65536))),
@@ -178,7 +206,7 @@ class CodeFunction(_CodeComponent):
         function, calls = _usable(functools.partial(parse_calls, function=named), tests)
         calls = self._drawn(calls, sample, ctx)
         request = _usable(_request, (function, calls))
-        setup = sample.columns.get("test_setup_code")
+        setup = sample.columns.get(_SETUP_COLUMN)
         before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
         result = self._run(
             Job(
@@ -194,7 +222,23 @@ class CodeFunction(_CodeComponent):
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
         ]
         passed = sum(judged) if len(answers) <= len(calls) else 0
-        return self._verdict(passed, len(calls), _call_problem(result, answers, len(calls)))
+        problem = _call_problem(result, answers, len(calls))
+        return self._verdict(passed, len(calls), problem, result.status == "timeout")
+
+
+def _kept(score: Score) -> list[Any] | None:
+    """What is remembered of a score: its tests passed, of how many, and why not all. None where that may change."""
+    info = score.info
+    if score.status not in ("ok", "wrong") or "passed" not in info or info.get("timed_out"):
+        return None
+    return [info["passed"], info["tests"], info.get("reason", "")]
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a remembered value is one that `_kept` made: the file may hold anything."""
+    return (
+        isinstance(value, list) and [type(part) for part in value] == [int, int, str] and 0 <= value[0] <= value[1] > 0
+    )
 
 
 class _BadRow(ValueError):

@@ -1,0 +1,104 @@
+"""Verdicts on programs are remembered by content: what may come from a cache, and what may not."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from rewards import build_samples, load
+from rewards.components.code import graders
+from rewards.protocol import Context
+from rewards.sandbox import Result
+
+DOUBLE, WRONG = "```python\nprint(2 * int(input()))\n```", "```python\nprint(4)\n```"
+TESTS = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """Jobs that reach the sandbox, which is played here: it runs the program for real, without any walls."""
+    graders._MEMORY.clear()
+    seen = []
+
+    def play(batch, **_):
+        [job] = batch
+        seen.append(job)
+        if "sleep" in job.program:
+            return [Result(status="timeout", reason="over 5 s")]
+        double = "input" in job.program
+        return [Result(status="ok", stdout=f"{2 * int(job.stdin) if double else 4}\n")]
+
+    monkeypatch.setattr(graders, "run_all", play)
+    yield seen
+    graders._MEMORY.clear()
+
+
+def totals(completions, *, tests=TESTS, context=None, **options):
+    samples = build_samples(["Double it."] * len(completions), completions, reference=[tests] * len(completions))
+    return load("code-stdio", workers=1, **options).score(samples, context or Context()).totals
+
+
+def test_equal_programs_of_a_batch_and_of_later_ones_run_once(jobs):
+    assert totals([DOUBLE, WRONG, DOUBLE, DOUBLE]) == [1.0, 0.0, 1.0, 1.0]
+    assert len(jobs) == 4  # two tests of each of two programs
+    assert totals([WRONG, DOUBLE]) == [0.0, 1.0]
+    assert len(jobs) == 4
+
+
+def test_other_tests_limits_and_scoring_are_other_questions(jobs):
+    totals([DOUBLE])
+    for options in (
+        {"tests": TESTS[:1]},
+        {"seconds": 1.0},
+        {"memory_mb": 256},
+        {"scoring": "share"},
+        {"tolerance": 0.1},
+    ):
+        before = len(jobs)
+        totals([DOUBLE], **options)
+        assert len(jobs) > before, options
+
+
+def test_tests_drawn_anew_are_judged_anew(jobs):
+    many = [{"input": str(n), "output": str(2 * n)} for n in range(50)]
+    totals([DOUBLE], tests=many, max_tests=2, context=Context(step=1))
+    drawn = [job.stdin for job in jobs]
+    totals([DOUBLE], tests=many, max_tests=2, context=Context(step=2))
+    assert [job.stdin for job in jobs[2:]] != drawn
+    assert len(jobs) == 4
+
+
+def test_a_program_that_ran_out_of_time_gets_another_chance(jobs):
+    slow = "```python\nimport time; time.sleep(9)\n```"
+    assert totals([slow]) == totals([slow]) == [0.0]
+    assert len(jobs) == 2
+
+
+def test_a_file_keeps_verdicts_for_later_runs(jobs, tmp_path):
+    path = str(tmp_path / "made" / "verdicts.sqlite")
+    assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
+    graders._MEMORY.clear()  # as in another process
+    assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
+    assert len(jobs) == 4
+
+
+@pytest.mark.parametrize(
+    "planted", ["null", "[2, 2]", "[3, 2, '']", '["2", 2, ""]', "[0, 0, '']", "{", "[true, true, '']"]
+)
+def test_what_else_stands_in_the_file_is_no_verdict(jobs, tmp_path, planted):
+    path = tmp_path / "verdicts.sqlite"
+    totals([WRONG], cache=str(path))
+    graders._MEMORY.clear()
+    with closing(sqlite3.connect(path)) as file, file:
+        assert json.loads(file.execute("SELECT value FROM results").fetchone()[0])[:2] == [1, 2]
+        file.execute("UPDATE results SET value = ?", (planted.replace("'", '"'),))
+    assert totals([WRONG], cache=str(path)) == [0.0]
+    assert len(jobs) == 4
+
+
+def test_rows_whose_tests_are_not_plain_are_judged_every_time(jobs):
+    samples = build_samples(["q"], [DOUBLE], reference=[TESTS], entry_point=[object()])
+    preset = load("code-stdio")
+    assert preset.score(samples).totals == preset.score(samples).totals == [1.0]
+    assert len(jobs) == 4
