@@ -16,7 +16,6 @@ Extracted(value='72', reason=None)
 '72'
 """
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -69,7 +68,6 @@ _ANSWER_PREFIX = 64  # more characters than the pattern takes before the word
 _VISIBLE = re.compile(r"[^\s\x00\u200b-\u200d\u2060\ufeff]")
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
 _HASHES = re.compile(r"[^\S\n]{0,16}####(?!#)")
-_HASH_LINE = re.compile(r"(?m)^" + _HASHES.pattern)
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,11 @@ def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> E
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    lines = list(itertools.islice(_hash_lines(text, start), 2 if strict else None))
-    if not lines:
+    begin, line = _last_hash_line(text, start, len(text))
+    if begin < 0:
         return Extracted(None, "missing")
-    if strict and len(lines) > 1:
+    if strict and _last_hash_line(text, start, line)[0] >= 0:
         return Extracted(None, "duplicated_tag")
-    begin = lines[-1]
     end = _line_end(text, begin)
     if strict and has_text(text, end):
         return Extracted(None, "text_after_answer")
@@ -283,10 +280,12 @@ def _answer_lines(text: str, start: int) -> Iterator[re.Match[str]]:
         start = _line_end(text, word.end())  # a line has one beginning, and it has been looked at
 
 
-def _hash_lines(text: str, start: int) -> Iterator[int]:
-    """Positions right behind `####` for every line that begins with exactly four hashes."""
-    if first := _HASHES.match(text, start):  # `start` need not be where a line begins
-        start = first.end()
-        yield start
-    for match in _HASH_LINE.finditer(text, start):
-        yield match.end()
+def _last_hash_line(text: str, start: int, end: int) -> tuple[int, int]:
+    """Where the last line before `end` begins that starts with exactly four hashes, and the position behind these
+    first; -1 for both where there is none. `start` need not be where a line begins."""
+    while (at := text.rfind("####", start, end)) >= 0:
+        line = text.rfind("\n", start, at) + 1 or start
+        if match := _HASHES.match(text, line):
+            return match.end(), line
+        end = line  # a line has one beginning, and it has been looked at
+    return -1, -1

@@ -125,13 +125,21 @@ class Preset:
         Raises:
             PresetError: the preset has no checker.
         """
+        return [score.status == "ok" for score in self.verdicts(samples, ctx)]
+
+    def verdicts(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[Score]:
+        """What the checker component says of each completion; status `ok` means correct.
+
+        Raises:
+            PresetError: the preset has no checker.
+        """
         component = next((c for c, _ in self.components if c.name == self.checker), None)
         if component is None:
             raise PresetError(
                 f"Preset {self.name!r} does not say which component decides correctness. "
                 f"Pass checker=, one of: {', '.join(self.weights)}."
             )
-        return [score.status == "ok" for score in run_component(component, samples, ctx or Context())]
+        return run_component(component, samples, ctx or Context())
 
     def trl(self, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
         """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""
@@ -165,6 +173,8 @@ def _run_gated(
     samples: Sequence[Sample],
     ctx: Context,
 ) -> list[Score]:
+    if not firsts:
+        return run_component(component, samples, ctx)
     blocked: dict[int, Score] = {}
     for first in firsts:
         for position, verdict in enumerate(scores[first.name]):

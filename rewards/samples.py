@@ -50,12 +50,15 @@ def build_samples(
     reference_column = _reference_column(reference_column, columns)
     samples: list[Sample] = []
     group = -1
-    for index in range(size):
-        group += index == 0 or not same(prompts[index], prompts[index - 1])
+    known = {name: column for name, column in tokens.items() if column is not None}
+    before: Any = None
+    for index, prompt in enumerate(prompts):
+        group += index == 0 or not (prompt is before or same(prompt, before))
+        before = prompt
         row = {name: column[index] for name, column in columns.items()}
         reference = row[reference_column] if reference_column else None
-        given: dict[str, Any] = {name: column[index] for name, column in tokens.items() if column is not None}
-        samples.append(make_sample(prompts[index], completions[index], reference, row, index, group, **given))
+        given: dict[str, Any] = {name: column[index] for name, column in known.items()}
+        samples.append(make_sample(prompt, completions[index], reference, row, index, group, **given))
     return samples
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rewards.evaluation import Evaluation
 from rewards.preset import Preset
 from rewards.protocol import Context
-from rewards.samples import build_samples, is_column
+from rewards.samples import build_samples, completion_text, is_column
 
 __all__ = ["BatchEvaluator", "TrlReward", "TrlRewards"]
 
@@ -32,6 +32,7 @@ class BatchEvaluator:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._key: list[Any] = []
+        self._alive: list[list[Any]] = []
         self._reporter: str | None = None
         self.last: Evaluation | None = None
 
@@ -56,15 +57,20 @@ class BatchEvaluator:
             total_steps=int(getattr(state, "max_steps", 0) or 0),
             extras=extras,
         )
-        samples = build_samples(
-            prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
-        )
-        identities = [_Same(value) for s in samples for value in (s.prompt, s.token_ids, *s.columns.values())]
-        key = [ctx.step, list(columns), [s.text for s in samples], identities]
+        texts = [text if isinstance(text, str) else completion_text(text) for text in completions]
+        # As lists, so that what an array or a column makes up for each look lives on while identities are compared.
+        alike = [
+            list(column) for column in (prompts, () if completion_ids is None else completion_ids, *columns.values())
+        ]
+        identities = [list(map(id, column)) for column in alike]
+        key = [ctx.step, list(columns), texts, identities]
         with self._lock:
             if self.last is None or key != self._key:
+                samples = build_samples(
+                    prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
+                )
                 self.last = self.preset.score(samples, ctx)
-                self._key, self._reporter = key, None
+                self._key, self._alive, self._reporter = key, alike, None
             return self.last
 
     def reports_tokens(self, name: str) -> bool:
@@ -153,20 +159,6 @@ class TrlRewards(list[TrlReward]):
     def last_evaluation(self) -> Evaluation | None:
         """The latest batch's evaluation, for instance to stop a run on its `failure_share`."""
         return self[0]._evaluator.last if self else None
-
-
-class _Same:
-    """Equal to another only when both hold the same object; keeps it alive, so that its identity is not reused."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _printable(value: Any) -> str | None:

@@ -35,10 +35,8 @@ class TagCount(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        counts = {tag: sample.text.count(tag) for tag in _TAGS}
-        if counts["<think>"] == 0 and opens_thinking(sample.prompt):
-            counts["<think>"] = 1
-        once = sum(count == 1 for count in counts.values())
+        counts = [sample.text.count(tag) for tag in _TAGS]
+        once = counts.count(1) + (counts[0] == 0 and opens_thinking(sample.prompt))
         if once == len(_TAGS):
             return Score(self.high)
         return Score(once / len(_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
