@@ -61,7 +61,8 @@ _BRACE = re.compile(r"[{}\\]")
 _BOXES = ("\\boxed{", "\\fbox{")
 # At most 16 characters of indentation or emphasis, then a fixed phrase: bounded work at each line.
 _ANSWER_LINE = re.compile(
-    r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer[*_]{0,3}(?: ?:| is\b:?)"
+    r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?"
+    r"(?:(?:final|correct|right|best) )?answer[*_]{0,3}(?: ?:| is\b:?)"
 )
 _ANSWER_WORD = re.compile("answer", re.IGNORECASE)
 _ANSWER_PREFIX = 64  # more characters than the pattern takes before the word

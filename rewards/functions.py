@@ -141,6 +141,7 @@ def from_functions(
         components,
         name=base.name if base else name,
         gates=base.gates if base else (),
+        thinking_opened=base.thinking_opened if base else None,
         checker=checker,
         allow_shaping_above_correctness=allow_shaping_above_correctness,
     )

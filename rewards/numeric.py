@@ -11,7 +11,7 @@ Fraction(72, 1)
 import re
 from fractions import Fraction
 
-__all__ = ["MAX_NUMBER_CHARS", "is_unit", "parse_number", "parse_reference"]
+__all__ = ["MAX_NUMBER_CHARS", "is_bare_number", "is_unit", "parse_number", "parse_reference"]
 
 MAX_NUMBER_CHARS = 200
 MAX_EXPONENT = 1_000  # 1e1000 is exact in microseconds; 1e999999999 would take all the memory there is
@@ -32,6 +32,10 @@ _NOT_UNITS = frozenset(re.findall(r"\S+", """
     eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands million
     millions billion billions trillion dozen dozens half third quarter score mod squared cubed factorial
     k b bn x y z n i e pi π
+    halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths lakh lakhs crore
+    crores mil doubled tripled quadrupled halved negative below no none incorrect unknown
+    am pm a.m p.m bc bce ad ce january february march april may june july august september october november december jan
+    feb mar apr jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday
 """))  # fmt: skip
 _UNIT_WORDS = 4
 
@@ -56,6 +60,17 @@ def parse_number(text: str) -> Fraction | None:
     return sign * value if value is not None and is_unit(rest) else None
 
 
+def is_bare_number(text: str) -> bool:
+    """Whether `text` is a number and says nothing else: no unit word, so that one in an answer is the answer's own.
+
+    >>> is_bare_number("$1,234.50"), is_bare_number("12%"), is_bare_number("4 PM"), is_bare_number("20th Century Fox")
+    (True, True, False, False)
+    """
+    return parse_number(text) is not None and not any(
+        part.isalpha() for part in re.split(r"[\W\d_]+", _bare(text)) if part
+    )
+
+
 def parse_reference(reference: object) -> Fraction | None:
     """The number in a reference: a number, a string with one, or a worked solution that ends in `#### 72`."""
     if isinstance(reference, bool) or reference is None:
@@ -74,6 +89,14 @@ def _plain(text: str) -> str:
     if text.count("$") == 2 and text.startswith("$"):  # `$12$ cm`
         text = text.replace("$", "")
     return text.strip()
+
+
+def _bare(text: str) -> str:
+    """Without what LaTeX, currencies and exponents are written with."""
+    text = _plain(text)
+    for written in ("\\frac", "\\text", "\\mathrm", *_CURRENCIES):
+        text = text.replace(written, " ")
+    return re.sub(r"(?<=\d)[eE](?=[+-]?\d)", " ", text)
 
 
 def _sign(text: str) -> tuple[int, str]:

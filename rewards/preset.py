@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.errors import PresetError, nearest
@@ -47,6 +48,8 @@ class Preset:
         name: shown in errors and tables.
         gates: see `gate`.
         checker: name of the component whose status `ok` means "correct" in held-out evaluation, or None.
+        thinking_opened: whether the model is shown an open `<think>` before it writes, as some chat templates do; None
+            looks at the end of each prompt.
         allow_shaping_above_correctness: accept weights with which all the other components together could outweigh
             the checker.
 
@@ -62,9 +65,11 @@ class Preset:
         name: str = "custom",
         gates: Sequence[Gate] = (),
         checker: str | None = None,
+        thinking_opened: bool | None = None,
         allow_shaping_above_correctness: bool = False,
     ) -> None:
         self.name = name
+        self.thinking_opened = thinking_opened
         self.components = [Weighted(part, w if callable(w) else float(w)) for part, w in components]
         self.gates = tuple(gates)
         self.checker = checker
@@ -97,7 +102,7 @@ class Preset:
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
         """Every component's verdict on every sample. Never raises for what a component or a completion does."""
-        ctx = ctx or Context()
+        ctx, samples = ctx or Context(), self._told(samples)
         scores: dict[str, list[Score]] = {}
         for component in self._order:
             firsts = [
@@ -139,7 +144,13 @@ class Preset:
                 f"Preset {self.name!r} does not say which component decides correctness. "
                 f"Pass checker=, one of: {', '.join(self.weights)}."
             )
-        return run_component(component, samples, ctx or Context())
+        return run_component(component, self._told(samples), ctx or Context())
+
+    def _told(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples, told whether thinking was opened for them."""
+        if self.thinking_opened is None:
+            return samples
+        return [replace(sample, thinking_opened=self.thinking_opened) for sample in samples]
 
     def trl(self, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
         """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""

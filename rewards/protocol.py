@@ -19,6 +19,7 @@ __all__ = [
     "Score",
     "Status",
     "failure_reason",
+    "opens_thinking",
     "shown",
 ]
 
@@ -38,7 +39,9 @@ class Sample:
     it is conversational, else None. `text` is the completion as plain text. `n_tokens` is the length of the completion
     in tokens, `token_ids` its ids, `logps` their log-probabilities (nats) under the policy that sampled them, and
     `prompt_ids` the ids of the prompt; each is None when it is not known. `finish_reason` says why generation ended,
-    in the trainer's words. `columns` are the other dataset columns of this row.
+    in the trainer's words. `columns` are the other dataset columns of this row. `thinking_opened` says whether the model
+    was shown an open `<think>` before it wrote; None looks at the end of `prompt`, which does not tell of one that a chat
+    template adds.
     """
 
     index: int
@@ -53,15 +56,29 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)
     prompt_ids: Sequence[int] | None = None
     logps: Sequence[float] | None = None
+    thinking_opened: bool | None = None
     _memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def whole(self) -> str:
+        """The text, with the `<think>` that it was begun with put in front: what layouts and answers are looked for in."""
+        opened = opens_thinking(self.prompt) if self.thinking_opened is None else self.thinking_opened
+        return f"<think>{self.text}" if opened and "<think>" not in self.text else self.text
+
     def once(self, scanner: Callable[..., T], *args: Any) -> T:
-        """`scanner(self.text, *args)`, computed once however many components ask for it."""
+        """`scanner(self.whole, *args)`, computed once however many components ask for it."""
         key = (scanner, args)
         if key not in self._memo:
-            self._memo[key] = scanner(self.text, *args)
+            self._memo[key] = scanner(self.whole, *args)
         result: T = self._memo[key]
         return result
+
+
+def opens_thinking(prompt: Any) -> bool:
+    """Whether the prompt, or its last message when that is the assistant's, ends with an open `<think>`."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
+        prompt = prompt[-1].get("content")
+    return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample
 
-__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column", "make_sample", "same"]
+__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column", "make_sample", "plain", "same"]
 
 # Where the reference is looked for, in this order.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
@@ -75,7 +75,9 @@ def make_sample(
     logps: Sequence[float] | None = None,
     n_tokens: int | None = None,
 ) -> Sample:
-    """One sample; `n_tokens` is for trainers that know the length but do not tell the ids."""
+    """One sample; `n_tokens` is for trainers that know the length but do not tell the ids. Arrays and numpy's numbers, as
+    Parquet files give them, become lists and plain ones."""
+    reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
     return Sample(
         index=index,
         group_id=group_id,
@@ -90,6 +92,29 @@ def make_sample(
         prompt_ids=prompt_ids,
         logps=logps,
     )
+
+
+def plain(value: Any) -> Any:
+    """The value with arrays and their scalars, at any depth, as lists and Python's own; itself where there are none."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if callable(given := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
+        try:
+            return plain_items(given())
+        except Exception:  # whatever else calls a method so
+            return value
+    return plain_items(value)
+
+
+def plain_items(value: Any) -> Any:
+    """`plain` of what a list, tuple or dict holds."""
+    if type(value) is dict:
+        items = {key: plain(item) for key, item in value.items()}
+        return items if any(items[key] is not item for key, item in value.items()) else value
+    if type(value) in (list, tuple):
+        made = [plain(item) for item in value]
+        return type(value)(made) if any(new is not old for new, old in zip(made, value, strict=True)) else value
+    return value
 
 
 def same(left: Any, right: Any) -> bool:

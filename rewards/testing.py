@@ -105,7 +105,7 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(file)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as failure:
         raise RewardsError(f"{file} cannot be read: {failure}. Give a JSON Lines file: one object a line.") from None
     rows = []
@@ -125,8 +125,9 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
 def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     """Scores every row's completions and the known hacks around them; a row's completions form one group.
 
-    Problems are: a bad completion or a hack whose total reaches the lowest of the row's good ones; a good one that the
-    preset's checker does not take for correct, or a bad one or a hack that it does.
+    Problems are: a reward that fails on a good completion, which is then all that is said of the row; a bad completion
+    or a hack whose total reaches the lowest of the row's good ones; a good one that the preset's checker does not take
+    for correct, or a bad one or a hack that it does.
 
     Raises:
         RewardsError: there are no rows, or a row holds no completions or a style that does not exist.
@@ -229,6 +230,10 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
     good = [case for case in cases if case.kind == "good"]
     if not good:
         return []
+    failed = [case for case in good if any(status in FAILURES for status in case.statuses.values())]
+    if failed:  # nothing can be said of what a hack earns beside it
+        why = next((reason for case in failed for reason in case.reasons.values()), "no reason given")
+        return [f"Row {number}: the reward failed on {len(failed)} of {len(good)} good completions: {why}"]
     problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
     lowest = min((case.total for case in good if case.total is not None), default=None)
     for case in cases:

@@ -1,5 +1,7 @@
 """Functions of `rewards.compat` that run generated programs."""
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,5 +80,8 @@ def _scores(scoring: str, completions: Completions, parallel: int, same_language
 
 
 def _language(row: Any) -> str:
+    if isinstance(row, str) and row.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(row)
     named = row.get("language") if isinstance(row, Mapping) else None
     return str(named).lower() if named else "python"

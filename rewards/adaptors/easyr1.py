@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rewards.adaptors._failures import FailureLog
 from rewards.evaluation import Evaluation
 from rewards.preset import Preset
 from rewards.protocol import Context, Sample
@@ -19,7 +20,8 @@ class EasyR1Reward:
     Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become
     columns. Consecutive ones with the same prompt (or, where none is given, the same ground truth) form a group. The
     answer has `overall`, the weighted sum, and each component's native value under its name, `<name>_score` where a
-    component is itself called overall. EasyR1 tells no step, so weights that follow a schedule stay at their start.
+    component is itself called overall. EasyR1 tells no step, so weights that follow a schedule stay at their start. What a
+    component failed to score is logged as a warning; statuses and reasons of a batch are in `last_evaluation`.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").easyr1()
@@ -30,6 +32,8 @@ class EasyR1Reward:
     def __init__(self, preset: Preset, *, seed: int = 0) -> None:
         self.preset = preset
         self.seed = seed
+        self.last_evaluation: Evaluation | None = None
+        self._failures = FailureLog()
         self.__name__ = "compute_score"
 
     def __call__(self, reward_inputs: Any, **options: Any) -> Any:
@@ -58,7 +62,9 @@ class EasyR1Reward:
                     n_tokens=_count(row.get("response_length")),
                 )
             )
-        return score_dicts(self.preset.score(samples, Context(seed=self.seed)), "overall")
+        self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
+        self._failures.look_at(self.last_evaluation)
+        return score_dicts(self.last_evaluation, "overall")
 
 
 def _count(length: Any) -> int | None:

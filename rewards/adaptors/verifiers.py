@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from rewards.adaptors._failures import FailureLog
 from rewards.evaluation import Evaluation
 from rewards.preset import Preset
 from rewards.protocol import Context
@@ -25,6 +26,7 @@ class _RolloutEvaluator:
         self._forget()
 
     def _forget(self) -> None:
+        self._failures = FailureLog()
         self._lock = threading.Lock()
         self._known: OrderedDict[Any, tuple[Any, Evaluation]] = OrderedDict()
 
@@ -43,6 +45,7 @@ class _RolloutEvaluator:
             if key in self._known:
                 return self._known[key][1]
         evaluation = self.preset.score([make_sample(prompt, completion, answer, columns)], Context(seed=self.seed))
+        self._failures.look_at(evaluation)
         with self._lock:
             self._known[key] = (parts, evaluation)
             while len(self._known) > _REMEMBERED:
@@ -53,7 +56,8 @@ class _RolloutEvaluator:
 class VerifiersReward:
     """One component of a preset, called by argument name: `prompt`, `completion`, `answer`, `state`, `task`, `info`.
 
-    Returns the native value, unweighted; 0.0 where the component excludes the rollout. `info`, a dict or its JSON,
+    Returns the native value, unweighted; 0.0 where the component excludes the rollout, and a warning in the log where it
+    failed. `info`, a dict or its JSON,
     becomes columns, and so does whatever else the rubric passes.
     """
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rewards.adaptors._failures import FailureLog
 from rewards.adaptors.easyr1 import score_dicts
+from rewards.evaluation import Evaluation
 from rewards.preset import Preset
 from rewards.protocol import Context
 from rewards.samples import make_sample, same
@@ -17,7 +19,8 @@ class VerlReward:
     `extra_info`, when it is a dict, becomes columns, and its `prompt` or `question` the prompt. The answer is a dict with
     `score`, the weighted sum, and each component's native value under its name; or the sum alone, with
     `as_dict=False`. The batch manager's plural arguments give a list. verl tells no step, so weights that follow a
-    schedule stay at their start.
+    schedule stay at their start. What a component failed to score is logged as a warning; statuses and reasons of a batch
+    are in `last_evaluation`.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").verl()
@@ -29,6 +32,8 @@ class VerlReward:
         self.preset = preset
         self.seed = seed
         self.as_dict = as_dict
+        self.last_evaluation: Evaluation | None = None
+        self._failures = FailureLog()
         self.__name__ = "compute_score"
 
     def __call__(
@@ -64,5 +69,7 @@ class VerlReward:
             before = asked
             columns = {**options, **info, "data_source": source, "ground_truth": truth, "extra_info": extra}
             samples.append(make_sample(prompt, solution, truth, columns, index, group))
-        scores = score_dicts(self.preset.score(samples, Context(seed=self.seed)), "score")
+        self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
+        self._failures.look_at(self.last_evaluation)
+        scores = score_dicts(self.last_evaluation, "score")
         return list(scores) if self.as_dict else [score["score"] for score in scores]

@@ -1,6 +1,7 @@
 """Is the answer the right one of a fixed set of labels?"""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from rewards.protocol import Context, ItemComponent, Sample, Score
 
 __all__ = ["LabelAccuracy", "LabelFormat", "label_name", "normalise_label"]
 
+_NEGATIVE = re.compile(r"-\s*\.?\d")
 _WRAPPERS = " \t\r\n\"'`*_“”‘’.:!()[]"
 
 
@@ -99,5 +101,8 @@ def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
 
 
 def normalise_label(text: str) -> str:
-    """Case folded, one space between words (`_` and `-` count as spaces), quotes, stars and full stops around taken off."""
-    return " ".join(text.strip(_WRAPPERS).casefold().replace("_", " ").replace("-", " ").split())
+    """Case folded, one space between words (`_` and `-` count as spaces), quotes, stars and full stops around taken off.
+    The minus of a number stays: -1 is not 1."""
+    bare = text.strip(_WRAPPERS).casefold().replace("−", "-")
+    sign = "-" if _NEGATIVE.match(bare) else ""
+    return sign + " ".join(bare.replace("_", " ").replace("-", " ").split())

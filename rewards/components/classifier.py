@@ -27,7 +27,7 @@ class LabelProbability(TextModelComponent[str]):
     min_words: int = 5
 
     def question(self, sample: Sample) -> str | Score:
-        found = readable(sample.text, min_words=self.min_words, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=self.min_words, prompt=sample.prompt)
         return Score(None, "format", {"reason": found.reason}) if found.text is None else found.text
 
     def measure(self, loaded: Loaded, questions: Sequence[str]) -> list[Measured]:

@@ -5,13 +5,14 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from rewards.components.math_verify import ANSWER_PLACES, find_answer
 from rewards.errors import PresetError
+from rewards.numeric import parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 __all__ = ["CountdownAccuracy", "value_and_numbers"]
@@ -52,8 +53,9 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         numbers.append(node.value)
         return Fraction(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand, numbers)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand, numbers)
+        return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return _OPERATIONS[type(node.op)](_value(node.left, numbers), _value(node.right, numbers))
     raise ValueError(f"not plain arithmetic: {type(node).__name__}")
@@ -63,8 +65,9 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 class CountdownAccuracy(ItemComponent):
     """1 when the expression has the target's value and takes the given numbers, each exactly once, else 0.
 
-    Columns: `nums` or `numbers`, a list of whole numbers (or its JSON); `target`, else the reference. An expression may
-    end in `= target`. With `use_all` off, a number may be left out. Rows that hold no task are an `error`.
+    Columns: `nums` or `numbers`, a list of whole numbers (or its JSON); `target`, else the reference; or a reference
+    that holds both. `= target` may stand behind the expression or `target =` before it. With `use_all` off, a number
+    may be left out. Rows that hold no task are an `error`.
     """
 
     name: str = "accuracy"
@@ -77,8 +80,9 @@ class CountdownAccuracy(ItemComponent):
             raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        given = sample.columns.get("nums", sample.columns.get("numbers"))
-        numbers, target = _numbers(given), _target(sample.columns.get("target", sample.reference))
+        task = {**sample.reference, **sample.columns} if isinstance(sample.reference, Mapping) else sample.columns
+        given = task.get("nums", task.get("numbers"))
+        numbers, target = _numbers(given), _target(task.get("target", sample.reference))
         if numbers is None or target is None:
             reason = f"no task: nums {shown(given, 100)}, target {shown(sample.columns.get('target'), 50)}"
             return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
@@ -101,13 +105,16 @@ class CountdownAccuracy(ItemComponent):
 
 
 def _expression(answer: str, target: Fraction) -> str:
-    """In ASCII, without `= target` behind it."""
+    """In ASCII, without `= target` behind it, or `target =` before it."""
     if len(answer) > MAX_CHARS:
         return answer
     for written, meant in _LATEX:
         answer = answer.replace(written, meant)
-    expression, equals, right = answer.translate(_SPELLED).rpartition("=")
-    return expression if equals and right.strip() == str(target) else answer.translate(_SPELLED)
+    answer = answer.translate(_SPELLED)
+    left, equals, right = answer.rpartition("=")
+    if equals and parse_number(right) == target:
+        return left
+    return right if equals and parse_number(left) == target else answer
 
 
 def _parsed(given: Any) -> Any:

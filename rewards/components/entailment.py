@@ -57,7 +57,7 @@ class Entailment(TextModelComponent[Question]):
         context = self._context(sample)
         if context is None:
             return Score(None, "not_applicable", {"reason": "no context and no reference"})
-        found = readable(sample.text, min_words=self.min_words, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=self.min_words, prompt=sample.prompt)
         if found.text is None:
             return Score(None, "format", {"reason": found.reason})
         problem = _problem(found.text, context) if self.guard else None

@@ -119,7 +119,7 @@ class JudgeRubric:
             return Score(None, "error", {"reason": failure_reason(failure)})
         if reference is None and self.needs_reference:
             return Score(None, "not_applicable", {"reason": "no reference"})
-        found = readable(sample.text, min_words=0, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=0, prompt=sample.prompt)
         reason = found.reason if found.text is None else _no_answer(found.text, self.max_chars)
         if found.text is None or reason is not None:
             return Score(None, "format", {"reason": reason})

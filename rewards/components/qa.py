@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,13 +11,15 @@ from typing import Any, Literal
 
 from rewards.components.final_text import check_style, find_answer
 from rewards.errors import PresetError
-from rewards.numeric import parse_number
+from rewards.numeric import is_bare_number, parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 __all__ = ["ShortAnswer", "exact_match", "gold_answers", "is_hedged", "normalise", "token_f1"]
 
 _ARTICLES = frozenset({"a", "an", "the"})
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»„…。、，；：！？「」")
+_NEGATIVE = re.compile(r"[-−][$€£]?\.?\d")
+_SHARP = re.compile(r"[^\W\d_]([+#]{1,2})$")
 _HEDGES = frozenset(
     (
         "or",
@@ -90,9 +93,8 @@ def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
 
 def exact_match(answer: str, gold: str) -> bool:
     """Equal after SQuAD's normalisation; equal numbers where `gold` is one; equal text where nothing is left of it."""
-    number = parse_number(gold)
-    if number is not None:
-        return parse_number(answer) == number
+    if is_bare_number(gold):
+        return parse_number(answer) == parse_number(gold)
     wanted = normalise(gold)
     if not wanted:
         return answer.strip().casefold() == gold.strip().casefold()
@@ -101,7 +103,7 @@ def exact_match(answer: str, gold: str) -> bool:
 
 def token_f1(answer: str, gold: str) -> float:
     """SQuAD's F1 over bags of normalised words: 2 x shared / (words in answer + words in gold); 0 for other numbers."""
-    if parse_number(gold) is not None:
+    if is_bare_number(gold):
         return float(exact_match(answer, gold))
     given, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
     shared = (given & wanted).total()
@@ -109,9 +111,19 @@ def token_f1(answer: str, gold: str) -> float:
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces."""
-    words = text.lower().translate(_NO_PUNCTUATION).split()
-    return " ".join(word for word in words if word not in _ARTICLES)
+    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces. Signs that make another
+    answer stay: the minus of -5, the pluses and sharps of C++ and C#."""
+    words = (_plain_word(word) for word in text.lower().split())
+    return " ".join(word for word in " ".join(words).split() if word not in _ARTICLES)
+
+
+def _plain_word(word: str) -> str:
+    bare = word.strip("\"'`*_“”‘’.,:;!?()[]")
+    plain = bare.translate(_NO_PUNCTUATION)
+    if _NEGATIVE.match(bare):
+        return f"-{plain}"
+    tail = _SHARP.search(bare)
+    return plain + tail[1] if tail else plain
 
 
 def is_hedged(answer: str, golds: Sequence[str]) -> bool:

@@ -33,7 +33,7 @@ class SemanticSimilarity(TextModelComponent[Question]):
         references = reference_texts(sample.reference)
         if references is None:
             return Score(None, "not_applicable", {"reason": "no reference"})
-        found = readable(sample.text, min_words=0, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=0, prompt=sample.prompt)
         if found.text is None:
             return Score(None, "format", {"reason": found.reason})
         problems = {reference: _problem(found.text, reference) if self.guard else None for reference in references}

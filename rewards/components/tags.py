@@ -1,10 +1,9 @@
 """Does the completion keep the asked layout?"""
 
 from dataclasses import dataclass
-from typing import Any
 
 from rewards.extract import MAX_CHARS, hash_answer, think_answer_problem
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking
 
 __all__ = ["HashFormat", "TagCount", "ThinkAnswerFormat", "opens_thinking"]
 
@@ -22,7 +21,7 @@ class ThinkAnswerFormat(ItemComponent):
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        problem = sample.once(think_answer_problem, opens_thinking(sample.prompt))
+        problem = sample.once(think_answer_problem)
         return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
 
 
@@ -35,8 +34,8 @@ class TagCount(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        counts = [sample.text.count(tag) for tag in _TAGS]
-        once = counts.count(1) + (counts[0] == 0 and opens_thinking(sample.prompt))
+        text = sample.whole
+        once = [text.count(tag) for tag in _TAGS].count(1)
         if once == len(_TAGS):
             return Score(self.high)
         return Score(once / len(_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
@@ -51,10 +50,3 @@ class HashFormat(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         found = sample.once(hash_answer, True)
         return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
-
-
-def opens_thinking(prompt: Any) -> bool:
-    """Whether the prompt, or its last message when that is the assistant's, ends with an open `<think>`."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
-        prompt = prompt[-1].get("content")
-    return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")

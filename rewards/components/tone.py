@@ -31,7 +31,7 @@ class Courtesy(ItemComponent):
     min_words: int = 5
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = readable(sample.text, min_words=self.min_words, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=self.min_words, prompt=sample.prompt)
         if found.text is None:
             return Score(None, "format", {"reason": found.reason})
         said = f" {' '.join(words(found.text))} "
@@ -49,7 +49,7 @@ class TidyProse(ItemComponent):
     min_words: int = 5
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = readable(sample.text, min_words=self.min_words, prompt=sample.prompt)
+        found = readable(sample.whole, min_words=self.min_words, prompt=sample.prompt)
         if found.text is None:
             return Score(None, "format", {"reason": found.reason})
         mark = next((mark for mark in _TEMPLATE_MARKS if mark in found.text), None)

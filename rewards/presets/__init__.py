@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rewards.errors import UnknownParameterError, UnknownPresetError, nearest
+from rewards.parameters import check_values
 from rewards.preset import Preset
 
 __all__ = ["describe", "load", "names"]
@@ -54,8 +55,12 @@ def names() -> list[str]:
     return sorted(_BUILDERS)
 
 
-def load(name: str, **params: Any) -> Preset:
+def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Preset:
     """The preset of this name, built with `params`; `describe(name)` says which there are.
+
+    Args:
+        thinking_opened: whether the model is shown an open `<think>` before it writes. None looks at the end of each
+            prompt, where one that the chat template adds does not stand; `kit` asks the template itself.
 
     Raises:
         UnknownPresetError: no preset has this name.
@@ -72,7 +77,10 @@ def load(name: str, **params: Any) -> Preset:
     required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name not in params]
     if required:
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(required)}. Pass it as a parameter.")
-    return build(**params)
+    check_values(name, build, params)
+    preset = build(**params)
+    preset.thinking_opened = thinking_opened
+    return preset
 
 
 def describe(name: str) -> str:

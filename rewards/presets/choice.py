@@ -10,10 +10,12 @@ def mcq_letter(*, letters: str = "ABCD", answer_in: str = "any", strict: bool = 
     r"""Multiple choice questions, answered with one letter.
 
     Formula: 1 when the answer chooses the reference's letter and no other, else 0. A choice is a letter, bare, in
-    brackets or emphasis, or set off from the option's text: `C`, `(c)`, `**C**`, `C. Paris`, `Option C`.
+    brackets or emphasis, or set off from the option's text: `C`, `(c)`, `**C**`, `C. Paris`, `C - Paris`, `Option C`, `C is
+    correct`. Under `any`, a completion that is nothing else needs no tag, box or line.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the letter, or the position of the right choice.
+    `choices` or `options`, the texts, where there are any: a letter within the chosen one's text is no second choice.
     Source: the protocol of MMLU (2009.03300).
     Hacks: hedging (`B or C`, `A B C D`, two tags or boxes): no single letter, wrong. Naming a letter in passing (`A
     cat`), or within the reasoning: not looked at. Always answering one letter earns that letter's share: shuffle the

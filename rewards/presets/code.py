@@ -5,6 +5,17 @@ from rewards.preset import Preset, Weighted
 
 __all__ = ["code_contest", "code_function", "code_stdio"]
 
+_USUAL = """
+import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import ceil, comb, floor, gcd, inf, isqrt, lcm, sqrt
+from typing import *
+"""
+
 
 def code_stdio(
     *,
@@ -17,7 +28,8 @@ def code_stdio(
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
-    """Programs that read stdin and print, in the last fenced block after `</think>`.
+    """Programs that read stdin and print, in the last fenced block after `</think>`. Python with its standard library; no
+    other packages.
 
     Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
     program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end.
@@ -71,12 +83,13 @@ def code_function(
     memory_mb: int = 512,
     max_tests: int | None = None,
     tolerance: float = 0.0,
-    prelude: str = "",
+    prelude: str | None = None,
     workers: int | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
-    """Functions called with given arguments, defined in the last fenced block after `</think>`.
+    """Functions called with given arguments, defined in the last fenced block after `</think>`. Python with its standard
+    library; no other packages.
 
     Formula: accuracy = 1 when every call returns the expected value, else 0; with `scoring="share"`, passed / calls.
     Range: [0, 1].
@@ -96,7 +109,8 @@ def code_function(
         memory_mb: MiB of address space.
         max_tests: draw that many calls, the same ones for a group; None makes all.
         tolerance: floats may differ by tolerance × max(1, |expected|).
-        prelude: Python put in front of every program, for instance `from typing import *`.
+        prelude: Python run in front of every program. None stands for the imports that such problems take for granted
+            (`from typing import *`, math, re, collections, itertools, functools, heapq, bisect, ...).
         workers: completions judged at the same time; None takes the number of CPUs.
         allow_unsafe: run with mere limits where no sandbox works.
         cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
@@ -115,7 +129,7 @@ def code_function(
         memory_mb=memory_mb,
         max_tests=max_tests,
         tolerance=tolerance,
-        prelude=prelude,
+        prelude=_USUAL if prelude is None else prelude,
         workers=workers,
         allow_unsafe=allow_unsafe,
         cache=cache,
@@ -136,10 +150,11 @@ def code_contest(
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
-    """Contest problems: many tests of input and output, with the problem's own limits.
+    """Contest problems: many tests of input and output, with the problem's own limits. Python with its standard library.
 
     Formula: accuracy = 1 when every test passes, else 0, stopping at the first that fails; with `scoring="share"`,
-    passed / tests. Words are compared line by line, numbers within `tolerance`.
+    passed / tests. Words are compared line by line, numbers with a decimal point or exponent within
+    `tolerance`, whole numbers exactly.
     Range: [0, 1].
     Checker: accuracy.
     Columns: tests as for code-stdio; `time_limit` in seconds and `memory_limit` in MiB where a row has them.

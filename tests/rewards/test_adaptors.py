@@ -442,3 +442,36 @@ def test_columns_that_make_up_their_values_at_each_look_are_never_taken_for_anot
     for reference, expected in ((72, 1.0), (73, 0.0)) * 5:
         given = {"prompts": ["q"] * 2, "completions": ["so\n#### 72"] * 2, "completion_ids": None}
         assert accuracy(**given, answer=Fresh(reference)) == [expected] * 2
+
+
+def failing(completions, **columns):
+    raise RuntimeError("no such file")
+
+
+def test_what_fails_is_said_in_the_log_where_a_trainer_takes_numbers_alone(caplog):
+    preset = from_functions([(failing, 1.0)])
+    calls = {
+        "verl": lambda adaptor: adaptor("source", "text", "72", {}),
+        "easyr1": lambda adaptor: adaptor([{"response": "text", "ground_truth": "72"}]),
+        "verifiers": lambda adaptor: adaptor[0](completion="text", answer="72"),
+    }
+    for kind, call in calls.items():
+        caplog.clear()
+        adaptor = getattr(preset, kind)()
+        for _ in range(3):
+            call(adaptor)
+        assert [record.getMessage().count("RuntimeError: no such file") for record in caplog.records] == [1], kind
+        call(pickle.loads(pickle.dumps(adaptor)) if kind != "verifiers" else adaptor)
+
+
+def test_arrays_of_a_parquet_file_are_lists_to_a_preset():
+    import numpy as np
+
+    score = load("countdown").verl()
+    columns = {"nums": np.array([1, 2, 3])}
+    assert score("s", "<answer>1+2+3</answer>", np.int64(6), columns)["score"] >= 1.0
+    truth = {"target": np.int64(6), "numbers": np.array([1, 2, 3])}
+    assert score("s", "<answer>1+2+3</answer>", truth, {})["score"] >= 1.0
+    tests = {"inputs": np.array(["2", "5"], dtype=object), "outputs": np.array(["4", "10"], dtype=object)}
+    program = "```python\nprint(2 * int(input()))\n```"
+    assert load("code-stdio").verl()("s", program, tests, {})["score"] == 1.0

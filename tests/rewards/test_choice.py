@@ -81,7 +81,7 @@ def test_positions_may_begin_at_one():
     assert statuses("<answer>C</answer>", reference=3, first_index=1) == ["ok"]
 
 
-@pytest.mark.parametrize("reference", [None, True, 7, -1, "", "E", "C or D", [], 2.0])
+@pytest.mark.parametrize("reference", [None, True, 7, -1, "", "E", "C or D", [], 2.5, "77", 4.0])
 def test_unusable_references_are_errors(reference):
     assert statuses("<answer>C</answer>", reference=reference) == ["error"]
 
@@ -104,3 +104,31 @@ def test_answers_of_anything_are_read_quickly():
         start = time.process_time()
         statuses(f"<answer>{pattern * 9_000}</answer>", "Answer: " + pattern * 900)
         assert time.process_time() - start < 0.2, pattern
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("C", True),
+        ("C.", True),
+        ("**C**", True),
+        ("So the correct answer is C.", True),
+        ("The best answer is C", True),
+        ("<answer>C - Paris</answer>", True),
+        ("<answer>C is correct</answer>", True),
+        ("<answer>C. Vitamin B</answer>", True),
+        ("<answer>C. Vitamin B or D</answer>", False),
+        ("<answer>C is correct and so is D</answer>", False),
+        ("B", False),
+        ("Could be C, could be D", False),
+        ("A cat", False),
+    ],
+)
+def test_letters_as_people_write_them(completion, right):
+    given = {"answer": ["C"], "choices": [["Vitamin A", "Vitamin D", "Vitamin B", "Zinc"]]}
+    assert load("mcq-letter").is_correct(build_samples(["?"], [completion], **given)) == [right]
+
+
+@pytest.mark.parametrize("reference", [2, 2.0, "2", "C"])
+def test_the_position_may_come_as_any_number(reference):
+    assert load("mcq-letter").is_correct(build_samples(["?"], ["C"], answer=[reference])) == [True]

@@ -50,3 +50,11 @@ def test_labels_that_are_the_same_are_refused():
     for labels in (["a", "A."], ["a", " "]):
         with pytest.raises(PresetError, match="different names"):
             load("classification-label", labels=labels)
+
+
+def test_minus_one_is_not_one():
+    preset = load("classification-label", labels=["-1", "0", "1"])
+    samples = build_samples(
+        ["?"] * 4, [f"<answer>{text}</answer>" for text in ("-1", "1", "− 1", "0")], answer=["-1"] * 4
+    )
+    assert preset.is_correct(samples) == [True, False, True, False]

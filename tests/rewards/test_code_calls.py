@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rewards.components.code.asserts import calls_from_asserts
-from rewards.components.code.calls import parse_calls
+from rewards.components.code.calls import Call, parse_calls
 from rewards.components.code.values import NotPlain, decode, encode, same_value
 
 
@@ -213,3 +213,18 @@ def test_rows_without_usable_calls_say_why(reference, says):
 def test_expectations_written_as_json_take_tuples():
     _, [call] = parse_calls({"function": "f", "calls": [{"args": [], "expected": [1, [2, 3]]}]})
     assert call.accepts((1, (2, 3)))
+
+
+def test_items_that_are_made_to_collide_take_no_time():
+    import time
+
+    collide = [i * (2**61 - 1) for i in range(20_000)]
+    for wrappers in (("set",), ("frozenset",), ()):
+        call = Call(args=(1,), expected={1, 2}, wrappers=wrappers)
+        started = time.process_time()
+        assert not call.accepts(collide + list(range(30_000)))
+        assert time.process_time() - started < 1.0
+    with pytest.raises(NotPlain):
+        decode({"set": encode(collide)["list"]})
+    assert decode(encode({1, 2})) == {1, 2}
+    assert Call(args=(), expected={7}, wrappers=("set",)).accepts([7] * 50_000)  # equal ones may repeat

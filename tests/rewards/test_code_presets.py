@@ -263,3 +263,41 @@ def test_rows_and_arguments_as_json_text_are_the_same():
     assert evaluate("code-stdio", HONEST_STDIO, reference=json.dumps(SQUARES)).totals == [1.0]
     assert evaluate("code-function", HONEST_FUNCTION, reference=json.dumps(CALLS)).totals == [1.0]
     assert CodeFunction().version == "1"
+
+
+RETURNS = [
+    ("import collections\ndef f(x):\n    return collections.Counter([x, x])", "assert f(1) == {1: 2}", True),
+    (
+        "from collections import defaultdict\ndef f(x):\n    d = defaultdict(list)\n    d[x].append(2)\n    return d",
+        "assert f(1) == {1: [2]}",
+        True,
+    ),
+    (
+        "from collections import namedtuple\ndef f(x):\n    return namedtuple('P', 'a b')(1, 2)",
+        "assert f(1) == (1, 2)",
+        True,
+    ),
+    ("def f(x):\n    return range(3)", "assert list(f(1)) == [0, 1, 2]", True),
+    ("def f(x):\n    return map(str, [1])", "assert set(f(1)) == {'1'}", True),
+    ("def f(x):\n    return {1: 2}.values()", "assert sum(f(1)) == 2", True),
+    ("def f(x):\n    return range(3)", "assert f(1) == [0, 1, 2]", False),
+    (
+        "class L(list):\n    def __iter__(self): return iter([9])\ndef f(x):\n    return L([1])",
+        "assert f(1) == [9]",
+        False,
+    ),
+    ("class I(int):\n    def __eq__(self, other): return True\ndef f(x):\n    return I(1)", "assert f(1) == 2", False),
+    (
+        "class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n        return math.gcd(*x)",
+        {"fn_name": "f", "inputs": [[[4, 6]]], "outputs": [2]},
+        True,
+    ),
+    ("from __future__ import annotations\ndef f(x):\n    return pow(x, 2, 5)", "assert f(3) == 4", True),
+]
+
+
+@pytest.mark.parametrize(("program", "test", "right"), RETURNS)
+def test_what_real_solutions_return(program, test, right):
+    tests = [test] if isinstance(test, str) else test
+    samples = build_samples(["f"], [f"```python\n{program}\n```"], reference=[tests])
+    assert load("code-function").is_correct(samples) == [right]

@@ -67,7 +67,12 @@ def test_a_tolerance_compares_numbers_and_words():
     assert same_output("YES 0.3333333", "YES  0.33333331", 1e-6)
     assert not same_output("YES 0.3333333", "NO 0.3333333", 1e-6)
     # 1e-6 x max(1, 1e9) = 1000 apart at most
-    assert same_output("1000000000", "1000000999.0", 1e-6)
+    assert same_output("1000000000.5", "1000000999.0", 1e-6)
+    # whole numbers are exact, however they are written
+    assert same_output("2", "1.9999999999", 1e-6)
+    assert same_output("2", "+2", 1e-6)
+    for near in ("1000000001", "1000000001.0", "1000000000.5", "1e9x", "nan", "inf"):
+        assert not same_output("1000000000", near, 1e-6), near
     assert not same_output("1000000000", "1000001001.0", 1e-6)
     assert not same_output("inf", "1e999999", 1e-6)
     assert not same_output("1", "nan", 1e-6)

@@ -319,3 +319,8 @@ def test_examples_hold(module):
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_the_language_may_stand_in_json():
+    tests = '{"language": "javascript", "test_cases": [{"input": "2", "output": "4"}]}'
+    assert compat.code_reward(["```python\nprint(4)\n```"], verification_info=[tests]) == [None]

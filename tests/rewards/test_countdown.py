@@ -39,7 +39,8 @@ def test_expressions_that_reach_the_target_are_right(answer):
         "19 + 1 + 4",  # 24
         "70 = 72",
         "(19 - 1) * 4 = 71",
-        "72 = (19 - 1) * 4",
+        "71 = (19 - 1) * 4",
+        "72 = 72 = (19 - 1) * 4",
         "(19 - 1) * 4 or 72",
         "19 ** 1 + 4",
         "19 // 4 + 1",
@@ -100,3 +101,14 @@ def test_answers_of_anything_are_read_quickly():
         start = time.process_time()
         statuses(pattern * 9_000, (pattern * 500)[:500])
         assert time.process_time() - start < 0.2, pattern
+
+
+@pytest.mark.parametrize("answer", ["6 = 1+2+3", "1+2+3 = 6.0", "+1+2+3", "1 + 2 + 3 = 6"])
+def test_the_target_may_stand_on_either_side(answer):
+    samples = build_samples(["?"], [f"<answer>{answer}</answer>"], nums=[[1, 2, 3]], target=[6])
+    assert load("countdown").is_correct(samples) == [True]
+
+
+def test_the_task_may_be_the_reference():
+    task = {"target": 6, "numbers": [1, 2, 3]}
+    assert load("countdown").is_correct(build_samples(["?"], ["<answer>1+2+3</answer>"], reference=[task])) == [True]

@@ -190,5 +190,5 @@ def test_rows_that_cannot_be_used_are_errors(ids, kwargs, says):
 
 
 def test_credit_is_all_or_share():
-    with pytest.raises(PresetError, match="all or share"):
+    with pytest.raises(PresetError, match="'all' or 'share'"):
         load("ifeval", credit="some")

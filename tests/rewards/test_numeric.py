@@ -114,3 +114,24 @@ def test_no_text_raises(text: str) -> None:
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**12), max_value=10**12))
 def test_grouped_and_plain_writing_agree(number: object) -> None:
     assert parse_number(f"{number:,}") == parse_number(f"{number}") == Fraction(str(number))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "72 thirds",
+        "72 halves",
+        "72 hundredths",
+        "72 crore",
+        "72 lakh",
+        "72 mil",
+        "72 doubled",
+        "72 negative",
+        "72 below",
+        "72 incorrect",
+        "72 no",
+        "4 PM",
+    ],
+)
+def test_words_that_change_the_number_are_no_units(text):
+    assert parse_number(text) is None

@@ -100,3 +100,27 @@ def test_other_styles_and_parameters():
     assert load("qa-short", style="text").is_correct(samples) == [True, False]
     with pytest.raises(PresetError, match="Did you mean 'answer'"):
         load("qa-short", style="answr")
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "same"),
+    [
+        ("4 PM", "4 AM", False),
+        ("4 PM", "4 pm.", True),
+        ("5 March", "5 April", False),
+        ("50 Cent", "50 Shades", False),
+        ("3 Doors Down", "3 dogs", False),
+        ("20th Century Fox", "20", False),
+        ("1984", "1984 BC", False),
+        ("72", "72 apples", True),
+        ("$5", "5 dollars", True),
+        ("-5", "5", False),
+        ("5", "-5", False),
+        ("C++", "C", False),
+        ("C#", "C", False),
+        ("C++", "c++.", True),
+        ("well-known", "wellknown", True),
+    ],
+)
+def test_a_gold_that_begins_with_a_number_is_more_than_the_number(gold, answer, same):
+    assert exact_match(answer, gold) is same

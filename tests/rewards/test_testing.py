@@ -188,3 +188,18 @@ def test_weights_count_in_the_comparison():
     report = testing.check(preset, [{"good": ["72"], "bad": ["seventy, or a bit more"]}], hacks=False)
     # 1 · 1 + 2 · 0 = 1 against 1 · 0 + 2 · 1 = 2
     assert report.problems == ["Row 1: bad completion 'seventy, or a bit more' scores 2, an honest answer 1."]
+
+
+def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():
+    def broken(completions, **columns):
+        raise RuntimeError("no such column")
+
+    rows = [{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}]
+    report = testing.check(rewards.from_functions([(broken, 1.0)]), rows)
+    assert report.problems == ["Row 1: the reward failed on 1 of 1 good completions: RuntimeError: no such column"]
+
+
+def test_a_row_may_hold_a_line_separator(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a\u2028b", "good": "x"}\n\n{"prompt": "c", "good": "y"}\n', encoding="utf-8")
+    assert [row["prompt"] for row in testing.read_rows(path)] == ["a\u2028b", "c"]

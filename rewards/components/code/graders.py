@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rewards.components.code.blocks import code_block
-from rewards.components.code.calls import parse_calls
+from rewards.components.code.calls import Call, parse_calls
 from rewards.components.code.harness import CODE, SOURCE_FILE
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
 from rewards.components.code.values import NotPlain, decode, encode
@@ -29,6 +29,7 @@ _SETUP_COLUMN = "test_setup_code"
 _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
+_OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 _MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
 _NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache"})
@@ -194,8 +195,9 @@ class CodeFunction(_CodeComponent):
     """The program defines a function; all calls are made in one run, on arguments that go in and values that come out
     as JSON.
 
-    A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong. `tolerance` lets
-    floats differ by tolerance × max(1, |expected|). `prelude` is put in front of the program, for instance imports.
+    A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong; where the test makes a
+    list, set or sum of it, any iterable will do. `tolerance` lets floats differ by tolerance × max(1, |expected|).
+    `prelude` is run in front of the program, for instance imports.
     """
 
     tolerance: float = 0.0
@@ -205,16 +207,16 @@ class CodeFunction(_CodeComponent):
         named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
         function, calls = _usable(functools.partial(parse_calls, function=named), tests)
         calls = self._drawn(calls, sample, ctx)
-        request = _usable(_request, (function, calls))
         setup = sample.columns.get(_SETUP_COLUMN)
         before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
+        request = _usable(_request, (function, calls, before))
         result = self._run(
             Job(
                 program=CODE,
                 stdin=request,
                 seconds=min(self.seconds, self.budget_seconds),
                 memory_mb=self.memory_mb,
-                files={SOURCE_FILE: f"{before}\n{program}" if before else program},
+                files={SOURCE_FILE: program},
             )
         )
         answers = _answers(result.stdout, len(calls))
@@ -261,9 +263,10 @@ def _usable(parse: Any, tests: Any) -> Any:
         raise _BadRow(f"{failure}" if type(failure) is ValueError else failure_reason(failure)) from failure
 
 
-def _request(named: tuple[str, Sequence[Any]]) -> str:
-    function, calls = named
-    return json.dumps({"function": function, "calls": [[encode(c.args), encode(dict(c.kwargs))] for c in calls]})
+def _request(given: tuple[str, Sequence[Call], str]) -> str:
+    function, calls, before = given
+    rows = [[encode(c.args), encode(dict(c.kwargs)), c.wrappers[:1] in _OF_ITERABLES] for c in calls]
+    return json.dumps({"function": function, "calls": rows, "before": before})
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from rewards.components.code.values import spread
+
 __all__ = ["WRAPPERS", "NotLiteral", "literal"]
 
 _MAX_ITEMS = 1_000_000
@@ -11,8 +13,8 @@ _MAX_BITS = 100_000
 
 # Functions of plain values that tests put around a result or an expectation; applied outside the sandbox.
 WRAPPERS: dict[str, Callable[..., Any]] = {
-    "set": set,
-    "frozenset": frozenset,
+    "set": lambda items: set(spread(items)),
+    "frozenset": lambda items: frozenset(spread(items)),
     "sorted": sorted,
     "list": list,
     "tuple": tuple,

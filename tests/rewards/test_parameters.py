@@ -1,0 +1,57 @@
+"""Parameters that make no usable preset are refused when it is built, not paid for with rewards of 0.0."""
+
+import pytest
+
+from rewards import PresetError, load, names
+
+WRONG = [
+    ("math-verify", {"deadline": 0}),
+    ("math-verify", {"deadline": None}),
+    ("math-verify", {"deadline": "3"}),
+    ("math-boxed", {"format_weight": -1}),
+    ("math-boxed", {"format_weight": "abc"}),
+    ("math-boxed", {"format_weight": float("nan")}),
+    ("math-boxed", {"format_weight": True}),
+    ("code-stdio", {"workers": "zzz"}),
+    ("code-stdio", {"workers": 0}),
+    ("code-stdio", {"tolerance": float("inf")}),
+    ("code-contest", {"time_factor": -1}),
+    ("code-contest", {"memory_mb": float("inf")}),
+    ("mcq-letter", {"first_index": "3"}),
+    ("mcq-letter", {"strict": "maybe"}),
+    ("summarize", {"semantic_weight": float("inf")}),
+    ("ifeval", {"credit": "some"}),
+]
+
+
+@pytest.mark.parametrize(("preset", "params"), WRONG)
+def test_values_of_another_type_or_range_are_refused(preset, params):
+    [(name, _)] = params.items()
+    with pytest.raises(PresetError, match=f"Preset '{preset}': {name} is .* Give "):
+        load(preset, **params)
+
+
+@pytest.mark.parametrize(
+    ("preset", "params"),
+    [
+        ("math-boxed", {"format_weight": 0}),
+        ("math-boxed", {"format_weight": 0.5, "deadline": 3}),
+        ("code-stdio", {"tolerance": None, "max_tests": None}),
+        ("ifeval", {"credit": "share"}),
+        ("mcq-letter", {"first_index": 1}),
+    ],
+)
+def test_values_that_fit_are_taken(preset, params):
+    assert load(preset, **params).name == preset
+
+
+def test_defaults_of_every_preset_are_values_that_fit():
+    import inspect
+
+    from rewards.parameters import check_values
+    from rewards.presets import _builder
+
+    for name in names():
+        build = _builder(name)
+        given = {k: p.default for k, p in inspect.signature(build).parameters.items() if p.default is not p.empty}
+        check_values(name, build, given)
