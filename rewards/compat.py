@@ -1,4 +1,4 @@
-r"""The reward functions that people copy between projects, under their own names: open-r1's and TRL's.
+r"""The reward functions that people copy between projects, under their own names: open-r1's, TRL's, the notebooks'.
 
 They take the arguments of the originals and return what those return on ordinary input: `list[float | None]`, one per
 completion, None where the row cannot be judged. Each docstring names the differences; these hold for all of them:
@@ -26,19 +26,31 @@ from rewards._compat.layouts import (
     think_format_reward,
 )
 from rewards._compat.lengths import get_repetition_penalty_reward, get_soft_overlong_punishment
+from rewards._compat.notebooks import (
+    correctness_reward_func,
+    int_reward_func,
+    soft_format_reward_func,
+    strict_format_reward_func,
+    xmlcount_reward_func,
+)
 
 __all__ = [
     "accuracy_reward",
     "binary_code_reward",
     "code_reward",
+    "correctness_reward_func",
     "format_reward",
     "get_code_format_reward",
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
+    "int_reward_func",
     "len_reward",
     "reasoning_accuracy_reward",
     "reasoning_steps_reward",
+    "soft_format_reward_func",
+    "strict_format_reward_func",
     "tag_count_reward",
     "think_format_reward",
+    "xmlcount_reward_func",
 ]

@@ -4,7 +4,8 @@ RewardsError (ValueError)
 ├── PresetError             a preset that cannot be built as asked
 ├── UnknownPresetError      no preset of that name
 ├── UnknownParameterError   the preset has no such parameter
-└── FunctionPathError       `file.py:function` or `package.module:function` leads nowhere
+├── FunctionPathError       `file.py:function` or `package.module:function` leads nowhere
+└── SandboxError            nothing here can keep programs apart (in `rewards.sandbox`)
 
 Scoring itself never raises: whatever goes wrong there becomes the status of a score.
 """

@@ -10,7 +10,7 @@ import pytest
 
 from rewards import RewardsError, compat, from_functions
 
-PARTS = ["answers", "code", "layouts", "lengths"]
+PARTS = ["answers", "code", "layouts", "lengths", "notebooks"]
 LAYOUT = "<think>\nsix dozens\n</think>\n<answer>\n72\n</answer>"
 HOSTILE = [None, "", "\x00", "\ud800", "</think>", [], [{"role": "assistant", "content": None}], [None], 7, {}]
 
@@ -274,7 +274,11 @@ def test_names_are_complete_and_sorted():
 @pytest.mark.parametrize("name", sorted(every_function()))
 def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
     reward = every_function()[name]
-    columns = {"solution": ["7"] * len(HOSTILE), "completion_ids": [[] for _ in HOSTILE]}
+    columns = {
+        "answer": ["7"] * len(HOSTILE),
+        "solution": ["7"] * len(HOSTILE),
+        "completion_ids": [[] for _ in HOSTILE],
+    }
     values = reward(completions=HOSTILE, prompts=["p"] * len(HOSTILE), **columns)
     assert len(values) == len(HOSTILE)
     assert all(value <= 0 for value in values)
@@ -324,3 +328,44 @@ def test_examples_hold(module):
 def test_the_language_may_stand_in_json():
     tests = '{"language": "javascript", "test_cases": [{"input": "2", "output": "4"}]}'
     assert compat.code_reward(["```python\nprint(4)\n```"], verification_info=[tests]) == [None]
+
+
+# --- the notebooks' five ------------------------------------------------------------------------------------------------
+
+XML = "<reasoning>\n6 x 12\nis 72\n</reasoning>\n<answer>\n72\n</answer>"
+FIVE = [
+    compat.correctness_reward_func,
+    compat.int_reward_func,
+    compat.strict_format_reward_func,
+    compat.soft_format_reward_func,
+    compat.xmlcount_reward_func,
+]
+
+
+def test_the_notebooks_five_give_a_right_answer_all_they_have():
+    given = {"prompts": ["6 x 12?"], "answer": ["72"]}
+    assert [function(completions=conversational(XML), **given) for function in FIVE] == [
+        [2.0],
+        [0.5],
+        [0.5],
+        [0.5],
+        [0.5],
+    ]
+    assert sum(function(completions=conversational("72"), **given)[0] for function in FIVE) == 0.0
+
+
+def test_a_perfect_long_answer_without_a_newline_is_not_punished():
+    # As published: 0.001 off for each character behind </answer>, counted twice where no newline follows: -1.55 for 2 kB.
+    long = XML.replace("6 x 12", "6 x 12 " * 300)
+    assert compat.xmlcount_reward_func([long]) == [0.5]
+
+
+def test_the_notebooks_five_are_the_preset():
+    from rewards import load
+
+    preset = load("gsm8k-xml").trl()
+    texts = [XML, XML.replace("72", "70"), XML.replace("\n", ""), XML + " or 73", "<answer>72</answer>", "72", ""]
+    given = {"prompts": ["q"] * len(texts), "answer": ["72"] * len(texts)}
+    for function, part, weight in zip(FIVE, preset, preset.reward_weights, strict=True):
+        native = part(completions=texts, completion_ids=None, **given)
+        assert function(completions=texts, **given) == [weight * value for value in native], function.__name__
