@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from rewards.components.math_numbers import number
 from rewards.components.math_text import MAX_MATH_CHARS, match_form, reference_text
 from rewards.components.math_verify import ANSWER_PLACES, find_answer
 from rewards.errors import PresetError
-from rewards.numeric import parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 __all__ = ["MathMatch"]
@@ -15,7 +15,8 @@ __all__ = ["MathMatch"]
 class MathMatch(ItemComponent):
     r"""1 when answer and reference have one normalised spelling, or are the same number, else 0. Computes nothing else.
 
-    Normalised away: spaces, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`, `\frac12`, `x =`.
+    Normalised away: spaces but between digits or words, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`,
+    `\frac12`, `x =`.
     """
 
     name: str = "accuracy"
@@ -38,7 +39,7 @@ class MathMatch(ItemComponent):
         if len(found.value) > MAX_MATH_CHARS:
             return Score(None, "format", {"reason": "too_long"})
         expected, given = match_form(reference), match_form(found.value)
-        value = parse_number(expected)
-        if (expected and expected == given) or (value is not None and value == parse_number(given)):
+        value = number(expected)
+        if (expected and expected == given) or (value is not None and value == number(given)):
             return Score(self.high, "ok", info)
         return Score(None, "wrong", info)

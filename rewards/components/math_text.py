@@ -11,19 +11,20 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.numeric import MAX_NUMBER_CHARS, is_unit, parse_number
+from rewards.components.math_names import calendar_word
+from rewards.components.math_numbers import written_out
+from rewards.numeric import is_unit
 
 __all__ = [
     "MAX_MATH_CHARS",
     "Pieces",
     "Time",
+    "bare",
     "clock",
     "match_form",
-    "number",
     "plain",
     "reference_text",
     "split",
-    "words",
 ]
 
 MAX_MATH_CHARS = 2_000
@@ -34,9 +35,22 @@ _CHARACTERS = str.maketrans(
     | {c: "" for c in "\x00\u200b\u200c\u200d\u2060\ufeff"}
     | {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "⋅": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le "}
     | {"≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm "}
+    | {"…": "\\ldots ", "⋯": "\\ldots ", "ℝ": "\\mathbb{R}", "∠": "\\angle ", "△": "\\triangle ", "′": "'", "’": "'"}
     | {"°": "^\\circ", "²": "^2", "³": "^3", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "≈": "\\approx "}
 )  # fmt: skip
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("\\boxed{", "}"))
+_WRAPPERS = (
+    ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("\\boxed{", "}"), ("\\fbox{", "}"),
+    ("\\underline{", "}"), ("\\mathbf{", "}"), ("\\boldsymbol{", "}"), ("\\bm{", "}"), ("\\mathit{", "}"), ("{", "}"),
+)  # fmt: skip
+_COLOR = re.compile(
+    r"\\(?:textcolor|colorbox)\s?\{[A-Za-z]{1,20}\}(?=\s?\{)|\\color\s?\{[A-Za-z]{1,20}\}|\\bf(?:series)?(?![A-Za-z])"
+)
+_DOTS = re.compile(r"\\(?:ldots|cdots|dots[bcmio]?)(?![A-Za-z])|\.\.\.+")
+_PRIME = re.compile(r"\^\s?(?:\{\s?((?:\\prime\s?){1,4})\}|(\\prime)(?![A-Za-z]))")
+_REALS = re.compile(
+    r"\\(?:mathbb|Bbb)\s?(?:\{R\}|R)|\\R|\\text\s?\{\s*[Aa]ll real(?:s| numbers)\s*\}|[Aa]ll real(?:s| numbers)"
+)
+_DIGIT_TEXT = re.compile(r"\\(?:text|mathrm|mbox|hbox|textrm|textbf|textit|textnormal|rm)\s?\{([^{}]*\d[^{}]*)\}")
 # On answers of at most MAX_MATH_CHARS characters; each is a fixed text or a run of one class of characters.
 _DROPPED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])|\\!|\\\$|\$")
 _SPACED = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|~")
@@ -46,7 +60,7 @@ _COMMA_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _AND = re.compile(r",?\s*\\(?:text|mathrm|mbox)\{\s*(?:and|or)\s*\}|,?(?<![A-Za-z\\])\s+(?:and|or)\s+(?![A-Za-z])")
 _ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|operatorname|rm)\s?\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|hbox|textrm|textbf|textit|textnormal|operatorname|rm)\s?\{([^{}]*)\}")
 _UNIT_TEXT = re.compile(r"\s*\\(?:text|mathrm|mbox|textrm)\s?\{([^{}]*)\}(?:\^\{?[23]\}?)?$")
 _UNIT_GLUED = re.compile(r"(?<=\d)(?:[ckm]?m|k?g|mg|ml|ft|in|mph|km/h|m/s|hr|min|sec|deg)(?:\^\{?[23]\}?)?$")
 _UNIT_WORD = re.compile(r"[A-Za-z]{3,}[A-Za-z/.]*|(?:[ckm]?m|k?g|mg|ml|ft|in|cm|[msghL])(?:/[hs])?(?:\^\{?[23]\}?)?")
@@ -55,7 +69,14 @@ _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|sec|csc|cot)(?![a-z])")
 _IN_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s?\^\{?\\circ\}?")
 _NAME_IN = re.compile(r"^[A-Za-z]\s*\\in(?![a-z])\s*")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?:m\.?)?", re.IGNORECASE)
-_WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
+_HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+_MULTIPLIED = re.compile(r"(?<=\d) (?=[A-Za-z])")
+_SPACE = re.compile(r"(?<![0-9A-Za-z])\s|\s(?![0-9A-Za-z])")
+_NOT_UNITS = frozenset(re.findall(r"\S+", """
+    north south east west left right up down upward downward upwards downwards above below ahead behind before after
+    increase decrease more less profit loss gain inside outside odd even
+    noon midnight ago hence later earlier
+"""))  # fmt: skip
 
 
 class Pieces(NamedTuple):
@@ -76,7 +97,7 @@ class Time(NamedTuple):
 def plain(text: str, join_groups: bool = True) -> str:
     """`text` without wrappers, currency, spacing commands, units, and digit grouping, in ASCII LaTeX.
 
-    `join_groups` reads `1,234` as one number, unless it stands within brackets.
+    Repeating decimals become fractions. `join_groups` reads `1,234` as one number, unless it stands within brackets.
     """
     text = _unwrapped(_ROOT.sub(r"\\sqrt{\1}", text.translate(_CHARACTERS)))
     text = _GROUP.sub("", _FRACTION.sub(r"\\frac", text))
@@ -88,39 +109,31 @@ def plain(text: str, join_groups: bool = True) -> str:
     if _TRIGONOMETRY.search(text):
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
-    return _without_unit(text)
+    return _whole(_without_unit(written_out(text)))
 
 
-def words(text: str) -> str | None:
-    """The answer in lower case when it is text (`\\text{Monday}`, `no solution`), None when it may be mathematics.
+def bare(text: str) -> str:
+    """Without spaces, those between letters or digits aside: `7 2` is not 72."""
+    return _SPACE.sub("", text)
 
-    One bare letter and two or three of them without `\\text` may be variables.
-    """
-    inner = _TEXT.fullmatch(text)
-    bare = (inner[1] if inner else text).strip().strip("()").strip()
-    if not _WORDS.fullmatch(bare) or (inner is None and len(bare) <= 3):
-        return None
-    return " ".join(bare.removesuffix(".").casefold().split())
+
+def _whole(text: str) -> str:
+    """One spelling for answers that are one symbol or begin with a sign of equality."""
+    text = text.removeprefix("=").strip() if text[:2] != "==" else text
+    if _REALS.fullmatch(text):
+        return "(-\\infty,\\infty)"
+    return "\\emptyset" if bare(text) in ("\\{\\}", "\\varnothing") else text
 
 
 def clock(text: str) -> Time | None:
-    """A time of day, `10:30`, `10:30:15` or `9:05 p.m.`; None for ratios such as `1:3`."""
-    match = _TIME.fullmatch(_TEXT.sub(r" \1", text).strip())
+    """A time of day, `10:30`, `10:30:15`, `9:05 p.m.` or `4 PM`; None for ratios such as `1:3`."""
+    text = _TEXT.sub(r" \1", text).strip()
+    if match := _HOUR.fullmatch(text):
+        return Time(3600 * int(match[1]), match[2].lower()) if 1 <= int(match[1]) <= 12 else None
+    match = _TIME.fullmatch(text)
     if match is None or int(match[1]) > 23 or int(match[2]) > 59 or int(match[3] or 0) > 59:
         return None
     return Time(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3] or 0), (match[4] or "").lower())
-
-
-def number(text: str) -> Fraction | None:
-    """The exact rational that `text` writes out, without units, percent or currency."""
-    if (
-        len(text) > MAX_NUMBER_CHARS
-        or not text
-        or not set(text) <= set("0123456789+-./\\frac{}")
-        or text.count("{") != text.count("}")
-    ):
-        return None
-    return parse_number(text)
 
 
 def split(text: str) -> Pieces:
@@ -150,8 +163,8 @@ def split(text: str) -> Pieces:
 
 
 def match_form(text: str) -> str:
-    """The spelling by which `math-match` compares: `plain`, no spaces, `\\text` taken off, fractions in one form."""
-    text = _TEXT.sub(r"\1", plain(text)).removesuffix("%").replace(" ", "")
+    """The spelling by which `math-match` compares: `plain`, `bare`, `\\text` taken off, fractions in one form."""
+    text = _MULTIPLIED.sub("", bare(_TEXT.sub(r"\1", plain(text)).removesuffix("%").strip()))
     name, equals, value = text.partition("=")
     if equals and len(name) == 1 and name.isalpha() and "=" not in value:
         text = value
@@ -185,9 +198,12 @@ def reference_text(reference: object) -> str | None:
 
 
 def _unwrapped(text: str) -> str:
+    text = _PRIME.sub(lambda match: "'" * match[0].count("prime"), _DOTS.sub(r"\\ldots ", _COLOR.sub("", text)))
     for _ in range(4):
         before = text
         text = text.strip()
+        if match := _DIGIT_TEXT.fullmatch(text):
+            text = match[1].strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1].rstrip()
         for opening, closing in _WRAPPERS:
@@ -204,7 +220,7 @@ def _unwrapped(text: str) -> str:
 def _without_unit(text: str) -> str:
     """`text` without one trailing unit; what is no unit (`or`, number words) stays."""
     match = _UNIT_TEXT.search(text)
-    if match and match.start() and is_unit(match[1]):
+    if match and match.start() and _is_unit(match[1]):
         if clock(text):
             return text
         return text[: match.start()].rstrip()
@@ -216,10 +232,16 @@ def _without_unit(text: str) -> str:
         return text
     for at in range(len(tail)):
         rest = [word.strip("()") for word in tail[at:]]
-        if rest[0] and all(_UNIT_WORD.fullmatch(word) for word in rest) and is_unit(" ".join(rest)):
+        if rest[0] and all(_UNIT_WORD.fullmatch(word) for word in rest) and _is_unit(" ".join(rest)):
             percent = "%" if rest == ["percent"] or rest == ["pct"] else ""
             return " ".join([head, *tail[:at]]) + percent
     return text
+
+
+def _is_unit(text: str) -> bool:
+    """No unit: directions and comparisons, and what makes a number a date or a time."""
+    found = text.casefold().split()
+    return is_unit(text) and not any(word.strip("().,") in _NOT_UNITS or calendar_word(word) for word in found)
 
 
 def _closes_at_end(text: str) -> bool:

@@ -23,6 +23,9 @@ _DEATHS = 3  # workers in a row that end before they answer anything
 class Task:
     """A call to make in a worker.
 
+    A function that stops by itself before the deadline may say so with an exception that has an attribute `overrun` of
+    True: a `timeout` that costs no worker.
+
     Args:
         function: `package.module:function`. Its module is imported in the worker, outside the deadline; when the module
             has a function `warm_up()`, that is called once after the import.
@@ -144,8 +147,10 @@ class Batch:
         self._deaths = 0
         self._busy += reply.seconds
         self._answered += 1
-        status: Literal["ok", "error"] = "error" if reply.failed else "ok"
+        status: Literal["ok", "timeout", "error"] = "timeout" if reply.late else "error" if reply.failed else "ok"
         value, reason = (None, str(reply.value)) if reply.failed else (reply.value, None)
+        if reply.late:
+            reason = f"over the deadline of {self.deadline:g} s"
         self.outcomes[reply.item] = Outcome(status, value, reason, reply.seconds)
 
     def _is_over(self, worker: WorkerProcess) -> bool:

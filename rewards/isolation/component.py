@@ -46,6 +46,10 @@ class IsolatedComponent(ItemComponent):
     def verdict(self, sample: Sample, result: Any) -> Score:
         """The score for the function's result, which went through JSON: tuples are lists."""
 
+    def batch_seconds(self, tasks: int) -> float | None:
+        """The budget of a batch of that many different tasks."""
+        return self.budget
+
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         return self.score([sample], ctx)[0]
 
@@ -87,7 +91,7 @@ class IsolatedComponent(ItemComponent):
         known = cache.get_many(keys)
         todo = {key: task for key, task in zip(keys, tasks, strict=True) if key not in known}
         done = shared_pool().run(
-            list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.budget
+            list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.batch_seconds(len(todo))
         )
         outcomes = dict(zip(todo, done, strict=True))
         fresh = {

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.isolation.worker import FAILED, HEADER, LENGTH, LOADING, MAX_RESULT, READY, RESULT, STARTED
+from rewards.isolation.worker import FAILED, HEADER, LATE, LENGTH, LOADING, MAX_RESULT, READY, RESULT, STARTED
 
 __all__ = ["LOADING_SECONDS", "Call", "Reply", "WorkerProcess"]
 
@@ -43,6 +43,7 @@ class Reply(NamedTuple):
     failed: bool
     value: Any
     seconds: float
+    late: bool = False
 
 
 class WorkerProcess:
@@ -129,7 +130,7 @@ class WorkerProcess:
         while len(self._received) - position >= HEADER.size:
             kind, item, number, length = HEADER.unpack_from(self._received, position)
             end = position + HEADER.size + length
-            if length > MAX_RESULT or kind not in (READY, LOADING, STARTED, RESULT, FAILED):
+            if length > MAX_RESULT or kind not in (READY, LOADING, STARTED, RESULT, FAILED, LATE):
                 return None
             if len(self._received) < end:
                 break
@@ -145,7 +146,7 @@ class WorkerProcess:
                 self.waiting.popleft()
                 self.answered = True
                 self.running, self.since, self.loading = None, time.monotonic(), True
-                replies.append(_reply(item, kind == FAILED, payload, number))
+                replies.append(_reply(item, kind, payload, number))
         del self._received[:position]
         return replies
 
@@ -187,8 +188,8 @@ class WorkerProcess:
             return None
 
 
-def _reply(item: int, failed: bool, payload: bytearray, seconds: float) -> Reply:
+def _reply(item: int, kind: bytes, payload: bytearray, seconds: float) -> Reply:
     try:
-        return Reply(item, failed, json.loads(payload), seconds)
+        return Reply(item, kind != RESULT, json.loads(payload), seconds, kind == LATE)
     except (ValueError, RecursionError) as failure:
         return Reply(item, True, f"the result cannot be read: {failure}"[:300], seconds)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-__all__ = ["FAILED", "HEADER", "LENGTH", "LOADING", "MAX_RESULT", "READY", "RESULT", "STARTED"]
+__all__ = ["FAILED", "HEADER", "LATE", "LENGTH", "LOADING", "MAX_RESULT", "READY", "RESULT", "STARTED"]
 
 HEADER = struct.Struct("<cIdI")
 LENGTH = struct.Struct("<Q")  # before each chunk that comes from the parent
@@ -23,6 +23,7 @@ LOADING = b"L"  # importing the item's function; number: monotonic seconds
 STARTED = b"S"  # number: monotonic seconds at which the item began
 RESULT = b"R"  # number: seconds the item took; payload: its JSON
 FAILED = b"E"  # number: seconds the item took; payload: the reason as JSON
+LATE = b"T"  # the function noticed itself that its time was over (an exception with a true `overrun`); as FAILED
 MAX_RESULT = 16_000_000  # bytes of JSON
 
 
@@ -62,12 +63,13 @@ class Worker:
                 self.load(function)
                 start = time.monotonic()
             self.write(waiting + HEADER.pack(STARTED, item, start, 0))
-            payload = json.dumps(self.functions[function](*pickle.loads(arguments))).encode()
+            payload = json.dumps(self.functions[function](*pickle.loads(arguments)), allow_nan=False).encode()
             if len(payload) > MAX_RESULT:
                 raise ValueError(f"the result is {len(payload)} bytes of JSON, more than {MAX_RESULT}")
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException too
             reason = json.dumps(describe(failure)).encode()
-            reply = HEADER.pack(FAILED, item, time.monotonic() - start, len(reason)) + reason
+            kind = LATE if getattr(failure, "overrun", False) is True else FAILED
+            reply = HEADER.pack(kind, item, time.monotonic() - start, len(reason)) + reason
             return reply, isinstance(failure, MemoryError)
         return HEADER.pack(RESULT, item, time.monotonic() - start, len(payload)) + payload, False
 

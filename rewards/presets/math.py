@@ -12,8 +12,9 @@ __all__ = ["math_boxed", "math_match", "math_verify"]
 def math_match(*, answer_in: str = "boxed", strict: bool = True) -> Preset:
     r"""Mathematics by normalised spelling: quick, nothing is computed, right answers in another form are missed.
 
-    Formula: 1 when answer and reference have one spelling once spaces, `$`, `\text`, units, `%`, digit grouping,
-    `\dfrac`, `\frac12` and `x =` are normalised, or when both are the same number; else 0.
+    Formula: 1 when answer and reference have one spelling once spaces (not those between digits or words), `$`, colour,
+    `\text`, units, `%`, digit grouping, `\dfrac`, `\frac12`, repeating decimals and `x =` are normalised, or when both
+    are the same number, `1.5e3` and `3 1/2` included; else 0.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
@@ -34,12 +35,18 @@ def math_match(*, answer_in: str = "boxed", strict: bool = True) -> Preset:
     return Preset([Weighted(MathMatch(answer_in=answer_in, strict=strict), 1.0)], name="math-match", checker="accuracy")
 
 
-def math_verify(*, answer_in: str = "boxed", strict: bool = True, deadline: float = 2.0) -> Preset:
+def math_verify(
+    *, answer_in: str = "boxed", strict: bool = True, deadline: float = 2.0, budget: float | None = 30.0
+) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
     Formula: 1 when the answer equals the reference, else 0. Equal are the same number, expression, equation, set (in
     any order), tuple or interval (order and brackets), matrix, time of day or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
+    Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
+    is the rounding of an irrational reference to three digits or more, or stands beside a side that is exact. Upper and
+    lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`,
+    `\angle ABC`; not in `\overline{AB}` and `\triangle ABC`); `a = 1, b = 2` is compared by name or in order.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
@@ -47,12 +54,14 @@ def math_verify(*, answer_in: str = "boxed", strict: bool = True, deadline: floa
     Source: math-verify 0.9 and SymPy; accuracy reward of DeepSeek-R1 (2501.12948, 2.2.2).
     Hacks: `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared by their size. Answers
     that hang the parser: `timeout` after the deadline, the others keep their scores. Several answers, an earlier box
-    before an unclosed one, boxes in the reasoning: no answer. Wrong units go unnoticed.
+    before an unclosed one, boxes in the reasoning: no answer. What the parser would drop or add up (`72_{13}`, `72'`,
+    `72\ldots`, `70 2`): no mathematics. Wrong units go unnoticed, am, pm, months and directions aside.
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
         strict: refuse answers given more than once and differently, and text after a tag or line.
         deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed.
@@ -64,11 +73,13 @@ def math_verify(*, answer_in: str = "boxed", strict: bool = True, deadline: floa
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     require("math-verify", "math_verify", "math-verify")
-    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline)
+    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget)
     return Preset([Weighted(accuracy, 1.0)], name="math-verify", checker="accuracy")
 
 
-def math_boxed(*, format_weight: float = 0.1, strict: bool = True, deadline: float = 2.0) -> Preset:
+def math_boxed(
+    *, format_weight: float = 0.1, strict: bool = True, deadline: float = 2.0, budget: float | None = 30.0
+) -> Preset:
     r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
 
     Formula: (1 - w) accuracy + w format, w = 0.1. accuracy is that of `math-verify`; format is 1 when the last
@@ -84,6 +95,7 @@ def math_boxed(*, format_weight: float = 0.1, strict: bool = True, deadline: flo
         format_weight: share of the box, below 0.5.
         strict: refuse boxes that hold different answers.
         deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed, or the box could outweigh the answer.
@@ -94,6 +106,6 @@ def math_boxed(*, format_weight: float = 0.1, strict: bool = True, deadline: flo
     [1.0, 0.1, 0.0]
     """
     require("math-boxed", "math_verify", "math-verify")
-    accuracy = MathVerify(strict=strict, deadline=deadline)
+    accuracy = MathVerify(strict=strict, deadline=deadline, budget=budget)
     parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(BoxFormat(strict=strict), format_weight)]
     return Preset(parts, name="math-boxed", checker="accuracy")

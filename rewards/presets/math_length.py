@@ -21,6 +21,7 @@ def math_dapo(
     answer_in: str = "any",
     strict: bool = True,
     deadline: float = 2.0,
+    budget: float | None = 30.0,
 ) -> Preset:
     r"""Plus or minus one for the answer, and a soft punishment for coming near the maximum length.
 
@@ -42,6 +43,7 @@ def math_dapo(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
         strict: refuse answers given more than once and differently, and text after a tag or line.
         deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed, or the lengths make no interval.
@@ -53,7 +55,7 @@ def math_dapo(
     [1.0, 0.5, -2.0]
     """
     require("math-dapo", "math_verify", "math-verify")
-    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, low=-1.0, floor=-1.0)
+    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget, low=-1.0, floor=-1.0)
     overlong = SoftOverlong(max_length=max_length, cache=cache)
     return Preset([Weighted(accuracy, 1.0), Weighted(overlong, overlong_weight)], name="math-dapo", checker="accuracy")
 
@@ -71,6 +73,7 @@ def math_cosine(
     answer_in: str = "boxed",
     strict: bool = True,
     deadline: float = 2.0,
+    budget: float | None = 30.0,
 ) -> Preset:
     r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
 
@@ -95,6 +98,7 @@ def math_cosine(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         strict: refuse answers given more than once and differently, and text after a tag or line.
         deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
@@ -108,7 +112,7 @@ def math_cosine(
     """
     require("math-cosine", "math_verify", "math-verify")
     cosine = CosineLength(
-        checker=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline),
+        checker=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget),
         max_length=max_length,
         correct_short=correct_short,
         correct_long=correct_long,
@@ -123,7 +127,12 @@ def math_cosine(
 
 
 def math_kimi_length(
-    *, length_weight: float = 1.0, answer_in: str = "boxed", strict: bool = True, deadline: float = 2.0
+    *,
+    length_weight: float = 1.0,
+    answer_in: str = "boxed",
+    strict: bool = True,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
 ) -> Preset:
     r"""The answer, and within each group of completions to one prompt a reward for being shorter than the others.
 
@@ -143,6 +152,7 @@ def math_kimi_length(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         strict: refuse answers given more than once and differently, and text after a tag or line.
         deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed, or length could outweigh the answer.
@@ -155,7 +165,7 @@ def math_kimi_length(
     [1.5, 1.0, 0.5, 0.0]
     """
     require("math-kimi-length", "math_verify", "math-verify")
-    accuracy = Shared(component=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline))
+    accuracy = Shared(component=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget))
     return Preset(
         [Weighted(accuracy, 1.0), Weighted(KimiLength(checker=accuracy), length_weight)],
         name="math-kimi-length",
@@ -172,6 +182,7 @@ def math_length_budget(
     answer_in: str = "boxed",
     strict: bool = True,
     deadline: float = 2.0,
+    batch_budget: float | None = 30.0,
 ) -> Preset:
     r"""The answer within a number of tokens that the prompt asks for.
 
@@ -194,6 +205,7 @@ def math_length_budget(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         strict: refuse answers given more than once and differently, and text after a tag or line.
         deadline: seconds that one comparison may take.
+        batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
     Raises:
         PresetError: math-verify is not installed, or a number is out of its range.
@@ -205,6 +217,6 @@ def math_length_budget(
     [0.5, 0.2, 0.0]
     """
     require("math-length-budget", "math_verify", "math-verify")
-    checker = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline)
+    checker = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=batch_budget)
     component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
     return Preset([Weighted(component, 1.0)], name="math-length-budget", checker="budget")

@@ -127,6 +127,7 @@ def test_threads_share_a_pool(pool):
         (call("crash"), "ended (signal 11)"),
         (call("vanish", 0), "ended (exit code 0)"),
         (call("unreadable"), "not JSON serializable"),
+        (call("not_a_number"), "Out of range float values"),
         (call("huge"), "bytes of JSON, more than"),
         (call("ask"), "EOFError"),
         (call("nothing_of_the_kind"), "AttributeError"),
@@ -141,6 +142,13 @@ def test_a_failure_is_an_error_of_its_item_with_the_reason(pool, task, reason):
     outcomes = pool.run([call("double", 1), task, call("double", 2)])
     assert statuses(outcomes) == ["ok", "error", "ok"]
     assert reason in outcomes[1].reason
+
+
+def test_a_function_that_gives_up_in_time_is_a_timeout_and_its_worker_lives(pool):
+    before = {o.value for o in pool.run([call("pid")] * 50)}
+    outcomes = pool.run([call("give_up")] * 3, deadline=1.5)
+    assert [(o.status, o.reason) for o in outcomes] == [("timeout", "over the deadline of 1.5 s")] * 3
+    assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
 
 def test_memory_is_limited_per_item(pool):

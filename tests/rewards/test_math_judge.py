@@ -81,6 +81,7 @@ def test_numbers_too_large_to_evaluate_are_not_evaluated(answer: str) -> None:
 def test_a_reference_that_cannot_be_read_is_told_from_an_answer_that_cannot() -> None:
     assert judge("7", r"\frac{") == "reference"
     assert judge(r"\frac{", "7") == "unread"
+    assert judge("72", "72'") == judge("72'", "72") == judge("1,2,4", r"1,2,\ldots") == "different"
 
 
 def test_a_list_of_numbers_with_three_digits_may_be_a_list_after_all() -> None:

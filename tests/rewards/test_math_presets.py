@@ -81,6 +81,15 @@ def test_match_computes_nothing(answer):
     assert evaluate("math-match", rf"\boxed{{{answer}}}", reference=r"\frac{1}{2}").totals == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [("12", "1 2"), ("4 PM", "4 AM"), (r"5 \text{ June}", r"5 \text{ July}"), ("72", "72_{13}"), ("12", r"12\ldots")],
+)
+def test_match_keeps_apart_what_only_looks_alike(reference, answer):
+    completions = [rf"\boxed{{{answer}}}", rf"\boxed{{{reference}}}"]
+    assert evaluate("math-match", *completions, reference=reference).totals == [0.0, 1.0]
+
+
 def test_match_and_gsm8k_take_72_00_for_72():
     assert evaluate("math-match", r"\boxed{72.00}").totals == [1.0]
     assert evaluate("gsm8k-hash", "#### 72.00").totals == [pytest.approx(1.1)]
@@ -190,7 +199,10 @@ def test_every_checker_says_whether_a_completion_is_correct():
     "module",
     [
         *(f"rewards.components.{name}" for name in ("choice", "cosine", "countdown", "kimi_length", "language")),
-        *(f"rewards.components.{name}" for name in ("math_text", "repetition", "soft_overlong")),
+        *(
+            f"rewards.components.{name}"
+            for name in ("math_names", "math_numbers", "math_text", "repetition", "soft_overlong")
+        ),
         *(f"rewards.presets.{name}" for name in ("choice", "countdown", "gsm8k", "math", "math_length", "r1_zero")),
     ],
 )

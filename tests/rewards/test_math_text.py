@@ -2,7 +2,9 @@ import time
 
 import pytest
 
-from rewards.components.math_text import MAX_MATH_CHARS, clock, match_form, number, plain, reference_text, split, words
+from rewards.components.math_names import figure, phrase, same_figure, same_order, words
+from rewards.components.math_numbers import number, numeral, written_out
+from rewards.components.math_text import MAX_MATH_CHARS, clock, match_form, plain, reference_text, split
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,8 @@ def test_split_finds_the_outermost_structure(text: str, kind: str, parts: tuple[
 def test_times_of_day_are_told_from_ratios() -> None:
     assert clock("10:30") == (37_800, "")  # 10 x 3600 + 30 x 60
     assert clock(r"9:05:01 \text{ p.m.}") == (32_701, "p")
+    assert clock("4 PM") == clock(r"4\text{ p.m.}") == (14_400, "p")
+    assert clock("14 PM") is None
     assert clock("1:3") is None
     assert clock("25:00") is None
     assert clock("10:75") is None
@@ -65,6 +69,9 @@ def test_times_of_day_are_told_from_ratios() -> None:
 def test_words_are_told_from_variables() -> None:
     assert words(r"\text{No Solution}") == words("no solution.") == "no solution"
     assert words("xyz") is None
+    assert words(r"\text{No}") == words("no") == "no"
+    assert phrase("5 June") == phrase("June 5") != phrase("June 6")
+    assert phrase("2 x") is None
     assert words("2x") is None
 
 
@@ -72,7 +79,54 @@ def test_numbers_are_exact_and_plain() -> None:
     assert number("72.00") == 72
     assert number(r"-\frac{1}{2}") * 2 == -1
     assert number("50%") is None
-    assert number("1e5") is None
+    assert number("1e5") == 100_000
+
+
+def test_numbers_in_every_notation_are_exact():
+    assert number("1.5e3") == number(r"1.5\times 10^3") == number(r"1.5\cdot10^{3}") == 1500
+    assert number("3 1/2") * 2 == number(r"3\frac12") * 2 == 7
+    assert number("-3 1/2") * 2 == -7
+    assert number("3 5/2") is number("1 2") is number("2e-1") is number("1e99999") is None
+    assert numeral("1011_2") == numeral(r"(1011)_{2}") == numeral(r"1011_{\text{two}}") == ("1011", "2")
+    assert numeral("x_2") is numeral("1011") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"),
+    [
+        (r"0.\overline{3}", r"\frac{1}{3}"),
+        (r"0.1\bar6", r"\frac{1}{6}"),  # 15/90
+        (r"2.\dot{3}", r"\frac{7}{3}"),
+        (r"0.\dot{1}4285\dot{7}", r"\frac{1}{7}"),  # 142857/999999
+        ("0.(3)", r"\frac{1}{3}"),
+        (r"0.\overline{9}", "1"),
+        ("0.5(3)", "0.5(3)"),
+        (r"0.\overline{3}4", r"0.\overline{3}4"),
+        (r"\overline{AB}", r"\overline{AB}"),
+    ],
+)
+def test_repeating_decimals_are_written_as_fractions(text, fraction):
+    assert written_out(text) == fraction
+
+
+def test_figures_are_named_as_in_geometry():
+    assert figure(r"\angle A'BC") == ("angle", ("A'", "B", "C"))
+    assert same_figure(r"\overline{AB}", r"\overline{BA}") is True
+    assert same_figure(r"\overrightarrow{AB}", r"\overrightarrow{BA}") is False
+    assert same_figure(r"\triangle ABC", r"\triangle CAB") is True
+    assert same_figure(r"\angle ABC", r"\angle ACB") is False
+    assert same_figure(r"\overline{z}", "z") is same_figure("AB", "BA") is None
+
+
+def test_the_order_of_letters_counts_where_they_are_no_product():
+    assert same_order("cat", "act") is same_order("AB", "BA") is same_order("2AB", "2BA") is False
+    assert same_order("cat", "cat") is True
+    assert same_order("xy", "yx") is same_order("2abc", "2bca") is same_order("nRT", "n R T+1") is None
+
+
+def test_match_form_keeps_digits_apart():
+    assert match_form("1 2") != match_form("12")
+    assert match_form("2 x + 1") == match_form("2x+1")
 
 
 def test_match_form_has_one_spelling_for_a_fraction() -> None:
@@ -123,9 +177,18 @@ def test_the_longest_answers_of_anything_are_read_quickly() -> None:
         r"\cup",
         "^",
         "1,234",
-        "(",
+        "A ",
+        "A'",
+        "Aa",
+        "1.",
+        r"1.\overline{",
+        r"\dot3",
+        "_{",
+        "1e",
+        r"\color{",
     ):
         text = (pattern * MAX_MATH_CHARS)[:MAX_MATH_CHARS]
         start = time.process_time()
-        split(plain(text)), words(text), clock(text), number(text), match_form(text)
+        split(plain(text)), words(text), clock(text), number(text), match_form(text), numeral(text), phrase(text)
+        figure(text), same_order(text, text + "A"), written_out(text)
         assert time.process_time() - start < 0.2, pattern

@@ -9,6 +9,7 @@ from rewards import PresetError, build_samples, load
 from rewards.components.math_verify import MathVerify
 from rewards.evaluation import run_component
 from rewards.hacks import answered, known_hacks
+from rewards.isolation import shared_pool
 from rewards.protocol import Context
 
 PROMPT = r"What is 6 x 12? Put the answer in \boxed{}, for example \boxed{5}."
@@ -105,6 +106,39 @@ def test_unusable_references_are_errors_and_never_right(reference):
 def test_any_completion_gets_a_status(completion):
     [score] = judged(completion)
     assert score.status == "format"
+
+
+def test_answers_that_hang_cost_no_worker_and_no_more_than_their_time():
+    texts = [rf"\boxed{{{HANGING}+{at}}}" for at in range(4)]
+    run_component(MathVerify(), build_samples(["?"], [r"\boxed{2+0}"], reference=["2"]), Context())  # warm
+    before = {worker.pid for worker in shared_pool()._alive}
+    scores = run_component(MathVerify(deadline=0.5), build_samples(["?"] * 4, texts, reference=["2"] * 4), Context())
+    assert [score.status for score in scores] == ["timeout"] * 4
+    assert scores[0].info["reason"] == "over the deadline of 0.5 s"
+    assert before <= {worker.pid for worker in shared_pool()._alive}
+
+
+def test_a_batch_has_a_budget_that_grows_with_it():
+    assert MathVerify(budget=30.0).batch_seconds(8) == MathVerify(budget=30.0).batch_seconds(1000) == 30.0
+    assert MathVerify(budget=30.0).batch_seconds(4000) == 120.0
+    assert MathVerify(budget=None).batch_seconds(9) is None
+    texts = [rf"\boxed{{{HANGING}+1{at}}}" for at in range(40)]
+    preset = load("math-verify", deadline=5.0, budget=1.5)
+    start = time.monotonic()
+    evaluation = preset.score(build_samples(["?"] * 40, texts, reference=["2"] * 40))
+    assert evaluation.statuses["accuracy"] == ["timeout"] * 40
+    assert "budget of 1.5 s" in evaluation.infos["accuracy"][-1]["reason"]
+    assert time.monotonic() - start < 10
+
+
+def test_a_box_that_holds_nothing_but_a_box_is_that_one():
+    assert statuses(r"\boxed{\boxed{72}}", r"\boxed{ \boxed{6\cdot12} }.", r"\boxed{\boxed{70}}") == [
+        "ok",
+        "ok",
+        "wrong",
+    ]
+    assert statuses(r"\boxed{70+\boxed{72}}", r"\boxed{\boxed{72}", r"\boxed{70} \boxed{\boxed{72}}") == ["format"] * 3
+    assert statuses(r"\boxed{\boxed{72}}", answer_in="any") == ["ok"]
 
 
 def test_timeouts_hold_off_the_main_thread():

@@ -1,0 +1,122 @@
+"""Are two single expressions equal? By math-verify, confirmed by their values, since it accepts too much."""
+
+from fractions import Fraction
+from typing import Any
+
+from rewards.components.math_numbers import decimals, number
+from rewards.components.math_parser import is_complex, parsed
+
+__all__ = ["approximates", "same_expression"]
+
+
+def same_expression(expected: str, given: str) -> bool:
+    import sympy
+    from math_verify import verify
+
+    complex_numbers = is_complex(expected) or is_complex(given)
+    left, right = parsed(expected, complex_numbers), parsed(given, complex_numbers)
+    if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
+        return False  # math-verify would take the last side alone
+    if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
+        return _is_one_equation(left, right) or _same_constant(left, right)
+    return _confirmed(left, right)
+
+
+def _same_constant(left: Any, right: Any) -> bool:
+    """Closed forms of one number of ordinary size, by 50 of 60 digits: `e^{i\\pi}` and -1, not `100!` and `100! + 1`."""
+    import sympy
+
+    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (left, right)):
+        return False
+    if any(side.has(sympy.Float, sympy.Integral, sympy.Sum, sympy.Limit, sympy.Derivative) for side in (left, right)):
+        return False
+    one, other = _value(left, 60), _value(right, 60)
+    if one is None or other is None:
+        return False
+    size = max(abs(one), abs(other))
+    return bool(1e-20 < size < 1e20 and abs(one - other) <= size * sympy.Float("1e-50", 60))
+
+
+def _confirmed_equation(left: Any, right: Any) -> bool:
+    """Equations without a real solution are not the same for that."""
+    import sympy
+
+    if _is_one_equation(left, right):
+        return True
+    return bool(sympy.solve(left, left.free_symbols)) and bool(sympy.solve(right, right.free_symbols))
+
+
+def _is_one_equation(left: Any, right: Any) -> bool:
+    """Whether the differences of both sides are the same but for a constant factor, at three points."""
+    import sympy
+
+    if not (isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq)):
+        return False
+    if not all(isinstance(side, sympy.Expr) for equation in (left, right) for side in equation.args):
+        return False
+    one, other = left.lhs - left.rhs, right.lhs - right.rhs
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    ratios = []
+    for shift in range(3):
+        point = {symbol: sympy.Rational(7 + 4 * at + 3 * shift, 5 + at) for at, symbol in enumerate(symbols)}
+        top, bottom = _value(one.subs(point)), _value(other.subs(point))
+        if not top or not bottom:
+            return False
+        ratios.append(top / bottom)
+    return all(bool(abs(ratio - ratios[0]) <= abs(ratios[0]) * 1e-12) for ratio in ratios)
+
+
+def _confirmed(left: Any, right: Any) -> bool:
+    """Numerically equal too, at a point of their variables: differences are judged by the size of what differs."""
+    import sympy
+
+    if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):
+        return all(_confirmed(one, other) for one, other in zip(left, right, strict=True))
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
+        return _confirmed_equation(left, right)
+    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
+        return True
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    point = {symbol: sympy.Rational(7 + 4 * at, 5 + at) for at, symbol in enumerate(symbols)}
+    one, other = _value(left.subs(point)), _value(right.subs(point))
+    if one is None or other is None:
+        return True
+    size = max(abs(one), abs(other))
+    if left.has(sympy.Float) or right.has(sympy.Float):
+        return bool(abs(one - other) <= size / 1000)
+    return bool(size < sympy.Float("1e-100") or abs(one - other) <= size * sympy.Float("1e-12"))
+
+
+def _value(expression: Any, digits: int = 30) -> Any:
+    """A complex number, or None."""
+    import sympy
+
+    try:
+        value = sympy.N(expression, digits)
+        if not all(part.is_Number for part in value.as_real_imag()):  # what N leaves alone, such as Mod
+            value = sympy.N(expression.doit(), digits)
+        plain_number = all(part.is_Number and part.is_finite for part in value.as_real_imag())
+    except Exception:
+        return None
+    return value if plain_number else None
+
+
+def approximates(expected: str, given: str, truncated: bool) -> bool:
+    """Whether a decimal is the rounding of `expected` at the digits that it has."""
+    digits, near = decimals(given), number(given)
+    if digits is None or near is None:
+        return False
+    value = _value(parsed(expected, False))
+    if value is None or not value.is_real:
+        return False
+    exact = Fraction(str(value))
+    if not truncated and (len(given.replace(".", "").lstrip("-0")) < 3 or _is_rational(exact)):
+        return False
+    scaled, written = exact * 10**digits, near * 10**digits
+    rounded = abs(scaled - written) <= Fraction(1, 2)
+    return rounded or (truncated and digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0)
+
+
+def _is_rational(value: Fraction) -> bool:
+    """Whether 30 digits look like a fraction with a denominator of at most a million."""
+    return abs(value - value.limit_denominator(10**6)) <= max(Fraction(1), abs(value)) / 10**22
