@@ -1,0 +1,196 @@
+"""Is one arm of a comparison better than another? Paired differences over problems and seeds, with honest errors.
+
+Scores x (S, P): S runs (seeds) of one arm on the same P held-out problems. The difference D of two arms varies for three
+reasons: another seed would have given other weights (σ²ₛ), other problems would have been easier for one arm (σ²ₚ), and the
+two together (σ²ₛₚ, which holds the luck of a single answer):
+
+    Var(D) = σ²ₛ / S + σ²ₚ / P + σ²ₛₚ / (S·P)
+
+Resampling seeds alone has the variance Vs = σ²ₛ/S + σ²ₛₚ/(SP), problems alone Vp = σ²ₚ/P + σ²ₛₚ/(SP), both cell by cell
+Vsp = σ²ₛₚ/(SP); so Var(D) = Vs + Vp - Vsp (two-way clustering: Cameron, Gelbach & Miller, J. Bus. Econ. Stat. 2011). These
+bootstrap variances of a mean have a closed form, used here with the factor n/(n-1) that resampling few seeds lacks. The
+interval takes Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles; the plain
+two-level percentile bootstrap is reported beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kit.evaluation.student import t_quantile, two_sided_p
+
+Floats = NDArray[np.float64]
+LEVEL = 0.95
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Variances of a difference by their source, with degrees of freedom. `seeds` is None where one seed says nothing."""
+
+    problems: float
+    problems_df: float
+    seeds: float | None = None
+    seeds_df: float = 0.0
+    both: float = 0.0
+    both_df: float = 0.0
+    n_problems: int = 0
+    n_seeds: float = 1.0
+    """Seeds an arm; the harmonic mean where arms have different numbers."""
+
+    @property
+    def variance(self) -> float:
+        """Of the difference. Never below what one source alone gives: the estimates are noisy."""
+        if self.seeds is None:
+            return self.problems
+        return max(self.seeds + self.problems - self.both, self.seeds, self.problems)
+
+    @property
+    def df(self) -> float:
+        """Satterthwaite's degrees of freedom (Biometrics Bull. 1946) of `variance`."""
+        if self.seeds is None:
+            return self.problems_df
+        terms = [(self.seeds, self.seeds_df), (self.problems, self.problems_df), (self.both, self.both_df)]
+        spread = sum(variance**2 / df for variance, df in terms)
+        return max(self.variance**2 / spread, self.seeds_df) if spread else self.seeds_df
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Arm minus baseline with its 95 % interval, two-sided p, and how it looks in plain resamples."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    parts: Parts
+    bootstrap_low: float
+    bootstrap_high: float
+    share_better: float
+    """Share of two-level resamples in which the arm is ahead; half of the ties count."""
+
+    @property
+    def standard_error(self) -> float:
+        """Of `value`, in its unit."""
+        return float(np.sqrt(self.parts.variance))
+
+    @property
+    def of_the_method(self) -> bool:
+        """Whether the error holds the luck of the seed; else the difference is between these weights only."""
+        return self.parts.seeds is not None
+
+
+def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool, seed: int = 0) -> Difference:
+    """The difference arm - baseline of scores (S, P) and (S', P) on the same problems in the same order.
+
+    With `paired_seeds` row s of both is one seed, and S = S'. An arm with one row makes it a statement about these weights:
+    then only problems are resampled. Raises `ValueError` for shapes that do not fit or fewer than 2 problems.
+    """
+    value, parts, p = weigh(baseline, arm, paired_seeds=paired_seeds)
+    error = float(np.sqrt(parts.variance))
+    half = t_quantile(0.5 + LEVEL / 2, parts.df) * error if error else 0.0
+    draws = resample(baseline, arm, paired_seeds=paired_seeds, seed=seed)
+    low, high = np.percentile(draws, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    ahead = float(np.mean(draws > 0) + np.mean(draws == 0) / 2)
+    return Difference(value, value - half, value + half, p, parts, float(low), float(high), ahead)
+
+
+def weigh(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> tuple[float, Parts, float]:
+    """The difference of `difference`, its variances, and p: how often luck alone would give as much."""
+    baseline, arm = np.asarray(baseline, float), np.asarray(arm, float)
+    if baseline.ndim != 2 or arm.ndim != 2 or baseline.shape[1] != arm.shape[1] or arm.shape[1] < 2:
+        raise ValueError(f"scores must be (seeds, problems) on the same >= 2 problems: {baseline.shape}, {arm.shape}")
+    if paired_seeds and len(baseline) != len(arm):
+        raise ValueError(f"paired seeds, but {len(baseline)} and {len(arm)} runs")
+    value, parts = float(arm.mean() - baseline.mean()), _parts(baseline, arm, paired_seeds)
+    error = float(np.sqrt(parts.variance))
+    # All problems differ by the same amount: no spread to judge by, so only signs count, as in a sign test.
+    p = two_sided_p(value, error, parts.df) if error or not value else min(1.0, 2 * 0.5 ** arm.shape[1])
+    return value, parts, p
+
+
+def scalar_difference(baseline: Sequence[float], arm: Sequence[float], *, paired: bool) -> tuple[float, float, float]:
+    """Difference of means over runs with its 95 % t interval (Welch's where not paired). Needs 2 runs an arm."""
+    first, second = np.asarray(baseline, float), np.asarray(arm, float)
+    value = float(second.mean() - first.mean())
+    variance, df = _between([second - first] if paired else [first, second])
+    half = t_quantile(0.5 + LEVEL / 2, df) * float(np.sqrt(variance)) if variance else 0.0
+    return value, value - half, value + half
+
+
+def resample(baseline: Floats, arm: Floats, *, paired_seeds: bool, seed: int = 0) -> Floats:
+    """Two-level paired bootstrap: (2000,) differences, problems and seeds drawn with replacement, same for both arms.
+
+    Problems are always shared by the arms; seeds are where `paired_seeds`, else each arm draws its own.
+    """
+    rng = np.random.default_rng(seed)
+    seeds, problems = arm.shape
+    of_problems = rng.multinomial(problems, [1 / problems] * problems, RESAMPLES) / problems
+    of_arm = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES) / seeds
+    others = len(baseline)
+    of_baseline = of_arm if paired_seeds else rng.multinomial(others, [1 / others] * others, RESAMPLES) / others
+    drawn: Floats = ((of_arm @ arm - of_baseline @ baseline) * of_problems).sum(axis=1)
+    return drawn
+
+
+def block_bootstrap(differences: Sequence[float], seed: int = 0) -> tuple[float, float, float] | None:
+    """Mean of differences of two runs step by step, with a 95 % interval by moving blocks (Künsch, Ann. Stat. 1989).
+
+    Steps in a row are alike, so blocks of n^(1/3) steps, rounded up, are drawn. None for fewer than 8 steps.
+    """
+    values = np.asarray(differences, float)
+    count = len(values)
+    if count < 8:
+        return None
+    length = int(np.ceil(count ** (1 / 3)))
+    starts = np.random.default_rng(seed).integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
+    picked = (starts[:, :, None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
+    low, high = np.percentile(values[picked].mean(axis=1), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float(values.mean()), float(low), float(high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for their number (Holm, Scand. J. Stat. 1979): the smallest times m, the next times m-1, ..."""
+    corrected, most = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        most = max(most, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = most
+    return corrected
+
+
+def _parts(baseline: Floats, arm: Floats, paired_seeds: bool) -> Parts:
+    problems = arm.shape[1]
+    of_problems = float(np.var(arm.mean(axis=0) - baseline.mean(axis=0), ddof=1)) / problems
+    fewest = min(len(baseline), len(arm))
+    if fewest < 2:
+        return Parts(of_problems, problems - 1, n_problems=problems)
+    samples = [arm - baseline] if paired_seeds else [baseline, arm]
+    seeds, seeds_df = _between([scores.mean(axis=1) for scores in samples])
+    both, both_df = _combined([_interaction(scores) for scores in samples])
+    count = len(arm) if paired_seeds else 2 / (1 / len(baseline) + 1 / len(arm))
+    return Parts(of_problems, problems - 1, seeds, seeds_df, both, both_df, problems, count)
+
+
+def _between(samples: Sequence[Floats]) -> tuple[float, float]:
+    """Variance of the mean (or of the difference of two means), and its degrees of freedom."""
+    return _combined([(float(np.var(values, ddof=1)) / len(values), len(values) - 1.0) for values in samples])
+
+
+def _interaction(scores: Floats) -> tuple[float, float]:
+    """σ²ₛₚ / (S·P) of scores (S, P): what neither the run's mean nor the problem's mean explains."""
+    seeds, problems = scores.shape
+    rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0, keepdims=True) + scores.mean()
+    df = float((seeds - 1) * (problems - 1))
+    return float(np.sum(rest**2)) / df / (seeds * problems), df
+
+
+def _combined(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Sum of independent variances with Satterthwaite's degrees of freedom; where all are 0, the fewest."""
+    total = sum(variance for variance, _ in terms)
+    if not total:
+        return 0.0, min(df for _, df in terms)
+    return total, total**2 / sum(variance**2 / df for variance, df in terms)

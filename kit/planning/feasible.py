@@ -1,0 +1,137 @@
+"""What would fit: the largest group, completion and micro-batch, and the changes that make a run fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kit.config import RunConfig, load_config
+from kit.errors import KitError
+from kit.planning.memory import MemoryPlan, Workload, plan_memory
+from kit.planning.shapes import ModelShape
+
+GROUPS = (4, 8, 16, 32)
+STEP = 64
+"""Tokens by which the largest completion is searched."""
+Planner = Callable[[RunConfig], MemoryPlan]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One override, and what it costs."""
+
+    override: str
+    harm: str
+
+
+def largest_completion(shape: ModelShape, work: Workload, room: float, context: int, step: int = STEP) -> int:
+    """Tokens of the longest completion that fits, a multiple of `step`; 0 where not even `step` does."""
+    low, high = 0, max(0, context - work.prompt) // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = plan_memory(shape, replace(work, completion=middle * step)).peak <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * step
+
+
+def largest_micro_batch(shape: ModelShape, work: Workload, room: float) -> int:
+    """The largest divisor of the batch that fits; 0 where 1 does not."""
+    sizes = [size for size in range(work.batch, 0, -1) if work.batch % size == 0]
+    return next((s for s in sizes if plan_memory(shape, replace(work, micro_batch=s)).peak <= room), 0)
+
+
+def largest(shape: ModelShape, work: Workload, room: float, context: int) -> list[dict[str, int]]:
+    """For each group size: the longest completion (with micro-batches of 1), and the largest micro-batch beside it.
+
+    Held-out completions are taken to be generated in batches no larger than the training batch.
+    """
+    prompts = max(1, work.batch // work.group)
+    rows = []
+    for group in GROUPS:
+        batch = prompts * group
+        one = replace(work, group=group, batch=batch, micro_batch=1, evaluation=min(work.evaluation, batch))
+        completion = largest_completion(shape, one, room, context)
+        micro = largest_micro_batch(shape, replace(one, completion=completion), room) if completion else 0
+        rows.append({"group": group, "batch": batch, "completion": completion, "micro_batch": micro})
+    return rows
+
+
+def fixes(config: RunConfig, plan: Planner, room: float, micro_batch: int, device: str) -> list[Change] | None:
+    """The changes that make `config` fit into `room` bytes, in order of least harm; None where nothing here does.
+
+    The first change that lowers the peak is made, until it fits; those that turn out not to be needed are dropped again,
+    the most harmful first.
+    """
+    chosen: list[Change] = []
+    peak = plan(config).peak
+    ladder = list(_ladder(config, micro_batch, device))
+    while peak > room:
+        better = next((found for change in ladder if (found := _lower(config, plan, chosen, change, peak))), None)
+        if better is None:
+            return None
+        chosen, peak = better
+    for change in reversed(list(chosen)):
+        rest = [other for other in chosen if other is not change]
+        without = _apply(config, rest)
+        if without is not None and plan(without).peak <= room:
+            chosen = rest
+    return chosen
+
+
+def _lower(
+    config: RunConfig, plan: Planner, chosen: list[Change], change: Change, peak: float
+) -> tuple[list[Change], float] | None:
+    """The changes with one more, which takes the place of an earlier one of its key, if that lowers the peak."""
+    changes = [*(known for known in chosen if _key(known) != _key(change)), change]
+    tried = _apply(config, changes)
+    lower = plan(tried).peak if tried is not None else peak
+    return (changes, lower) if lower < peak else None
+
+
+def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change]:
+    batch, group = config.optimisation.batch_size, config.generation.num_generations
+    for size in range(micro_batch - 1, 0, -1):
+        if batch % size == 0:
+            yield Change(f"optimisation.micro_batch_size={size}", "same result but for rounding")
+    evaluation = config.evaluation.batch_size
+    while (evaluation := evaluation // 2) >= 1:
+        yield Change(f"evaluation.batch_size={evaluation}", "slower evaluation, other random draws in it")
+    yield Change("optimisation.gradient_checkpointing=true", "same result, about a third slower")
+    if device == "cuda":
+        if config.model.dtype == "float32":
+            yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
+        yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")
+        if config.model.lora is not None:
+            yield Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
+    if config.model.lora is None:
+        yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters in place of all weights")
+    fewer = batch
+    while (fewer := fewer // 2) >= group:
+        if fewer % group == 0:
+            yield Change(f"optimisation.batch_size={fewer}", "noisier steps")
+    tokens = config.generation.max_completion_tokens
+    while (tokens := tokens // 2) >= 32:
+        yield Change(f"generation.max_completion_tokens={tokens}", "longer answers are cut")
+
+
+def _key(change: Change) -> str:
+    return change.override.partition("=")[0]
+
+
+def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
+    """The changed configuration; None where the parts do not go together."""
+    overrides = [change.override for change in changes]
+    micro = config.optimisation.micro_batch_size
+    sizes = [override.partition("=") for override in overrides]
+    batch = next((int(value) for key, _, value in sizes if key == "optimisation.batch_size"), None)
+    if (
+        batch is not None
+        and micro is not None
+        and batch % micro
+        and not any("micro_batch" in key for key, _, _ in sizes)
+    ):
+        return None
+    try:
+        return load_config(config, overrides)
+    except KitError:
+        return None

@@ -1,0 +1,272 @@
+"""Is this machine fit for training? Quick checks, each with what was seen and the fix; nothing is loaded but torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GIB = 1024**3
+DISK_WARN, DISK_FAIL = 10 * GIB, 1 * GIB
+RAM_WARN, RAM_FAIL = 8 * GIB, 2 * GIB
+SHM_WARN = 64 * 1024**2
+TOKENS = {
+    "HF_TOKEN": "gated models and pushing to the hub",
+    "WANDB_API_KEY": "run.report_to: wandb",
+    "OPENAI_API_KEY": "judges behind an OpenAI-compatible service that asks for a key",
+}
+BF16_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `level` is ok, warn or fail; `fix` says what to do where it is not ok."""
+
+    name: str
+    level: str
+    seen: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def check_machine(root: str | Path = "runs") -> list[Check]:
+    """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end."""
+    checks: list[Check] = []
+    for check in (python, packages, torch_build, gpu, lambda: run_folder(root), lambda: disk(root), memory, processors,
+                  shared_memory, sandbox, tokens, caches):  # fmt: skip
+        checks += _tried(check)
+    return checks
+
+
+def _tried(check: Callable[[], Iterator[Check]]) -> list[Check]:
+    try:
+        return list(check())
+    except Exception as error:  # whatever a driver or a broken package raises
+        name = getattr(check, "__name__", "check").strip("<>")
+        return [Check(name, "warn", f"could not be looked at: {type(error).__name__}: {error}", "See the message.")]
+
+
+def failed(checks: list[Check]) -> bool:
+    """Whether something must be mended before a run can start."""
+    return any(check.level == "fail" for check in checks)
+
+
+def python() -> Iterator[Check]:
+    """The interpreter against the supported range."""
+    supported = importlib.metadata.metadata("grpo-kit")["Requires-Python"] or ""
+    yield _in_range("Python", platform.python_version(), supported, "Make an environment with a supported Python")
+
+
+def packages() -> Iterator[Check]:
+    """Installed versions against the ranges that this kit declares; extras only where they are installed."""
+    from packaging.requirements import Requirement
+
+    wrong: list[Check] = []
+    fine = 0
+    for line in importlib.metadata.requires("grpo-kit") or []:
+        requirement = Requirement(line)
+        optional = requirement.marker is not None and "extra" in str(requirement.marker)
+        if requirement.marker is not None and not optional and not requirement.marker.evaluate():
+            continue
+        version = installed(requirement.name)
+        if version is None and optional:
+            continue
+        if version is None:
+            fix = f"pip install '{requirement.name}{requirement.specifier}'"
+            wrong.append(Check(requirement.name, "fail", "not installed", fix))
+        elif not requirement.specifier.contains(version, prereleases=True):
+            fix = f"pip install '{requirement.name}{requirement.specifier}'"
+            level = "warn" if optional else "fail"
+            seen = f"{version}, expected {requirement.specifier}"
+            wrong.append(Check(requirement.name, level, seen, fix))
+        else:
+            fine += 1
+    # The same package may stand in several extras with different ranges: one finding is enough.
+    yield from {check.name: check for check in wrong}.values()
+    yield Check("packages", "ok", f"{fine} in the supported ranges")
+
+
+def installed(name: str) -> str | None:
+    """The version of a package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _in_range(name: str, version: str, supported: str, fix: str) -> Check:
+    from packaging.specifiers import SpecifierSet
+
+    if not supported or SpecifierSet(supported).contains(version, prereleases=True):
+        return Check(name, "ok", f"{version} (supported: {supported or 'any'})")
+    return Check(name, "fail", f"{version}, expected {supported}", f"{fix} ({supported}).")
+
+
+def torch_build() -> Iterator[Check]:
+    """Which CUDA torch was built for, and whether it finds a GPU that the system has."""
+    import torch
+
+    build = torch.version.cuda
+    seen = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
+    if _nvidia_device() and not torch.cuda.is_available():
+        fix = (
+            "Install torch for CUDA (https://pytorch.org/get-started/locally)"
+            if build is None
+            else "Update the NVIDIA driver to one that supports this CUDA, or install torch for an older CUDA"
+        )
+        yield Check("torch", "fail", f"{seen}; the machine has an NVIDIA GPU that torch cannot use", f"{fix}.")
+        return
+    yield Check("torch", "ok", seen)
+
+
+def gpu() -> Iterator[Check]:
+    """The GPU: name, memory, compute capability, bfloat16, driver."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Check(
+            "GPU", "warn", "none; runs use the CPU, which is right for quickstart and tiny models", "Use a GPU machine."
+        )
+        return
+    properties = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info(0)
+    yield Check("GPU", "ok", f"{properties.name}, {total / GIB:.1f} GiB, driver {_driver() or 'unknown'}")
+    if free < 0.9 * total:
+        taken = f"{(total - free) / GIB:.1f} GiB are in use by others"
+        yield Check("GPU memory", "warn", taken, "Close what nvidia-smi lists, or plan with what is free.")
+    capability = (properties.major, properties.minor)
+    seen = f"compute capability {capability[0]}.{capability[1]}"
+    if capability >= BF16_CAPABILITY:
+        yield Check("bfloat16", "ok", f"{seen}: has bfloat16")
+    elif capability >= (7, 0):
+        yield Check("bfloat16", "warn", f"{seen}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
+    else:
+        yield Check("bfloat16", "fail", f"{seen}: below 7.0", "Use a GPU of 2018 or later (T4, RTX 20 and up).")
+
+
+def _nvidia_device() -> bool:
+    return Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def _driver() -> str | None:
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+    except OSError:
+        return None
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
+
+
+def run_folder(root: str | Path) -> Iterator[Check]:
+    """Whether runs can be written where they lie."""
+    folder = _existing(Path(root))
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".grpo-kit-"):
+            pass
+    except OSError as error:
+        fix = "Set run.root to a folder that you may write to, or change the rights of this one."
+        yield Check("run folder", "fail", f"{folder} cannot be written: {error.strerror or error}", fix)
+        return
+    yield Check("run folder", "ok", f"{Path(root).absolute()} can be written")
+
+
+def disk(root: str | Path) -> Iterator[Check]:
+    """Free space where runs lie."""
+    free = shutil.disk_usage(_existing(Path(root))).free
+    fix = "Free some space, lower run.keep_checkpoints, or set run.root to another disk."
+    yield _graded("disk", free, DISK_WARN, DISK_FAIL, f"{free / GIB:.1f} GiB free where runs lie", fix)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in [folder.absolute(), *folder.absolute().parents] if path.is_dir())
+
+
+def memory() -> Iterator[Check]:
+    """RAM that can still be allocated."""
+    from kit.training.models import free_memory
+
+    free = free_memory("cpu")
+    fix = "Close other programs; a model is read through RAM even when it trains on a GPU."
+    yield _graded("memory", free, RAM_WARN, RAM_FAIL, f"{free / GIB:.1f} GiB of RAM available", fix)
+
+
+def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: str) -> Check:
+    level = "fail" if value < fail else "warn" if value < warn else "ok"
+    return Check(name, level, seen, fix if level != "ok" else "")
+
+
+def processors() -> Iterator[Check]:
+    """Cores that a run may use."""
+    from kit.training.backend import physical_cores
+
+    yield Check("cores", "ok", f"{physical_cores()} physical, {os.cpu_count()} logical")
+
+
+def shared_memory() -> Iterator[Check]:
+    """/dev/shm, which containers often make too small for data loaders and vLLM."""
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        yield Check("/dev/shm", "ok" if sys.platform != "linux" else "warn", "absent", "Mount a tmpfs at /dev/shm.")
+        return
+    size = shutil.disk_usage(path).total
+    seen = f"{size / GIB:.2f} GiB"
+    fix = "Start the container with --shm-size=2g (or --ipc=host)."
+    yield Check("/dev/shm", "warn" if size <= SHM_WARN else "ok", seen, fix if size <= SHM_WARN else "")
+
+
+def sandbox() -> Iterator[Check]:
+    """The strongest level at which generated programs can be run here."""
+    from rewards.sandbox import describe, level
+
+    strongest = level()
+    if strongest is not None:
+        reason = next(found.reason for found in describe() if found.level == strongest)
+        yield Check("sandbox", "ok", f"{strongest}: {reason}")
+        return
+    yield Check(
+        "sandbox",
+        "warn",
+        "no isolation works here; rewards that run generated code will refuse to start",
+        "Install bubblewrap (apt install bubblewrap), or allow user namespaces in the container.",
+    )
+
+
+def tokens() -> Iterator[Check]:
+    """Which keys are set. Their values are not looked at."""
+    for name, purpose in TOKENS.items():
+        present = bool(os.environ.get(name)) or (name == "HF_TOKEN" and _stored_hub_token())
+        yield Check(name, "ok", f"{'set' if present else 'not set'}; needed for {purpose} only")
+
+
+def _stored_hub_token() -> bool:
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token").is_file()
+
+
+def caches() -> Iterator[Check]:
+    """Where models are kept, and whether that can be written."""
+    from kit.training.embedded import cache_folder
+
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    for name, folder, variable in (("kit cache", cache_folder(), "GRPO_KIT_CACHE"), ("hub cache", hub, "HF_HOME")):
+        place = _existing(folder)
+        if os.access(place, os.W_OK):
+            free = shutil.disk_usage(place).free
+            yield _graded(
+                name, free, DISK_WARN, 0, f"{folder}, {free / GIB:.1f} GiB free", f"Point {variable} elsewhere."
+            )
+        else:
+            yield Check(name, "fail", f"{folder} cannot be written", f"Set {variable} to a folder that can be.")
+
+
+def report(checks: list[Check]) -> dict[str, Any]:
+    """Plain values, for JSON and for the page."""
+    return {"failed": failed(checks), "checks": [check.as_dict() for check in checks]}

@@ -1,0 +1,126 @@
+"""Two steps of the worst case, for real: the longest prompts, completions of full length, the real trainer.
+
+`python -m kit.planning.probe REQUEST` does it in a process of its own; `probe` is the face.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig, load_config
+from kit.errors import RunError
+from kit.runs.child import call
+
+if TYPE_CHECKING:
+    from kit.training.preparation import Parts
+
+MODULE = "kit.planning.probe"
+STEPS = 2
+
+
+def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
+    """Runs two steps and returns `peak_bytes` and `seconds` (of each step), measured. Nothing of it is kept.
+
+    Raises `KitError` for a mistake of the user's, out of memory included.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-kit-probe-") as folder:
+        result = Path(folder, "probe.json")
+        request = {"config": config.model_dump(mode="json"), "folder": folder, "result": str(result)}
+        outcome = call(MODULE, request, quiet=not progress)
+        if outcome.error is not None:
+            raise outcome.error
+        if not result.is_file():
+            raise RunError("The probe was stopped before it had a result.")
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return found
+
+
+def worst_rows(parts: Parts) -> Any:
+    """The training rows with the longest prompts, as many as two steps need."""
+    from kit.evaluation.heldout import count_tokens
+
+    config = parts.config
+    train = parts.data.train
+    lengths = count_tokens(parts.files.tokenizer, train["prompt"])
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    wanted = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
+    return train.select([order[place % len(order)] for place in range(wanted)])
+
+
+def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
+    """Trains two steps and measures."""
+    import torch
+    from transformers import TrainerCallback, set_seed
+
+    from kit.training.allocator import return_freed_memory
+    from kit.training.arguments import grpo_config
+    from kit.training.models import keep_trainable_in_float32, load_model
+    from kit.training.quiet import silence_steps
+    from kit.training.trainer import make_trainer_class
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.times.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.times.append(time.perf_counter())
+
+    config, clock = parts.config, Clock()
+    set_seed(config.run.seed)
+    return_freed_memory(parts.files.parameters)
+    loaded = load_model(parts.files, config.model)
+    rewards = parts.preset.trl(seed=config.run.seed)
+    args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
+    args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
+    args.generation_kwargs = {"min_new_tokens": config.generation.max_completion_tokens}
+    trainer = make_trainer_class()(
+        loaded.model,
+        rewards,
+        args,
+        train_dataset=worst_rows(parts),
+        processing_class=loaded.tokenizer,
+        peft_config=loaded.peft_config,
+        objective=parts.objective,
+        callbacks=[clock],
+    )
+    keep_trainable_in_float32(trainer.model)
+    silence_steps(trainer)
+    trainer.train()
+    on_gpu = loaded.backend.device == "cuda"
+    peak = torch.cuda.max_memory_reserved() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
+    return {"peak_bytes": int(peak), "seconds": seconds, "steps": STEPS}
+
+
+def job(request: dict[str, Any], quiet: bool) -> None:
+    """The process."""
+    from kit.training.backend import use_threads
+    from kit.training.console import Reporter
+    from kit.training.failures import explained
+    from kit.training.preparation import prepare
+    from kit.training.quiet import LogBook
+
+    reporter, logs = Reporter(quiet), LogBook()
+    with logs.collecting(), explained():
+        config = load_config(request["config"])
+        config.optimisation.steps = STEPS
+        use_threads(config.run.threads)
+        parts = prepare(config, fresh=False)
+        reporter.say("Two steps of the worst case: longest prompts, completions of full length")
+        found = two_steps(parts, Path(request["folder"]))
+    Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from kit.runs.child import serve
+
+    sys.exit(serve(job))

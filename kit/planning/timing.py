@@ -1,0 +1,102 @@
+"""Seconds a step, estimated from arithmetic and memory traffic. `kit.planning.probe` measures them instead."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kit.planning.cards import Card
+from kit.planning.memory import Workload, fixed_terms, workload
+from kit.planning.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from kit.training.preparation import Parts
+
+GPU_EFFICIENCY = 0.35
+"""Share of a card's stated arithmetic that transformers reaches in training."""
+GPU_LAYER_SECONDS = 0.9e-3
+"""Time of one decoder layer for one token when only the launching of kernels counts (transformers' generate)."""
+CPU_LAYER_SECONDS = 0.5e-3
+CPU_BANDWIDTH = 8e9  # bytes a second
+CPU_EFFICIENCY = 0.5
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a device does in a second, as far as it is reached."""
+
+    flops: float
+    bandwidth: float
+    layer_seconds: float
+
+
+def speed_of(card: Card) -> Speed:
+    """A share of what the maker states."""
+    return Speed(GPU_EFFICIENCY * card.teraflops * 1e12, 0.6 * card.bandwidth * 1e9, GPU_LAYER_SECONDS)
+
+
+def cpu_speed() -> Speed:
+    """The arithmetic of this CPU, measured in some 50 ms."""
+    import torch
+
+    left = torch.ones(512, 512)
+    torch.mm(left, left)
+    started, count = time.perf_counter(), 0
+    while time.perf_counter() - started < 0.05:
+        torch.mm(left, left)
+        count += 1
+    rate = count * 2 * 512**3 / (time.perf_counter() - started)
+    return Speed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS)
+
+
+def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:
+    """Estimated seconds of an optimiser step, by part. Completions are taken to be of full length."""
+    rollout = _prefill(shape, work, speed) + work.completion * _token(shape, work, speed)
+    passes = int(work.reference) + int(work.old_logps)
+    scoring = passes * 2 * shape.parameters * work.batch * work.tokens / speed.flops
+    parts = {"rollout": rollout / iterations, "scoring": scoring / iterations, "update": _update(shape, work, speed)}
+    return parts | {"step": sum(parts.values())}
+
+
+def _prefill(shape: ModelShape, work: Workload, speed: Speed) -> float:
+    return 2 * shape.parameters * work.batch * work.prompt / speed.flops
+
+
+def _token(shape: ModelShape, work: Workload, speed: Speed) -> float:
+    """One token of every completion: arithmetic, reading weights and cache, or launching, whichever takes longest."""
+    cache = 2 * shape.layers * shape.key * work.weight_bytes * work.batch * (work.prompt + work.completion / 2)
+    traffic = (fixed_terms(shape, work)["weights"] + cache) / speed.bandwidth
+    return max(2 * shape.parameters * work.batch / speed.flops, traffic, shape.layers * speed.layer_seconds)
+
+
+def _update(shape: ModelShape, work: Workload, speed: Speed) -> float:
+    """Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing."""
+    per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
+    return per_weight * shape.parameters * work.batch * work.tokens / speed.flops
+
+
+def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
+    """Seconds of the passes other than the rollout, on this machine, for completions of usual length.
+
+    0 where the model's shape is not known.
+    """
+    import torch
+
+    shape, config = parts.files.shape, parts.config
+    if shape is None:
+        return 0.0
+    device = parts.files.backend.device
+    work = replace(workload(config, device, parts.objective, prompt), completion=completion)
+    speed = cpu_speed() if device == "cpu" else speed_of(this_card(torch.cuda.get_device_name()))
+    seconds = estimate(shape, work, speed, config.optimisation.iterations)
+    return seconds["scoring"] + seconds["update"]
+
+
+def this_card(name: str) -> Card:
+    """The listed card that a GPU's name stands for, else a middling one."""
+    from kit.planning.cards import CARDS
+
+    words = name.lower().replace("-", " ").replace("gb", " ").split()
+    found = [card for card in CARDS if card.name.lower().split()[-2] in words]
+    return found[-1] if found else Card(name, 0.0, 100, 600)

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML file, curves as inline SVG. No torch, no pandas, nothing loaded from elsewhere."""

@@ -1,0 +1,112 @@
+"""Held-out scores before and after, with what can be said about their difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from kit.evaluation.statistics import bootstrap_mean, pass_at_k
+from kit.runs.curves import is_number
+
+Scores = Mapping[str, Any]
+CERTAIN = 0.05
+"""Chance, below which a difference counts as more than chance."""
+FEWEST = 6
+"""Problems that must have changed: with 5, even all in one direction come of fair coins with a chance of 2 / 2^5 > 0.05."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """After less before, with a 95 % interval; `paired` when the same problems were compared one by one."""
+
+    value: float
+    low: float
+    high: float
+    paired: bool
+    problems: int
+    better: int = 0
+    worse: int = 0
+    """Problems on which the later score is higher, and lower; known when paired."""
+    chance: float | None = None
+    """Probability of so lopsided a split of the problems that changed, if each change were a fair coin's (McNemar 1947)."""
+
+    @property
+    def verdict(self) -> str:
+        """better, worse, or not distinguishable."""
+        certain = self.low > 0 or self.high < 0
+        if self.paired:
+            certain = certain and self.better + self.worse >= FEWEST
+        if self.chance is not None:
+            certain = certain and self.chance < CERTAIN
+        if not certain:
+            return "not distinguishable"
+        return "better" if self.value > 0 else "worse"
+
+
+def estimates(scores: Scores) -> list[str]:
+    """Keys of the scores that are a value with an interval, as they come."""
+    return [key for key, value in scores.items() if isinstance(value, Mapping) and is_number(value.get("value"))]
+
+
+def difference(key: str, before: Scores, after: Scores) -> Difference | None:
+    """What became of the score `key`; None when one side lacks it."""
+    old, new = column(key, before), column(key, after)
+    same = identities(before) is not None and identities(before) == identities(after)
+    if same and old is not None and new is not None and len(old) == len(new):
+        pairs = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
+        if pairs:
+            return _paired(pairs, exact=key == "greedy_accuracy")
+    first, last = before.get(key), after.get(key)
+    if not (_whole(first) and _whole(last)):
+        return None
+    return _unpaired(first, last, int(after.get("problems") or 0))
+
+
+def column(key: str, scores: Scores) -> list[float | None] | None:
+    """The score of every problem, None without such a column."""
+    kept, k = scores.get("per_problem") or {}, int(scores.get("k") or 0)
+    if key == "pass@1" and "sampled_correct" in kept and k:
+        return [pass_at_k(k, count, 1) for count in kept["sampled_correct"]]
+    if key == f"pass@{k}" and "sampled_correct" in kept:
+        return [pass_at_k(k, count, k) for count in kept["sampled_correct"]]
+    name = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward", f"maj@{k}": "majority_correct"}.get(
+        key
+    )
+    values = kept.get(name)
+    return None if values is None else [None if value is None else float(value) for value in values]
+
+
+def identities(scores: Scores) -> list[str] | None:
+    """Content hashes of the problems; only evaluations of the very same ones can be paired."""
+    found = (scores.get("per_problem") or {}).get("id")
+    return list(found) if found else None
+
+
+def _paired(pairs: Sequence[tuple[float, float]], *, exact: bool) -> Difference:
+    changes = [b - a for a, b in pairs]
+    estimate = bootstrap_mean(changes)
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    chance = sign_test(better, worse) if exact else None
+    return Difference(*estimate, True, len(pairs), better, worse, chance)
+
+
+def _unpaired(first: Mapping[str, float], last: Mapping[str, float], problems: int) -> Difference:
+    """The interval of a difference from those of its two sides (method of variance estimates recovery, Newcombe 1998)."""
+    change = last["value"] - first["value"]
+    below = math.hypot(last["value"] - last["low"], first["high"] - first["value"])
+    above = math.hypot(last["high"] - last["value"], first["value"] - first["low"])
+    return Difference(change, change - below, change + above, False, problems)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Two-sided exact binomial test that `better` and `worse` come of a fair coin; 1 when nothing changed."""
+    changed, fewer = better + worse, min(better, worse)
+    tail = sum(math.comb(changed, count) for count in range(fewer + 1))
+    chance: float = 2 * tail / 2**changed
+    return min(1.0, chance)
+
+
+def _whole(estimate: Any) -> TypeGuard[Mapping[str, float]]:
+    return isinstance(estimate, Mapping) and all(is_number(estimate.get(end)) for end in ("low", "value", "high"))
