@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kit.api import Run as Run
+    from kit.api import resume as resume
+    from kit.api import start as start
     from kit.config import RunConfig as RunConfig
     from kit.config import load_config as load_config
     from kit.objective import Objective as Objective
@@ -31,6 +33,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Run": "kit.api",
+    "resume": "kit.api",
+    "start": "kit.api",
     "train": "kit.api",
     "RunConfig": "kit.config",
     "load_config": "kit.config",
@@ -57,6 +61,8 @@ __all__ = [
     "recipes",
     "reductions",
     "regularizers",
+    "resume",
+    "start",
     "train",
     "weights",
 ]

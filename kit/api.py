@@ -6,7 +6,12 @@ A run's directory is the only truth; a `Run` holds nothing but the path to it, s
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, RunError
 from kit.registry import did_you_mean
-from kit.runs.child import Outcome, call
-from kit.runs.store import RunDir, RunStore
+from kit.runs.child import DONE, STOPPED, Outcome, call
+from kit.runs.store import ALIVE, RunDir, RunStore
+from kit.runs.supervisor import detach, supervise
 
 if TYPE_CHECKING:
+    from array import array
+
     from matplotlib.figure import Figure
 
     from kit.config import RunConfig
 
+POLL_SECONDS = 0.2
 TRAINER = "kit.train"
-EVALUATOR = "kit.evaluation.heldout"
+EVALUATOR = "kit.evaluation.again"
 SHORTCUTS = {"steps": "optimisation.steps", "seed": "run.seed", "objective": "objective", "run_id": "run.id"}
 
 
@@ -58,6 +67,10 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping a logged step, oldest first."""
         return self._dir.metrics()
+
+    def columns(self) -> dict[str, array[float]]:
+        """Numbers by key, one a logged step, NaN where a step has none: `metrics` for charts, and fast for long runs."""
+        return self._dir.columns()
 
     def events(self) -> list[dict[str, Any]]:
         """Phases, checkpoints and alerts, oldest first."""
@@ -102,21 +115,90 @@ class Run:
 
         return draw(self.id, self.metrics(), self.evaluations(), path)
 
-    def evaluate(self, **overrides: Any) -> dict[str, Any]:
+    def wait(self, timeout: float | None = None) -> Run:
+        """Waits until the run has ended, however it ends. Raises `RunError` when it has not within `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (state := self._dir.settled()["state"]) in ALIVE:
+            if end is not None and time.monotonic() >= end:
+                raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it goes on.")
+            time.sleep(POLL_SECONDS)
+        return self
+
+    def stop(self, timeout: float | None = None, *, now: bool = False) -> dict[str, Any]:
+        """Ends the run after its step, with a checkpoint, and returns its last status once it has ended.
+
+        Args:
+            timeout: seconds after which it is not asked but made to; None: as its steps need.
+            now: not to wait for the step; what was learned since the last checkpoint is lost.
+
+        Raises:
+            RunError: the run lives on another machine, or belongs to another user.
+        """
+        from kit.runs.stopping import stop
+
+        return stop(self._dir, timeout=timeout, now=now)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Writes the run's report, one self-contained HTML file, and returns its path: `report.html` in the run's directory.
+
+        Works in any state; what is missing or damaged is named in it. Raises `RunError` when it cannot be written.
+        """
+        from kit.report.run_report import write_report
+
+        return write_report(self._dir, path)
+
+    def evaluate(
+        self,
+        *,
+        checkpoint: str | int | None = None,
+        name: str = "again",
+        changes: Sequence[str] = (),
+        progress: bool = False,
+        **overrides: Any,
+    ) -> dict[str, Any]:
         """Scores the trained model on held-out rows again, in a process of its own, and returns the scores.
 
-        `overrides` are keys of the configuration's evaluation section: `run.evaluate(prompts=50, k=8)`. Raises
-        `KitError` for a mistake of the user's, `RunError` when the process crashes.
+        Args:
+            checkpoint: `best`, `last` or a step; None is the run's result in adapter/.
+            name: the scores are filed as eval/NAME.json.
+            changes: `section.key=value` strings of the sections evaluation and generation.
+            progress: let the process print its progress and the table of scores.
+            overrides: keys of the configuration's evaluation section: `run.evaluate(prompts=50, k=8)`.
+
+        Raises:
+            KitError: a mistake of the user's.
+            RunError: the process crashed or was stopped.
         """
-        request = {"run_dir": str(self.path.resolve()), "overrides": overrides}
-        outcome = call(EVALUATOR, request, capture=True)
+        request = {
+            "run_dir": str(self.path.resolve()),
+            "overrides": self._evaluation_changes(changes, overrides),
+            "checkpoint": checkpoint,
+            "name": _evaluation_name(name),
+        }
+        filed = self._dir.eval / f"{name}.json"
+        outcome = call(EVALUATOR, request, quiet=not progress)
         if outcome.error is not None:
             raise outcome.error
-        lines = outcome.output.strip().splitlines()
-        if not lines:
+        if outcome.code == STOPPED:
             raise RunError(f"The evaluation of {self.id} was stopped before it had a result.")
-        result: dict[str, Any] = json.loads(lines[-1])
+        result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
         return result
+
+    def _evaluation_changes(self, changes: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
+        """The overrides of a new evaluation, checked. Raises `ConfigError`."""
+        from kit.config import load_config
+
+        given = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
+        other = [change for change in given if change.partition(".")[0].strip() not in ("evaluation", "generation")]
+        if other:
+            raise ConfigError(
+                f"{other[0]}: an evaluation of weights that are there can change keys of the sections evaluation and "
+                "generation only, for example evaluation.k=8; for anything else train anew."
+            )
+        if not self._dir.config.is_file():
+            raise RunError(f"Run '{self.id}' has no config.yaml yet, so there is nothing to evaluate.")
+        load_config(self._dir.config, given)
+        return given
 
 
 def train(
@@ -183,11 +265,113 @@ def _as_overrides(shortcuts: Mapping[str, Any]) -> list[str]:
 def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outcome]:
     """Runs a prepared configuration, and says how it ended; the run is None when it never got a directory."""
     assert config.run.id is not None, "prepare() gives every run an id"
-    outcome = call(TRAINER, {"config": config.model_dump(mode="json")}, quiet=quiet)
+    folder = RunDir(Path(config.run.root) / config.run.id)
+    request = {"config": config.model_dump(mode="json")}
+    make = functools.partial(_make, config)
+    outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell, make=make)
     try:
         return Run(config.run.id, config.run.root), outcome
     except RunError:
         return None, outcome
+
+
+def _evaluation_name(name: str) -> str:
+    """A file name for an evaluation made by hand. Raises `RunError` for one that a run uses itself."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name in ("before", "after") or name.startswith("step-"):
+        raise RunError(
+            f"An evaluation cannot be called '{name}': 1 to 64 lower-case letters, digits and dashes, and not before, after or "
+            "step-..., which are the run's own."
+        )
+    return name
+
+
+def start(
+    config: str | Path | Mapping[str, Any] | RunConfig = "quickstart",
+    *,
+    overrides: Sequence[str] = (),
+    **shortcuts: Any,
+) -> Run:
+    """Like `train`, but returns at once: the run goes on by itself, also when this process or its terminal ends.
+
+    Follow it by the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Mistakes that show only when data and
+    model are read end the run as `failed`, with the reason; those of the configuration itself raise `ConfigError`.
+    """
+    resolved = prepare(config, overrides, **shortcuts)
+    folder = _make(resolved)
+    detach(folder, {"config": resolved.model_dump(mode="json")}, module=TRAINER)
+    return Run(folder.id, resolved.run.root)
+
+
+def _make(config: RunConfig) -> RunDir:
+    """The directory of a new run, for a training process to adopt."""
+    assert config.run.id is not None, "prepare() gives every run an id"
+    folder = RunStore(config.run.root).create(config.run.id)
+    try:
+        folder.write_text("config.yaml", config.to_yaml())
+        folder.write_status("starting", step=0, total_steps=config.optimisation.steps)
+    except RunError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return folder
+
+
+def resume(
+    run_id: str, root: str | Path = "runs", *, force: bool = False, detach: bool = False, overrides: Sequence[str] = ()
+) -> Run:
+    """Goes on with a run that was stopped, interrupted or failed, in its directory, from its last whole checkpoint.
+
+    Args:
+        run_id: the run.
+        root: folder that holds all runs.
+        force: also where data, configuration or packages have changed in a way that matters; the run records it.
+        detach: return at once, as `start` does.
+        overrides: `section.key=value` strings; most of them change the run, and are refused without `force`.
+
+    Raises:
+        RunError: there is no such run, it is live, or it has finished.
+        KitError: it may not go on, with the reason.
+    """
+    run, outcome = relaunch(run_id, root, force=force, detached=detach, overrides=overrides)
+    if outcome.error is not None:
+        raise outcome.error
+    return run
+
+
+def relaunch(
+    run_id: str,
+    root: str | Path = "runs",
+    *,
+    force: bool = False,
+    detached: bool = False,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+) -> tuple[Run, Outcome]:
+    """What `resume` does, and how it ended. Raises `RunError` where there is nothing to go on with."""
+    from kit.config import load_config
+
+    run = Run(run_id, root)
+    folder = RunDir(run.path)
+    if not folder.config.is_file():
+        raise RunError(
+            f"{folder.path} has no config.yaml: the run ended before it had begun. Start it again with train."
+        )
+    if run.status["state"] == "finished" and not overrides and not force:
+        raise RunError(
+            f"The run '{run_id}' has finished, with step {run.status.get('step')}; there is nothing to resume. "
+            f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
+        )
+    config = load_config(folder.config, overrides)
+    config.run.id, config.run.root = run_id, str(root)
+    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
+    folder.claim("starting")
+    if detached:
+        detach(folder, request, module=TRAINER)
+        return run, Outcome(DONE)
+    return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class CallableModule(ModuleType):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kit import __version__
+from kit import __version__, cli_plan, cli_runs, cli_study
 from kit.cli_objective import objective_app
 from kit.cli_reward import reward_app
 from kit.cli_table import print_table
@@ -60,6 +60,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
 ]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once it has started; it goes on by itself.")]
 RunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
 
@@ -85,9 +86,10 @@ def quickstart(
     objective: Annotated[str | None, typer.Option(help="Recipe of the loss: grpo, dr_grpo, dapo, ...")] = None,
     override: Overrides = None,
     run_id: RunId = None,
+    detach: Detach = False,
 ) -> None:
     """Run the whole thing on the embedded default: no GPU, a few minutes."""
-    _train("quickstart", override, seed=seed, steps=steps, objective=objective, run_id=run_id)
+    _train("quickstart", override, detach, seed=seed, steps=steps, objective=objective, run_id=run_id)
 
 
 @app.command()
@@ -96,15 +98,20 @@ def train(
     override: Overrides = None,
     skip_bad_rows: SkipBadRows = False,
     run_id: RunId = None,
+    detach: Detach = False,
 ) -> None:
-    """Train as CONFIG says. Ctrl-C saves a checkpoint and stops."""
-    _train(config, [*(override or []), *_skipping(skip_bad_rows)], run_id=run_id)
+    """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
+    _train(config, [*(override or []), *_skipping(skip_bad_rows)], detach, run_id=run_id)
 
 
-def _train(config: str, override: list[str] | None, **shortcuts: Any) -> None:
+def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
     from kit.api import launch, prepare
 
-    _, outcome = launch(prepare(config, override or [], **shortcuts))
+    prepared = prepare(config, override or [], **shortcuts)
+    if detach:
+        cli_runs.start_detached(prepared)
+        return
+    _, outcome = launch(prepared)
     if outcome.error is not None and not outcome.shown:
         _complain(str(outcome.error))
     raise typer.Exit(outcome.code)
@@ -143,24 +150,16 @@ def init(
     typer.echo(f"Wrote {path}. Edit it, check it with: grpo-kit validate {path}")
 
 
-@app.command()
-def ps(root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs")) -> None:
-    """List runs, the latest first."""
-    from kit.runs.store import RunStore
-
-    runs = RunStore(root).list()
-    if not runs:
-        typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
-        return
-    rows = []
-    for run in runs:
-        status, metrics = run.status(), run.metrics()
-        step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
-        reward = next((line["reward"] for line in reversed(metrics) if line.get("reward") is not None), None)
-        progress = "-" if step is None else f"{step}/{total}" if total else str(step)
-        left = "-" if eta is None else f"{eta / 60:.0f} min"
-        rows.append([run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", left])
-    print_table(["run", "state", "step", "reward", "time left"], rows)
+app.command()(cli_plan.doctor)
+app.command()(cli_plan.plan)
+app.command()(cli_runs.ps)
+app.command()(cli_runs.logs)
+app.command()(cli_runs.stop)
+app.command()(cli_runs.resume)
+app.command("eval")(cli_study.evaluate)
+app.command()(cli_study.report)
+app.command()(cli_study.compare)
+app.command()(cli_study.sweep)
 
 
 @config_app.command("schema")

@@ -258,6 +258,11 @@ class EvaluationConfig(Section):
     """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
     run, or stop it with the weights of its best checkpoint."""
 
+    @field_validator("alarm", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
 
 class RunSection(Section):
     """Names, seeds, folders."""

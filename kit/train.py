@@ -1,12 +1,15 @@
 """The main loop: read this first. Configuration -> data, model, reward, objective -> trainer -> scores.
 
 `python -m kit.train REQUEST` is how every face starts it: training has a process of its own, and all that it patched or
-allocated ends with it. `kit.train(...)` in Python does the same and waits.
+allocated ends with it. `kit.train(...)` in Python does the same and waits. Several processes that share the batch are
+started by a launcher: `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME` (or `accelerate launch`).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.api import CallableModule
@@ -15,64 +18,113 @@ from kit.config import RunConfig, load_config
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
     from kit.training.console import Reporter
+    from kit.training.preparation import Parts
+    from kit.training.processes import Processes
     from kit.training.quiet import LogBook
+    from kit.training.resumption import Past, Resumption
 
 sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
 
 
-def run(config: RunConfig, *, quiet: bool = False) -> RunDir:
+def run(
+    config: RunConfig, *, quiet: bool = False, resume: bool = False, force: bool = False, adopt: bool = False
+) -> RunDir:
     """Trains as configured and returns the run directory. Raises `KitError` for what the user can mend.
 
     Until the data, model files, reward and objective were checked nothing is written; from then on whatever happens
     stands in the run directory: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
+    `resume` continues the run directory of that id; `force` also where something that matters has changed; `adopt` says
+    that a face has made (or claimed) the directory for this process already.
     """
     from kit.training.console import Reporter
+    from kit.training.processes import join
     from kit.training.quiet import LogBook
 
-    reporter, logs = Reporter(quiet), LogBook()
+    processes = join()
+    config = processes.of_first(config)
+    reporter, logs = Reporter(quiet or not processes.is_first), LogBook()
     with logs.collecting():
-        reporter.say(f"grpo-kit: run '{config.run.id}'")
-        return _run(config, reporter, logs)
+        reporter.say(f"grpo-kit: run '{config.run.id}'{processes.note()}")
+        folder = _run(config, reporter, logs, processes, resume=resume, force=force, adopt=adopt)
+    processes.leave()
+    return folder
 
 
-def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
+def _run(
+    config: RunConfig,
+    reporter: Reporter,
+    logs: LogBook,
+    processes: Processes,
+    *,
+    resume: bool,
+    force: bool,
+    adopt: bool,
+) -> RunDir:
     # Everything that can be wrong is looked at before anything is written.
     from kit.training.backend import use_threads
-    from kit.training.lifecycle import check_run_id, create_run_directory, lifecycle
+    from kit.training.lifecycle import check_run_id, create_run_directory, following, lifecycle
     from kit.training.preparation import prepare
+    from kit.training.processes import Gathered, Onlooker, check_division, seen_from
+    from kit.training.resumption import check_resumable, look_back, train_on, with_past
+    from kit.training.rewind import earlier_scores, rewind
+    from kit.training.sameness import inputs
+    from kit.training.trackers import Trackers
 
-    check_run_id(config)
-    threads = use_threads(config.run.threads)
-    with reporter.bar("Building the embedded model (once)") as advance:
-        parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"))
+    first, fresh = processes.is_first, not (resume or adopt)
+
+    def look() -> tuple[Past | None, int, Parts, Resumption | None]:
+        check_division(config, processes.size)
+        if fresh and first:
+            check_run_id(config)
+        past = look_back(config, adopt=adopt) if resume and first else None
+        threads = use_threads(config.run.threads or (past.threads if past else None))
+        with reporter.bar("Building the embedded model (once)") as advance:
+            parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=fresh)
+        return past, threads, parts, check_resumable(past, parts, force=force) if past else None
+
+    past, threads, parts, resumption = processes.first_then_others(look)
     config, data = parts.config, parts.data
-    folder = create_run_directory(config)
+    folder = processes.first_then_others(
+        lambda: create_run_directory(config, resume=resume, adopt=adopt) if first else Onlooker.of(config)
+    )
+    life = lifecycle(folder, logs, reporter) if first else following(folder, processes)
 
-    with lifecycle(folder, logs, reporter) as stop:
+    with life as stop, Trackers(folder, reporter.say) as trackers:
+        if first and resumption is not None:
+            rewind(resumption, reporter.say)
+        resumption = seen_from(folder, processes.of_first(resumption))
         folder.write_text("config.yaml", config.to_yaml())
         folder.write_json("data.json", data.info)
         reporter.data(data.info)
 
         # Model, reward functions, and TRL's arguments with every default pinned.
+        from kit.training.allocator import return_freed_memory
         from kit.training.arguments import grpo_config
-        from kit.training.environment import environment
+        from kit.training.environment import environment, peak_memory
         from kit.training.models import keep_trainable_in_float32, load_model
 
         seed_everything(config.run.seed)
+        return_freed_memory(parts.files.parameters)
         loaded = load_model(parts.files, config.model)
         rewards = parts.preset.trl(seed=config.run.seed)
-        args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights)
-        folder.write_json("env.json", environment(loaded.backend, threads, args, config.run.seed))
+        args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, processes.size)
+        stands_on = environment(loaded.backend, threads, args, config.run.seed) | {"inputs": inputs(parts)}
+        folder.write_json("env.json", with_past(stands_on, resumption) if resumption else stands_on)
+        trackers.start(config)
 
         # The trainer: TRL's, with our objective as its loss.
-        from kit.training.callbacks import Evaluator, Recorder
+        from kit.training.callbacks import Agreement, Recorder
+        from kit.training.evaluating import Evaluator, Watcher, conclude, make_judge
+        from kit.training.out_of_memory import Memory, tell_halved
         from kit.training.quiet import silence_steps
         from kit.training.recording import CompletionWriter, FailureWatch
         from kit.training.trainer import make_trainer_class
 
         batches = config.optimisation.steps // config.optimisation.iterations
-        writer = CompletionWriter(folder.completions, config.run.save_completions)
+        writer = Gathered(CompletionWriter(folder.completions, config.run.save_completions), processes)
         watch = FailureWatch(rewards, config.reward.max_failure_share, reporter.say, batches)
+        told = partial(tell_halved, folder, reporter.say)
+        memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
         trainer = make_trainer_class()(
             loaded.model,
             rewards,
@@ -82,7 +134,11 @@ def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
             peft_config=loaded.peft_config,
             objective=parts.objective,
             rollout_sinks=[writer, watch],
+            stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
+            memory=memory,
         )
+        trainer.was_stopped = lambda: stop.reason is not None
+        trainer.check_anew = resumption is not None and resumption.forced
         keep_trainable_in_float32(trainer.model)
         silence_steps(trainer)
         trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
@@ -94,30 +150,36 @@ def _run(config: RunConfig, reporter: Reporter, logs: LogBook) -> RunDir:
         # Held-out score before, GRPO, held-out score after.
         from kit.evaluation.heldout import HeldOut
 
-        heldout = HeldOut(data.heldout.to_list(), parts.preset, loaded.tokenizer, config.evaluation, config.generation)
-        scores: dict[str, dict[str, Any]] = {}
+        rows, settings = data.heldout.to_list(), (config.evaluation, config.generation)
+        heldout = HeldOut(rows, parts.preset, loaded.tokenizer, *settings, parts.checker, memory)
+        judge = make_judge(folder, config.evaluation, parts.checker, reporter.say)
+        scores = earlier_scores(resumption) if resumption else {}
 
-        def score(model: Any, name: str) -> dict[str, Any]:
+        def score(model: Any, name: str, step: int) -> dict[str, Any]:
             with reporter.bar(f"Held-out score, {name}") as advance:
 
                 def progress(done: int, total: int) -> None:
                     stop.check()
                     advance(done, total)
 
-                scores[name] = heldout.score(model, progress)
+                scores[name] = heldout.score(model, progress, step=step)
             folder.write_json(f"eval/{name}.json", scores[name])
             return scores[name]
 
-        if config.evaluation.before:
-            score(trainer.model, "before")
-        with reporter.bar("Training") as advance:
-            trainer.add_callback(Recorder(folder, stop, advance))
-            trainer.add_callback(Evaluator(folder, config.evaluation.every, score))
-            trainer.train()
-        trainer.save_model(str(folder.adapter))
-        if config.evaluation.after and not stop.asked():
-            score(trainer.model, "after")
-        reporter.result(folder, scores, stop.reason)
+        if first and config.evaluation.before and "before" not in scores:
+            score(trainer.model, "before", 0)
+        with reporter.bar("Training", past.step if past else 0) as advance:
+            if first:
+                trainer.add_callback(Recorder(folder, stop, advance))
+                trainer.add_callback(Watcher(judge))
+                trainer.add_callback(Evaluator(judge, score, stop))
+            trainer.add_callback(Agreement(processes, stop, folder))
+            processes.wait()
+            train_on(trainer, resumption)
+        if first:
+            folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
+            conclude(judge, stop, trainer, score)
+            reporter.result(folder, stop.reason)
     return folder
 
 
@@ -130,12 +192,23 @@ def seed_everything(seed: int) -> None:
 
 def main(request: dict[str, Any], quiet: bool) -> None:
     """The job of the training process: ends in `KeyboardInterrupt` when the run was stopped."""
-    folder = run(load_config(request["config"]), quiet=quiet)
+    ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
+    folder = run(load_config(request["config"]), quiet=quiet, **ways)
     if folder.status()["state"] == "stopped":
         raise KeyboardInterrupt
+
+
+def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The request that a face has written (JSON), or one for a YAML file or a preset's name. Raises `ConfigError`."""
+    from kit.api import prepare
+    from kit.runs.child import read_json
+
+    if source.endswith(".json"):
+        return read_json(source)
+    return {"config": prepare(source, overrides).model_dump(mode="json")}
 
 
 if __name__ == "__main__":
     from kit.runs.child import serve
 
-    sys.exit(serve(main))
+    sys.exit(serve(main, read=read_request))

@@ -20,12 +20,19 @@ def check(config: RunConfig) -> list[str]:
     notes = []
     if files is not None:
         notes.append(f"model: {config.model.name}, {files.parameters / 1e6:.0f}M weights, {files.backend.reason}")
+        if files.shape is not None:
+            from kit.planning.fit import note, planned
+            from kit.training.models import free_memory
+
+            device = files.backend.device
+            plan = planned(config, files.shape, device, found.objective)
+            notes.append(note(plan, free_memory(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
     notes += [f"data: {note}" for note in data.info.get("notes", [])]
     notes.append(f"reward: {preset!r}")
-    if preset.checker is None:
+    if found.checker.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
     needs = ", ".join(sorted(found.objective.needs)) or "nothing beyond the policy"
     notes.append(f"objective: {config.objective.recipe}, needs {needs}")

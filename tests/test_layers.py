@@ -20,11 +20,19 @@ LAYERS = [
     ["kit.loading"],
     ["kit.config"],
     ["kit.runs", "kit.objective", "kit.schema", "kit.figures"],
-    ["kit.data", "kit.api"],
-    ["kit.training", "kit.evaluation", "kit.planning", "kit.validation", "kit.report"],
+    ["kit.data"],
+    ["kit.training", "kit.evaluation", "kit.planning", "kit.validation", "kit.report", "kit.api"],
     ["kit.train"],
     ["kit.sweeps"],
-    ["kit.cli", "kit.cli_objective", "kit.cli_reward", "kit.cli_table", "kit.cli_runs", "kit.cli_plan", "kit.cli_study"],
+    [
+        "kit.cli",
+        "kit.cli_objective",
+        "kit.cli_reward",
+        "kit.cli_table",
+        "kit.cli_runs",
+        "kit.cli_plan",
+        "kit.cli_study",
+    ],
     ["kit.ui"],
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

@@ -174,7 +174,7 @@ def test_quickstart_leaves_a_log_a_picture_and_a_checkpoint(quickstart: kit.Run)
     assert "greedy accuracy: " in log
     assert (quickstart.path / "curves.png").stat().st_size > 10_000
     assert (quickstart.path / "checkpoint-3" / "trainer_state.json").is_file()
-    assert quickstart.events()[-1]["kind"] == "checkpoint"
+    assert "checkpoint" in [event["kind"] for event in quickstart.events()]
     assert not (quickstart.path / ".reserve").exists()
 
 
@@ -207,7 +207,7 @@ def test_a_run_is_scored_again_from_what_it_left(
 
 
 def test_a_run_is_not_scored_on_data_that_has_changed(tmp_path: Path) -> None:
-    from kit.evaluation.heldout import unchanged
+    from kit.evaluation.again import unchanged
     from kit.runs.store import RunStore
 
     run = RunStore(tmp_path).create("once")
@@ -290,7 +290,8 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     run = kit.Run("with", with_it.folder.path.parent)
     assert list(run.evaluations()) == ["before", "step-00002", "after"]
     assert not kit.Run("without", with_it.folder.path.parent).evaluations()
-    assert [(event["kind"], event["step"]) for event in run.events()] == [("evaluation", 2), ("checkpoint", 4)]
+    filed = [(event["kind"], event["step"]) for event in run.events() if event["kind"] in ("evaluation", "checkpoint")]
+    assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best so far is saved at once
 
 
 def test_micro_batches_do_not_change_the_first_step(attempt: Any) -> None:
@@ -418,9 +419,9 @@ def test_ctrl_c_while_the_held_out_score_is_taken_keeps_what_was_learned(
 
     score = HeldOut.score
 
-    def interrupted(self: HeldOut, model: Any, progress: Any = None) -> Any:
+    def interrupted(self: HeldOut, model: Any, progress: Any = None, **keywords: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return score(self, model, progress)
+        return score(self, model, progress, **keywords)
 
     monkeypatch.setattr(HeldOut, "score", interrupted)
     result = attempt("evaluation.every=2", "optimisation.steps=50")

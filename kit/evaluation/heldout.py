@@ -1,27 +1,22 @@
-"""Held-out score of a model: greedy accuracy, pass@1 and pass@k, with 95 % intervals and samples.
-
-`python -m kit.evaluation.heldout REQUEST` evaluates a run's adapter anew, in a process of its own.
-"""
+"""Held-out score of a model: greedy accuracy, pass@1, pass@k and maj@k, with 95 % intervals and samples."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EvaluationConfig, GenerationConfig, RunConfig, load_config
-from kit.errors import RunError
-from kit.evaluation.statistics import bootstrap_mean, pass_at_k, wilson
+from kit.config import EvaluationConfig, GenerationConfig
+from kit.evaluation.answers import votes
+from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
 
 if TYPE_CHECKING:
-    from kit.data import DataSplit
-    from kit.runs.store import RunDir
+    from kit.training.out_of_memory import Memory
     from rewards import Context, Evaluation, Preset, Sample
 
 log = logging.getLogger("kit")
@@ -31,7 +26,11 @@ Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the lim
 
 
 class HeldOut:
-    """A fixed set of held-out problems, scored the same way each time it is asked."""
+    """A fixed set of held-out problems, scored the same way each time it is asked.
+
+    What is right is said by `checker`, a preset of which only the checker component is asked; without one by `preset`'s
+    own. The reward is always that of `preset`, which is what is trained on.
+    """
 
     def __init__(
         self,
@@ -40,14 +39,30 @@ class HeldOut:
         tokenizer: Any,
         config: EvaluationConfig,
         generation: GenerationConfig,
+        checker: Preset | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.rows = list(rows)[: config.prompts]
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
+        self.checker = checker if checker is not None else preset
+        self.memory = memory  # what to do when memory runs out; None: fail
         self.prompts = [render(tokenizer, row["prompt"]) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
+        for scorer in {id(one): one for one in (self.preset, self.checker)}.values():
+            tell_of_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
 
-    def score(self, model: Any, progress: Progress | None = None) -> dict[str, Any]:
-        """Greedy accuracy, pass@1 and pass@k of `model`, as plain numbers. Leaves model mode and RNG as they were."""
+    @property
+    def checker_name(self) -> str | None:
+        """`preset/component` of what says whether a completion is right, or None."""
+        return None if self.checker.checker is None else f"{self.checker.name}/{self.checker.checker}"
+
+    def score(self, model: Any, progress: Progress | None = None, *, step: int = 0) -> dict[str, Any]:
+        """The scores of `model` after `step` optimiser steps, as plain numbers. Leaves model mode and RNG as they were.
+
+        `per_problem` holds one column a quantity with an entry a problem, in order, so that two evaluations can be compared
+        problem by problem: `id` (a hash of prompt and reference), `greedy_correct`, `sampled_correct` (how many of the k),
+        `majority_correct` (maj@k of the problem), `greedy_reward`, `greedy_tokens`, `sampled_tokens_mean`.
+        """
         started, k = time.perf_counter(), self.config.k
         total = len(self.prompts) * (1 + k)
         with evaluating(model, self.config.seed):
@@ -55,75 +70,106 @@ class HeldOut:
             repeated = [prompt for prompt in self.prompts for _ in range(k)]
             sampled = self._complete(model, repeated, True, progress, len(self.prompts), total)
         lengths = [len(ids) for ids, _ in sampled]
-        result = self._accuracy(greedy, sampled) if self.preset.checker is not None else {}
+        right, correct = self._accuracy(greedy, sampled) if self.checker_name is not None else ({}, {})
+        reward, rewarded = self._reward(greedy)
         return {
             "problems": len(self.rows),
+            "step": step,
+            "seed": self.config.seed,
+            "checker": self.checker_name,
             "k": k,
             "temperature": self.config.temperature,
-            **result,
-            **self._reward(greedy),
+            **right,
+            **reward,
             "completion_tokens_mean": sum(lengths) / max(1, len(lengths)),
             "truncated_share": sum(cut for _, cut in sampled) / max(1, len(sampled)),
             "seconds": time.perf_counter() - started,
+            "per_problem": {
+                "id": [problem_id(row) for row in self.rows],
+                **correct,
+                **rewarded,
+                "greedy_tokens": [len(ids) for ids, _ in greedy],
+                "sampled_tokens_mean": [sum(lengths[at : at + k]) / k for at in range(0, len(lengths), k)],
+            },
             "samples": self._samples(greedy),
         }
 
-    def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> dict[str, Any]:
-        """Scores by the preset's checker: the share right, and the unbiased pass@1 and pass@k."""
+    def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Scores by the checker and their columns: the share right, the unbiased pass@1 and pass@k, maj@k."""
         k = self.config.k
         context, repeated = scoring_context(), [row for row in self.rows for _ in range(k)]
-        right = self.preset.is_correct(self._as_samples(self.rows, greedy), context)
-        drawn = self.preset.is_correct(self._as_samples(repeated, sampled), context)
-        counts = [sum(drawn[start : start + k]) for start in range(0, len(drawn), k)]
-        return {
-            "greedy_accuracy": wilson(sum(right), len(right))._asdict(),
-            "pass@1": bootstrap_mean([pass_at_k(k, count, 1) for count in counts], shares=True)._asdict(),
-            f"pass@{k}": bootstrap_mean([pass_at_k(k, count, k) for count in counts], shares=True)._asdict(),
+        right = self.checker.is_correct(self._as_samples(self.rows, greedy), context)
+        samples = self._as_samples(repeated, sampled)
+        scores = self.checker.verdicts(samples, context)
+        drawn, answers = [score.status == "ok" for score in scores], votes(samples, scores)
+        problems = [slice(start, start + k) for start in range(0, len(drawn), k)]
+        counts = [sum(drawn[of]) for of in problems]
+        majority = [majority_share(answers[of], drawn[of]) for of in problems]
+        estimates = {
+            "greedy_accuracy": wilson(sum(right), len(right)),
+            "pass@1": bootstrap_mean([pass_at_k(k, count, 1) for count in counts], shares=True),
+            f"pass@{k}": bootstrap_mean([pass_at_k(k, count, k) for count in counts], shares=True),
+            f"maj@{k}": bootstrap_mean(majority, shares=True),
         }
+        columns = {"greedy_correct": right, "sampled_correct": counts, "majority_correct": majority}
+        return {name: estimate._asdict() for name, estimate in estimates.items()}, columns
 
-    def _reward(self, completions: list[Completion]) -> dict[str, Any]:
-        """Mean reward of the greedy completions, and how much of it could not be scored."""
+    def _reward(self, completions: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Mean reward of the greedy completions and how much of it could not be scored; the rewards as a column."""
         verdict = self.preset.score(self._as_samples(self.rows, completions), scoring_context())
         failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
         if failure:
             log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, *failure.values())
-        return {
+        result = {
             "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
             "reward_failure_share": verdict.failure_share,
             **failure,
         }
+        return result, {"greedy_reward": verdict.totals}
 
     def _complete(
         self, model: Any, prompts: list[str], sample: bool, progress: Progress | None, done: int, total: int
     ) -> list[Completion]:
         """Token ids of one completion a prompt, and whether it was cut, in the order of `prompts`."""
-        import torch
-
-        tokenizer, size = self.tokenizer, self.config.batch_size
-        ends = end_tokens(model, tokenizer)
+        size, ends = self.config.batch_size, end_tokens(model, self.tokenizer)
         results: list[Completion] = [([], True)] * len(prompts)
         # Prompts of like length together: less padding. The order is a function of the prompts alone.
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = tokenizer(
-                [prompts[index] for index in chosen],
-                return_tensors="pt",
-                padding=True,
-                add_special_tokens=self.plain,
-            ).to(model.device)
-            with torch.inference_mode():
-                output = model.generate(
-                    input_ids=batch["input_ids"],
-                    attention_mask=batch["attention_mask"],
-                    generation_config=self._generation_config(sample, ends),
-                )
-            for index, row in zip(chosen, output[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
+            for index, row in zip(chosen, self._rows(model, [prompts[i] for i in chosen], sample, ends), strict=True):
                 end = next((place for place, token in enumerate(row) if token in ends), None)
                 results[index] = (row if end is None else row[: end + 1], end is None)
             if progress is not None:
                 progress(done + min(start + size, len(order)), total)
         return results
+
+    def _rows(self, model: Any, prompts: list[str], sample: bool, ends: list[int]) -> list[list[int]]:
+        """What the model generates after each prompt: all at once, or in smaller parts after running out of memory."""
+
+        def parts(size: int) -> list[list[int]]:
+            chunks = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+            return [row for chunk in chunks for row in self._generate(model, chunk, sample, ends)]
+
+        if self.memory is None:
+            return parts(len(prompts))
+        rows = self.memory.attempt("evaluation", len(prompts), parts)
+        self.memory.finished()
+        return rows
+
+    def _generate(self, model: Any, prompts: list[str], sample: bool, ends: list[int]) -> list[list[int]]:
+        import torch
+
+        batch = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=self.plain)
+        batch = batch.to(model.device)
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                generation_config=self._generation_config(sample, ends),
+            )
+        rows: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
+        return rows
 
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:
         from transformers import GenerationConfig as HFGenerationConfig
@@ -185,6 +231,12 @@ class HeldOut:
         ]
 
 
+def problem_id(row: dict[str, Any]) -> str:
+    """16 hexadecimal digits that stand for a problem: a hash of its prompt and its reference."""
+    content = json.dumps([row["prompt"], row.get("reference")], sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:
     """What trainers hand to reward functions beside columns, as before the first step: nothing is logged here."""
     from rewards import Context
@@ -237,6 +289,13 @@ def render(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> str:
     return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
 
 
+def tell_of_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
+    """Tells a preset whether the chat template opens a `<think>` before the model writes, as those of some reasoning
+    models do: rewards see messages only, and would take what follows for an answer."""
+    if preset.thinking_opened is None and prompts and not isinstance(prompts[0], str):
+        preset.thinking_opened = render(tokenizer, prompts[0]).rstrip().endswith("<think>")
+
+
 def is_plain(prompts: Sequence[Any]) -> bool:
     """Whether prompts are texts to which the tokenizer adds its special tokens; a chat template brings its own."""
     return bool(prompts) and isinstance(prompts[0], str)
@@ -251,54 +310,3 @@ def count_tokens(tokenizer: Any, prompts: Sequence[Any]) -> list[int]:
 def question(prompt: str | list[dict[str, Any]]) -> str:
     """What was asked, for people: the last message's text, or the text itself."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-
-
-def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """Scores a finished run's adapter with the run's own data, reward and settings, `overrides` aside."""
-    from kit.runs.store import RunDir
-    from kit.training.quiet import LogBook
-
-    run, logs = RunDir(Path(request["run_dir"])), LogBook()
-    with logs.collecting(), logs.written_to(run.log):
-        return _evaluate_run(run, request)
-
-
-def _evaluate_run(run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
-    from peft import PeftModel
-
-    from kit.data import load_data
-    from kit.training.backend import use_threads
-    from kit.training.models import find_model, load_model
-    from kit.training.preparation import build_reward, fit_prompts
-
-    changes = [f"evaluation.{key}={json.dumps(value)}" for key, value in request["overrides"].items()]
-    config: RunConfig = load_config(run.config, changes)
-    if not (run.adapter / "config.json").is_file() and not (run.adapter / "adapter_config.json").is_file():
-        raise RunError(f"Run '{run.id}' has no trained weights in {run.adapter}; they are written at its end.")
-    use_threads(config.run.threads)
-    if config.model.lora is None:
-        config.model.name = str(run.adapter)
-    loaded = load_model(find_model(config.model, chat=config.data.chat), config.model)
-    model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(run.adapter))
-    heldout = fit_prompts(config, unchanged(run, load_data(config.data)), loaded.tokenizer).heldout.to_list()
-    result = HeldOut(heldout, build_reward(config), loaded.tokenizer, config.evaluation, config.generation).score(model)
-    run.write_json(f"eval/{request.get('name', 'again')}.json", result)
-    print(json.dumps(result))
-    return result
-
-
-def unchanged(run: RunDir, data: DataSplit) -> DataSplit:
-    """The data, if it is what the run was trained on. Raises `RunError`: other rows would be held out now."""
-    trained = json.loads(run.data.read_text(encoding="utf-8"))
-    if data.info["sha256"] != trained["sha256"]:
-        raise RunError(
-            f"The data in {trained['source']} has changed since run '{run.id}' (its content hash differs), so problems that it "
-            "was trained on could be held out now. Bring the old file back, or train again."
-        )
-    return data
-
-
-if __name__ == "__main__":
-    from kit.runs.child import serve
-
-    sys.exit(serve(evaluate_run))

@@ -10,6 +10,8 @@ import numpy as np
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 RESAMPLES = 2000
+FLIPS = 10_000
+TREND_POINTS, TREND_MINIMUM = 200, 8
 
 
 class Estimate(NamedTuple):
@@ -42,6 +44,22 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(samples - correct + 1, samples + 1))
 
 
+def majority_share(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    """Probability that the answer given most often is right: maj@k of one problem with k completions.
+
+    Completions that give the same answer vote together; None is no vote. Among answers with equally many votes one is
+    drawn, so a tie counts as the mean over its answers: the expectation, and no luck of the order. Where a checker finds
+    only some of the completions with one answer right, the answer counts as that share of them. 0 without a vote.
+    """
+    tally: dict[str, list[bool]] = {}
+    for answer, right in zip(answers, correct, strict=True):
+        if answer is not None:
+            tally.setdefault(answer, []).append(right)
+    most = max(map(len, tally.values()), default=0)
+    winners = [sum(verdicts) / most for verdicts in tally.values() if len(verdicts) == most]
+    return math.fsum(winners) / len(winners) if winners else 0.0
+
+
 def wilson(correct: int, samples: int) -> Estimate:
     """A share with its Wilson score interval (Wilson 1927): honest near 0 and 1, where a bootstrap has no width."""
     if samples == 0:
@@ -67,3 +85,45 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0, *, shares: bool = Fal
     draws = np.random.default_rng(seed).integers(0, len(data), size=(RESAMPLES, len(data)))
     low, high = np.percentile(data[draws].mean(axis=1), [2.5, 97.5])
     return Estimate(float(data.mean()), float(low), float(high))
+
+
+def drop_p(before: Sequence[float], after: Sequence[float], seed: int = 0) -> float:
+    """One-sided p-value of "the mean over problems fell", from one score a problem before and after.
+
+    Fisher's randomisation test of paired differences: without an effect each difference is as likely with the other sign.
+    Exact where all differences that are not 0 have one size (right and wrong answers: McNemar's exact test), else from
+    10,000 random signs. 1.0 where nothing differs.
+    """
+    falls = np.asarray(before, dtype=np.float64) - np.asarray(after, dtype=np.float64)
+    falls = falls[falls != 0.0]
+    if not len(falls):
+        return 1.0
+    sizes = np.abs(falls)
+    if np.all(sizes == sizes[0]):
+        down = int((falls > 0).sum())
+        return math.fsum(math.comb(len(falls), count) / 2 ** len(falls) for count in range(down, len(falls) + 1))
+    rng, above, block = np.random.default_rng(seed), 0, 1000
+    for _ in range(FLIPS // block):
+        signs = rng.integers(0, 2, size=(block, len(falls))) * 2.0 - 1.0
+        above += int((signs @ sizes >= falls.sum() - 1e-12 * sizes.sum()).sum())
+    return (1 + above) / (1 + FLIPS)
+
+
+def rise_p(values: Sequence[float]) -> float:
+    """One-sided p-value of "the values rise in the course of time": Mann-Kendall (Mann 1945), ties and continuity corrected.
+
+    More than 200 values are averaged in 200 stretches first. 1.0 below 8 values, for which the normal approximation of
+    Kendall's statistic is not good enough.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if len(data) > TREND_POINTS:
+        data = np.asarray([part.mean() for part in np.array_split(data, TREND_POINTS)])
+    n = len(data)
+    if n < TREND_MINIMUM:
+        return 1.0
+    score = float(np.triu(np.sign(data[None, :] - data[:, None])).sum())
+    _, ties = np.unique(data, return_counts=True)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    if score <= 0 or variance <= 0:
+        return 1.0
+    return 0.5 * math.erfc((score - 1) / math.sqrt(2 * variance))

@@ -38,6 +38,12 @@ class Sums:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
+    def copy(self) -> Sums:
+        """The sums so far, which go on apart from these."""
+        other = Sums()
+        other._sums = dict(self._sums)
+        return other
+
     @torch.no_grad()
     def add(self, means: Mapping[str, Mean]) -> None:
         """Takes in the means of one micro-batch, which lie on one device."""

@@ -23,18 +23,24 @@ from typing import Any
 
 import kit.errors
 from kit.errors import KitError, RunError
+from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it."""
+    """How a job ended. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it.
+
+    `code` is one of the four above; `exit` is the process's own: its code, or 128 and the signal that ended it.
+    """
 
     code: int
     error: KitError | None = None
     shown: bool = False
     output: str = ""
+    exit: int = 0
 
 
 def is_user_error(error: BaseException) -> bool:
@@ -42,14 +48,20 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, KitError) or type(error).__module__.partition(".")[0] == "rewards"
 
 
-def serve(job: Callable[[dict[str, Any], bool], object], argv: Sequence[str] | None = None) -> int:
+def serve(
+    job: Callable[[dict[str, Any], bool], object],
+    argv: Sequence[str] | None = None,
+    read: Callable[[str, Sequence[str]], dict[str, Any]] | None = None,
+) -> int:
     """The job's end: reads the request, calls `job(request, quiet)`, and returns the exit code.
 
     User errors are printed to stderr and reported to the face; Ctrl-C gives 130; anything else is a crash and
-    propagates with its traceback.
+    propagates with its traceback. With `read` the request may be whatever that understands, with `-o a.b=value` changes.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("request", type=Path)
+    parser.add_argument("request")
+    if read is not None:
+        parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--error-file", type=Path)
     parser.add_argument("--quiet", action="store_true")
     arguments = parser.parse_args(argv)
@@ -57,7 +69,8 @@ def serve(job: Callable[[dict[str, Any], bool], object], argv: Sequence[str] | N
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job(json.loads(arguments.request.read_text(encoding="utf-8")), arguments.quiet)
+        request = read(arguments.request, arguments.override) if read is not None else read_json(arguments.request)
+        job(request, arguments.quiet)
     except KeyboardInterrupt:
         return STOPPED
     except Exception as error:
@@ -68,26 +81,42 @@ def serve(job: Callable[[dict[str, Any], bool], object], argv: Sequence[str] | N
                 report = {"kind": type(error).__name__, "message": str(error)}
                 arguments.error_file.write_text(json.dumps(report), encoding="utf-8")
         label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
-        print(label, error, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(label, error, file=sys.stderr, flush=True)
         return USER_ERROR
     return DONE
 
 
-def call(module: str, request: dict[str, Any], *, quiet: bool = False, capture: bool = False) -> Outcome:
+def read_json(path: str) -> dict[str, Any]:
+    """A request as a face writes it."""
+    request: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return request
+
+
+def call(
+    module: str,
+    request: dict[str, Any],
+    *,
+    quiet: bool = False,
+    capture: bool = False,
+    inherit: Sequence[int] = (),
+    started: Callable[[int], None] = lambda pid: None,
+) -> Outcome:
     """The face's end: spawns `python -m module`, waits until it has ended, and says how.
 
     Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
-    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead.
+    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead. The job gets the
+    open files `inherit`, and `started` its pid once it runs.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
         request_file, error_file = Path(folder, "request.json"), Path(folder, "error.json")
         request_file.write_text(json.dumps(request), encoding="utf-8")
         command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
-        code, output = _wait(command + ["--quiet"] * quiet, capture)
+        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started)
         return _outcome(code, output, error_file)
 
 
-def _wait(command: list[str], capture: bool) -> tuple[int, str]:
+def _wait(command: list[str], capture: bool, inherit: Sequence[int], hear: Callable[[int], None]) -> tuple[int, str]:
     notebook = "ipykernel" in sys.modules
     # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
     # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
@@ -97,7 +126,8 @@ def _wait(command: list[str], capture: bool) -> tuple[int, str]:
         _forwarding(terminal) as started,
         subprocess.Popen(
             command,
-            env=_environment(),
+            env=environment(),
+            pass_fds=tuple(inherit),
             stdout=subprocess.PIPE if capture or notebook else None,
             stderr=subprocess.STDOUT if notebook and not capture else None,
             text=True,
@@ -106,13 +136,28 @@ def _wait(command: list[str], capture: bool) -> tuple[int, str]:
         ) as process,
     ):
         started.append(process)
+        hear(process.pid)
         for line in process.stdout or ():
             if capture:
                 lines.append(line)
             else:
                 print(line, end="", flush=True)
+        if not terminal:
+            _end_with(process.pid)
         process.wait()
     return process.returncode, "".join(lines)
+
+
+def _end_with(leader: int) -> None:
+    """Waits for the leader of a process group; when it died early, what it had started goes with it."""
+    if not hasattr(os, "waitid"):
+        return
+    try:
+        ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)  # not collected: its number stays its own
+    except ChildProcessError:
+        return
+    if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
+        kill_group(leader)
 
 
 def _in_foreground() -> bool:
@@ -123,7 +168,7 @@ def _in_foreground() -> bool:
         return False
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks).
 
     A run trains on one GPU. Where several could be seen and nobody chose (no CUDA_VISIBLE_DEVICES, and not a process
@@ -147,11 +192,14 @@ def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
         return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in started if not (terminal and number == signal.SIGINT) else ():
+        for process in started if not (terminal and number in (signal.SIGINT, signal.SIGHUP)) else ():
             with contextlib.suppress(OSError):
                 process.send_signal(number)
 
-    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [
+        number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP
+    ]
+    earlier = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield started
     finally:
@@ -161,15 +209,15 @@ def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
 
 def _outcome(code: int, output: str, error_file: Path) -> Outcome:
     if code in (DONE, STOPPED):
-        return Outcome(code, output=output)
-    if code == -signal.SIGINT:
-        return Outcome(STOPPED, output=output)
+        return Outcome(code, output=output, exit=code)
+    if -code in PASSED_ON:  # before the job could take them for a wish to end
+        return Outcome(STOPPED, output=output, exit=128 - code)
     if code == USER_ERROR and error_file.is_file():
         report = json.loads(error_file.read_text(encoding="utf-8"))
         kind = getattr(kit.errors, report["kind"], None)
         if not (isinstance(kind, type) and issubclass(kind, KitError)):
             kind = KitError
-        return Outcome(USER_ERROR, kind(report["message"]), True, output)
+        return Outcome(USER_ERROR, kind(report["message"]), True, output, code)
     if code == -signal.SIGKILL:
         text = "The process was killed (signal 9), most often because memory ran out. "
         text += "Lower optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
@@ -177,4 +225,4 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
     else:
         text = f"The process crashed with exit code {code}; what it printed says why."
-    return Outcome(CRASHED, RunError(text), False, output)
+    return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,11 @@ def _explain(error: OSError, path: Path) -> str:
     return f"{path} cannot be written: {error.strerror or error}. Set run.root to a folder that can be written."
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces `path` as a whole: readers see the old text or the new one. Raises `RunError` when the disk refuses."""
+def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replaces `path` as a whole: readers see the old text or the new one. Raises `RunError` when the disk refuses.
+
+    `durable` waits until the disk has it; without that a power cut may leave the file empty.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with disk_errors(path):
         try:
@@ -71,7 +75,8 @@ def write_atomic(path: Path, text: str) -> None:
             with open(temporary, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -126,13 +131,54 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return parse_lines(lines[:-1], path)
+
+
+def parse_lines(lines: Sequence[bytes], path: Path, first: int = 1) -> list[dict[str, Any]]:
+    """JSON objects of lines of `path` from line number `first` on. Raises `RunError` for the first that is none."""
     records = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            raise RunError(f"{path}, line {number}: not a JSON object. The file is damaged; remove the line.") from None
+    with _collector_paused():  # which would look through all of them again and again, and find nothing to collect
+        for number, line in enumerate(lines, start=first):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise RunError(f"{path}, line {number}: not a JSON object. The file is damaged; remove the line.")
+            records.append(record)
     return records
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:
+    """The whole JSON lines among the last `size` bytes, the last first; what is broken is left out, no file means none.
+
+    Raises `RunError` when the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+    for line in reversed(lines[1 if start else 0 : -1]):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

@@ -18,38 +18,69 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
-from kit.runs.files import append_line, disk_errors, free_bytes, human_size, read_lines, to_json, write_atomic
-from kit.runs.process import create_time, is_alive
+from kit.runs.files import (
+    append_line,
+    disk_errors,
+    free_bytes,
+    human_size,
+    read_last_lines,
+    read_lines,
+    to_json,
+    write_atomic,
+)
+from kit.runs.lock import exclusive
+from kit.runs.process import identity, runs
+
+if TYPE_CHECKING:
+    from array import array
 
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 ALIVE = ("queued", "starting", "running", "stopping")
 ENDED = ("finished", "failed", "stopped", "interrupted")
+ENDING = ("state", "reason", "exit", "ended")
+"""The fields that tell how a run has ended."""
 SILENCE_LIMIT = 900.0
 """Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
+
+
+class Part:
+    """A file or folder of the run, by its name. Put together when asked for: a list of runs asks for few."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self.name
 
 
 class RunDir:
     """One run's directory. Made by `RunStore.create` or `RunStore.open`; several readers and one writer at a time."""
 
+    config = Part("config.yaml")
+    env = Part("env.json")
+    data = Part("data.json")
+    status_file = Part("status.json")
+    metrics_file = Part("metrics.jsonl")
+    events_file = Part("events.jsonl")
+    log = Part("log.txt")
+    completions = Part("completions")
+    eval = Part("eval")
+    control = Part("control")
+    adapter = Part("adapter")
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
-        self.config = path / "config.yaml"
-        self.env = path / "env.json"
-        self.data = path / "data.json"
-        self.status_file = path / "status.json"
-        self.metrics_file = path / "metrics.jsonl"
-        self.events_file = path / "events.jsonl"
-        self.log = path / "log.txt"
-        self.completions = path / "completions"
-        self.eval = path / "eval"
-        self.control = path / "control"
-        self.adapter = path / "adapter"
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[RunDir], tuple[Path]]:
+        return type(self), (self.path,)
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
@@ -69,34 +100,87 @@ class RunDir:
         """
         if state not in ALIVE + ENDED:
             raise ValueError(f"unknown state {state!r}; one of {', '.join(ALIVE + ENDED)}")
-        with self._lock:
-            record, now = self._raw_status() or {}, time.time()
-            record |= {"state": state, "heartbeat": now}
-            record.setdefault("started", now)
-            if state in ALIVE:
-                pid = fields.get("pid", os.getpid())
-                record |= {"pid": pid, "create_time": create_time(pid), "host": socket.gethostname(), "ended": None}
-                record |= {"exit": None, "reason": None}
-            else:
-                record |= {"ended": now, "eta_seconds": None}
-            self._replace(self.status_file, record | fields)
+        self.change_status(lambda record: _signed(record, state, fields))
+
+    def change_status(
+        self, change: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, durable: bool = True
+    ) -> bool:
+        """Replaces status.json by what `change` makes of it; no other process writes in between.
+
+        `change` gets the record as it stands ({} when there is none to read) and returns the fields to set, or None to
+        leave it. Returns whether it was replaced. `durable` as in `write_atomic`. Raises `RunError` when the disk refuses.
+        """
+        with self._status_lock():
+            record = self._raw_status() or {}
+            fields = change(record)
+            if fields is not None:
+                self._replace(self.status_file, {**record, **fields}, durable=durable)
+        return fields is not None
+
+    @contextmanager
+    def _status_lock(self) -> Iterator[None]:
+        with self._lock, exclusive(self.path):
+            yield
 
     def status(self) -> dict[str, Any]:
         """The status as it is, not as it was last claimed: a live state without a live process reads `interrupted`."""
         record = self._raw_status()
         if record is None:
             return {"state": "interrupted", "reason": "there is no readable status.json"}
-        if record.get("state") in ALIVE and not self._runs(record):
-            reason = f"the process ended without a word while the run was {record['state']}"
-            return record | {"state": "interrupted", "reason": reason, "eta_seconds": None}
-        return record
+        return _as_it_is(record)
 
-    @staticmethod
-    def _runs(record: dict[str, Any]) -> bool:
-        if record.get("host") not in (None, socket.gethostname()):
-            return time.time() - float(record.get("heartbeat") or 0) < SILENCE_LIMIT
-        pid = record.get("pid")
-        return isinstance(pid, int) and pid > 0 and is_alive(pid, record.get("create_time"))
+    def settled(self, seconds: float = 5.0) -> dict[str, Any]:
+        """The status; where a process has died this moment, after its supervisor had `seconds` to write how."""
+        end = time.monotonic() + seconds
+        while (status := self.status())["state"] == "interrupted":
+            if time.monotonic() >= end or not runs(status.get("supervisor")):
+                break
+            time.sleep(0.02)
+        return status
+
+    def record(self) -> dict[str, Any]:
+        """status.json as it was last written, true or not; {} when there is none to read."""
+        return self._raw_status() or {}
+
+    def claim(self, state: str = "starting", **fields: Any) -> None:
+        """Takes a run that has ended, to go on with it: the status is this process's from here on.
+
+        Of several that try exactly one succeeds. Old sentinels are removed; how the run had ended is kept as `before`.
+        Raises `RunError` when the run is live.
+        """
+
+        def take(record: dict[str, Any]) -> Mapping[str, Any]:
+            now = self.status()
+            if now["state"] in ALIVE:
+                raise RunError(
+                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}); one "
+                    f"run is trained by one process. Follow it with: grpo-kit logs -f {self.id}"
+                )
+            for sentinel in ("stop", "save"):
+                (self.control / sentinel).unlink(missing_ok=True)
+            before = {key: now.get(key) for key in ENDING}
+            fresh = {"supervisor": None, "adopted": False, "stop": None, "before": before}
+            return _signed(record, state, fresh | fields)
+
+        self.change_status(take)
+
+    def adopt(self, **fields: Any) -> None:
+        """Takes over a run that was claimed for this process: by its supervisor, which started it.
+
+        Raises `RunError` when it was not, or when another process has taken it over.
+        """
+
+        def take(record: dict[str, Any]) -> Mapping[str, Any]:
+            holder, supervisor = record.get("pid"), (record.get("supervisor") or {}).get("pid")
+            waiting = record.get("state") in ("queued", "starting", "stopping") and not record.get("adopted")
+            if not waiting or holder not in (os.getpid(), supervisor):
+                raise RunError(
+                    f"The run '{self.id}' does not wait for this process: it is {_as_it_is(record)['state']}, in the "
+                    f"hands of process {holder}. Start a run of its own with: grpo-kit train CONFIG"
+                )
+            return _signed(record, "starting", {"adopted": True, "before": None} | fields)
+
+        self.change_status(take)
 
     def _raw_status(self) -> dict[str, Any] | None:
         try:
@@ -113,6 +197,19 @@ class RunDir:
     def metrics(self) -> list[dict[str, Any]]:
         """All whole lines so far, oldest first."""
         return read_lines(self.metrics_file)
+
+    def columns(self) -> dict[str, array[float]]:
+        """The numbers of all whole lines by key, NaN where a line has none: for charts of long runs.
+
+        Raises `RunError` when the file cannot be read, or a line before the last is broken.
+        """
+        from kit.runs.columns import MetricsCache
+
+        return MetricsCache(self.metrics_file).load()
+
+    def last_metrics(self) -> Iterator[dict[str, Any]]:
+        """The last whole lines (some dozens, by size), the latest first; at one cost however long the file is."""
+        return read_last_lines(self.metrics_file)
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Adds one event with the time (seconds since the epoch). Raises `RunError` when the disk refuses."""
@@ -133,8 +230,8 @@ class RunDir:
         write_atomic(path, text)
         return path
 
-    def _replace(self, path: Path, content: Any) -> Path:
-        write_atomic(path, to_json(content, indent=2) + "\n")
+    def _replace(self, path: Path, content: Any, *, durable: bool = True) -> Path:
+        write_atomic(path, to_json(content, indent=2) + "\n", durable=durable)
         return path
 
     def _inside(self, name: str) -> Path:
@@ -200,12 +297,19 @@ class RunStore:
             raise RunError(f"There is no run '{run_id}' in {self.root}. {known}")
         return RunDir(path)
 
-    def list(self) -> list[RunDir]:
-        """All runs, the latest first. Other folders below the root are passed over."""
+    def statuses(self) -> list[tuple[RunDir, dict[str, Any]]]:
+        """All runs with their status, the latest first. Each status is read once."""
         if not self.root.is_dir():
             return []
-        runs = [RunDir(path) for path in self.root.iterdir() if RUN_ID.fullmatch(path.name) and _is_run(path)]
-        return sorted(runs, key=lambda run: (run.status().get("started") or 0, run.id), reverse=True)
+        with os.scandir(self.root) as entries:
+            named = [entry for entry in entries if RUN_ID.fullmatch(entry.name) and _is_run(entry)]
+        runs = [RunDir(self.root / entry.name) for entry in named]
+        pairs = [(run, run.status()) for run in runs]
+        return sorted(pairs, key=lambda pair: (pair[1].get("started") or 0, pair[0].id), reverse=True)
+
+    def list(self) -> list[RunDir]:
+        """All runs, the latest first. Other folders below the root are passed over."""
+        return [run for run, _ in self.statuses()]
 
     def new_id(self, stem: str) -> str:
         """`STEM-YYYYMMDD-HHMMSS`, with a number behind it when that is taken."""
@@ -225,5 +329,38 @@ class RunStore:
         return self.root / run_id
 
 
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / name).is_file() for name in ("status.json", "config.yaml"))
+def _signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a new state; a live one names the process that answers for it."""
+    now = time.time()
+    change: dict[str, Any] = {"state": state, "heartbeat": now, "started": record.get("started") or now}
+    if state in ALIVE:
+        change |= identity(fields.get("pid")) | {"host": socket.gethostname(), "ended": None, "exit": None}
+        change["reason"] = None
+    else:
+        change |= {"ended": now, "eta_seconds": None}
+    return {**change, **fields}
+
+
+def _as_it_is(record: dict[str, Any]) -> dict[str, Any]:
+    """A live state is believed as long as the process that answers for it runs."""
+    if record.get("state") not in ALIVE:
+        return record
+    if record.get("host") not in (None, socket.gethostname()):
+        alive = abs(time.time() - float(record.get("heartbeat") or 0)) < SILENCE_LIMIT
+        return record if alive else record | _interrupted(record)
+    if not runs(record):
+        return record | _interrupted(record)
+    supervisor = record.get("supervisor")
+    if supervisor and not runs(supervisor) and not record.get("reason"):
+        return record | {"reason": f"its supervisor (process {supervisor.get('pid')}) died; the run goes on without it"}
+    return record
+
+
+def _interrupted(record: Mapping[str, Any]) -> dict[str, Any]:
+    reason = f"the process ended without a word while the run was {record['state']}"
+    return {"state": "interrupted", "reason": reason, "eta_seconds": None}
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    parts = (os.path.join(entry.path, name) for name in ("status.json", "config.yaml"))
+    return entry.is_dir() and any(map(os.path.isfile, parts))

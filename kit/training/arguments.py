@@ -17,9 +17,12 @@ OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
 GPU_MICRO_BATCH = 16
 
 
-def micro_batch_size(config: RunConfig, backend: Backend) -> int:
-    """Completions per forward pass: as asked, else the whole batch (CPU) or its largest divisor up to 16 (GPU)."""
-    batch = config.optimisation.batch_size
+def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) -> int:
+    """Completions per forward pass: as asked, else the whole batch (CPU) or its largest divisor up to 16 (GPU).
+
+    Of several processes each has its share of the batch.
+    """
+    batch = config.optimisation.batch_size // processes
     if config.optimisation.micro_batch_size is not None:
         return config.optimisation.micro_batch_size
     if backend.device == "cpu":
@@ -39,13 +42,17 @@ def reference_arguments(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None or name == "device_map"}
 
 
-def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float]) -> Any:
-    """`trl.GRPOConfig` of this run. `batch_size` completions make one optimiser step, in equal micro-batches."""
+def grpo_config(
+    config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float], processes: int = 1
+) -> Any:
+    """`trl.GRPOConfig` of this run. `batch_size` completions of all processes make one optimiser step, in equal
+    micro-batches."""
     import torch
     from trl import GRPOConfig
 
     optimisation, generation, run = config.optimisation, config.generation, config.run
-    micro = micro_batch_size(config, backend)
+    micro = micro_batch_size(config, backend, processes)
+    accumulation = optimisation.batch_size // (micro * processes)
     dtype = torch_dtype(config.model.dtype, backend.device)
     checkpointing = optimisation.gradient_checkpointing
     return GRPOConfig(
@@ -58,8 +65,8 @@ def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weight
         fp16=dtype is torch.float16,
         max_steps=optimisation.steps,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=optimisation.batch_size // micro,
-        steps_per_generation=optimisation.batch_size // micro,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
         num_iterations=optimisation.iterations,
         learning_rate=optimisation.learning_rate,
         lr_scheduler_type=SCHEDULERS[optimisation.schedule],
@@ -90,10 +97,10 @@ def grpo_config(config: RunConfig, backend: Backend, folder: Path, reward_weight
         log_completions=False,
         save_strategy="steps",
         save_steps=run.save_every or optimisation.steps,
-        save_total_limit=run.keep_checkpoints,
+        save_total_limit=run.keep_checkpoints + (config.evaluation.keep_best and config.evaluation.every > 0),
         save_only_model=False,
         eval_strategy="no",
-        report_to=run.report_to or "none",
+        report_to="none",  # trackers are processes of their own (kit.training.trackers), which cannot hurt the run
         run_name=run.id,
         disable_tqdm=True,
         push_to_hub=False,

@@ -40,10 +40,13 @@ def choose_backend(config: ModelConfig) -> Backend:
 
 
 def use_threads(threads: int | None) -> int:
-    """Sets torch's CPU threads: as asked, else one a physical core that this process may use. Returns the number."""
+    """Sets torch's CPU threads: as asked, else one a physical core that this process may use. Returns the number.
+
+    Processes that a launcher has started on one machine share its cores.
+    """
     import torch
 
-    threads = threads or physical_cores()
+    threads = threads or max(1, physical_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch.set_num_threads(threads)
     return threads
 

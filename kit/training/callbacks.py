@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,11 @@ from transformers import TrainerCallback
 
 from kit.runs.store import RunDir
 from kit.training.console import Advance
+from kit.training.processes import Onlooker, Processes
 
 HEARTBEAT_SECONDS = 1.0
+LAUNCHER_SECONDS = 5.0
+"""How long after a signal torchrun and accelerate may pass on the same one."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -26,6 +30,8 @@ class Stop:
     def __init__(self, run: RunDir | None = None) -> None:
         self.run = run
         self.reason: str | None = None
+        self.echo = 0.0  # seconds in which a launcher passes on a signal that this process has heard itself
+        self.ended: str | None = None  # why training ended before its last step, although nobody asked
 
     def asked(self) -> bool:
         """Whether somebody wants the run to end."""
@@ -42,19 +48,35 @@ class Stop:
     def listening(self, tell: Callable[[str], None]) -> Iterator[None]:
         """Turns the first Ctrl-C or SIGTERM into a wish; a second one interrupts at once."""
 
+        heard = 0.0
+
         def wish(number: int, frame: Any) -> None:
+            nonlocal heard
             if self.reason is not None:
+                if time.monotonic() - heard < self.echo:
+                    return
                 raise KeyboardInterrupt
-            self.reason = signal.Signals(number).name
+            self.reason, heard = signal.Signals(number).name, time.monotonic()
             with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
                 tell("Stopping: the step in progress is finished and saved first. Once more to stop at once.")
 
         before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self.run is not None and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._terminal_closed)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _terminal_closed(self, number: int, frame: Any) -> None:
+        """The run goes on; what it still prints goes to its log."""
+        assert self.run is not None
+        with suppress(OSError):
+            log = os.open(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            os.close(log)
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
@@ -68,6 +90,9 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
+        state.compute_steps(
+            args, state.max_steps
+        )  # in a resumed run these are the checkpoint's: run.save_every may be new
         self.run.write_status("running", step=state.global_step, total_steps=state.max_steps)
         self.advance(state.global_step, state.max_steps)
 
@@ -101,18 +126,26 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.run.append_event("checkpoint", step=state.global_step)
 
 
-class Evaluator(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out problems every `every` steps and files the result as eval/step-N.json."""
+class Agreement(TrainerCallback):  # type: ignore[misc]
+    """The last callback of every process: what one of them has found at this step, all of them do now."""
 
-    def __init__(self, run: RunDir, every: int, score: Callable[[Any, str], dict[str, Any]]) -> None:
-        self.run, self.every, self.score = run, every, score
+    def __init__(self, processes: Processes, stop: Stop, run: RunDir) -> None:
+        self.processes, self.stop, self.run = processes, stop, run
+        stop.echo = LAUNCHER_SECONDS if processes.size > 1 else 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.every and state.global_step % self.every == 0 and state.global_step < state.max_steps:
-            try:
-                result = self.score(model, f"step-{state.global_step:05d}")
-            except Stopped:  # the score is given up, but what was learned is saved
-                self.run.write_status("stopping", step=state.global_step)
-                control.should_save = control.should_training_stop = True
-                return
-            self.run.append_event("evaluation", step=state.global_step, seconds=result["seconds"])
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.processes.size == 1:
+            return
+        wish = self.stop.reason if self.stop.asked() else None
+        events: list[dict[str, Any]] = self.run.pending if isinstance(self.run, Onlooker) else []
+        found = self.processes.everyone((control.should_save, control.should_training_stop, wish, list(events)))
+        reasons = [reason for *_, reason, _ in found if reason is not None]
+        control.should_save = any(save for save, *_ in found) or bool(reasons)
+        control.should_training_stop = any(ends for _, ends, *_ in found) or bool(reasons)
+        if reasons:
+            self.stop.reason = reasons[0]
+            self.run.write_status("stopping", step=state.global_step)
+        events.clear()
+        for process, told in enumerate(events_of for *_, events_of in found):
+            for event in told:
+                self.run.append_event(event.pop("kind"), process=process, **event)

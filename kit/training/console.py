@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kit.api import Run
 from kit.errors import RunError
+from kit.evaluation.selection import read_best
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -23,6 +25,8 @@ log = logging.getLogger("kit")
 LINES = 10
 """Progress lines that a piece of long work prints, at most, where there is no terminal."""
 SECONDS_BETWEEN_LINES = 4.0
+REPORT_SPACE = 4 * 1024 * 1024
+"""Bytes that must be free for a report: on a full disk the last ones belong to the run's last word."""
 
 
 class Advance(Protocol):
@@ -43,17 +47,18 @@ class Reporter:
         log.info(text.strip())
 
     @contextmanager
-    def bar(self, title: str) -> Iterator[Advance]:
+    def bar(self, title: str, start: int = 0) -> Iterator[Advance]:
         """Progress of one piece of long work, with ETA: a live bar on a terminal, about ten lines elsewhere.
 
-        Nothing is shown before the first report, so that work which turns out not to be needed leaves no trace.
+        Nothing is shown before the first report, so that work which turns out not to be needed leaves no trace. `start` is
+        what had been done earlier, and takes no time now.
         """
         live = self.console.is_terminal and not self.console.quiet
-        lines = self._lines(title, log.info if live else self.say)
+        lines = self._lines(title, log.info if live else self.say, start)
         if not live:
             yield lines
             return
-        with self._live(title) as advance:
+        with self._live(title, start) as advance:
 
             def both(done: int, total: int, note: str = "") -> None:
                 advance(done, total, note)
@@ -62,7 +67,7 @@ class Reporter:
             yield both
 
     @contextmanager
-    def _live(self, title: str) -> Iterator[Advance]:
+    def _live(self, title: str, start: int) -> Iterator[Advance]:
         parts = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -77,7 +82,7 @@ class Reporter:
 
         def advance(done: int, total: int, note: str = "") -> None:
             if not progress.live.is_started:
-                progress.start_task(task)
+                progress.reset(task, total=total, completed=start)  # which has no part in the speed
                 progress.start()
             progress.update(task, completed=done, total=total, note=escape(note))
 
@@ -88,7 +93,7 @@ class Reporter:
                 progress.stop()
 
     @staticmethod
-    def _lines(title: str, say: Callable[[str], None]) -> Advance:
+    def _lines(title: str, say: Callable[[str], None], start: int) -> Advance:
         started, shown, last = time.perf_counter(), 0, time.perf_counter()
 
         def advance(done: int, total: int, note: str = "") -> None:
@@ -97,7 +102,7 @@ class Reporter:
             if done != total and (share <= shown or now - last < SECONDS_BETWEEN_LINES):
                 return
             shown, last, elapsed = share, now, now - started
-            eta = elapsed / max(done, 1) * (total - done)
+            eta = elapsed / max(done - start, 1) * (total - done)
             say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
 
         return advance
@@ -116,14 +121,17 @@ class Reporter:
         for note in info.get("notes", []):
             self.say(f"note: {note}")
 
-    def result(self, run: RunDir, scores: Mapping[str, Mapping[str, Any]], stopped: str | None) -> None:
+    def result(self, run: RunDir, stopped: str | None) -> None:
         """The last words: how it ended, the scores before and after, samples, where everything lies, what to try."""
-        ends = {name: scores[name] for name in ("before", "after") if name in scores}
+        scores = Run(run.id, run.path.parent).evaluations()
+        ends: dict[str, dict[str, Any]] = {name: scores[name] for name in ("before", "after") if name in scores}
         if ends:
             self.scores(ends)
         for name, score in ends.items():
             self.samples(f"Held-out completions, {name} (greedy)", score["samples"])
         curves = draw_curves(run, scores)
+        if best := best_line(run):
+            self.say(best)
         if stopped is not None:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")
@@ -166,10 +174,23 @@ def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | 
     return path
 
 
+def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
+    """Writes `report.html` of a run that is about to end so; a report that cannot be made ends no run."""
+    try:
+        from kit.report.run_report import write_report
+
+        run.check_free_space(REPORT_SPACE)
+        return write_report(run, ending={"state": state, "reason": reason, "ended": time.time()})
+    except Exception as error:  # whatever is odd about a run's files, its result matters more
+        log.warning("no report: %s: %s", type(error).__name__, error)
+        return None
+
+
 def hints(run: RunDir, curves: Path | None) -> list[str]:
     """What to look at and try next."""
     return [
         *([f"curves         {curves}"] if curves else []),
+        f"report         {run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)",
         f"completions    {run.completions}/  (Parquet: every completion with its rewards)",
         f"adapter        {run.adapter}/",
         "try next       grpo-kit quickstart --objective dr_grpo --seed 1",
@@ -179,7 +200,7 @@ def hints(run: RunDir, curves: Path | None) -> list[str]:
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Cells of the score table: a label and one text a column of `scores`."""
-    keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@"))]
+    keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@", "maj@"))]
     rows = [[key.replace("_", " "), *(interval(score[key]) for score in scores.values())] for key in keys]
     rows.append(["completion tokens", *(f"{score['completion_tokens_mean']:.1f}" for score in scores.values())])
     rows.append(["cut at the limit", *(f"{score['truncated_share']:.1%}" for score in scores.values())])
@@ -187,6 +208,15 @@ def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     if any(failed):
         rows.append(["rewards that failed", *(f"{share:.1%}" for share in failed)])
     return rows
+
+
+def best_line(run: RunDir) -> str | None:
+    """Where the best checkpoint is, and how to use it; None where there is none."""
+    best = read_best(run)
+    if not best:
+        return None
+    name = best["metric"].replace("_", " ")
+    return f"Best {name}: {best['value']:.3f} at step {best['step']} ({run.path / best['checkpoint']})"
 
 
 def interval(estimate: Mapping[str, float]) -> str:

@@ -22,19 +22,34 @@ def environment(backend: Any, threads: int, args: Any, seed: int) -> dict[str, A
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": packages(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "gpu": gpu,
         "cuda": torch.version.cuda if gpu else None,
         "threads": threads,
         "backend": {"name": backend.name, "device": backend.device, "reason": backend.reason},
-        "git": _git(),
+        "git": git_state(),
         "seeds": {"run": seed, "trainer": args.seed, "data_order": args.data_seed, "engine": args.seed},
         "trainer_arguments": {
             key: value for key, value in args.to_dict().items() if not any(word in key for word in SECRET)
         },
     }
+
+
+def peak_memory() -> dict[str, int]:
+    """The most memory so far, in bytes: resident in this process, and on the GPU in torch's own tensors if there is one."""
+    import resource
+
+    import torch
+
+    peak = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return peak | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {})
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of what a run depends on."""
+    return {name: version for name in PACKAGES if (version := _version(name))}
 
 
 def _version(name: str) -> str | None:
@@ -44,7 +59,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit and dirty flag of the kit's own checkout, or None when it was installed from a package."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():

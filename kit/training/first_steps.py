@@ -17,6 +17,7 @@ pass of three completions.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,8 @@ HALF_TOLERANCE = 0.15
 misreads padding is wrong by whole nats."""
 GRADIENT_TOLERANCE = 1e-2
 """Relative: of the gradient that arrived to the one of the objective."""
+KEPT = ("losses", "had_advantage", "had_gradient", "steps_without", "batches_without", "scored", "probed")
+"""Attributes that a checkpoint keeps."""
 SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regardless.)"
 
 
@@ -54,6 +57,14 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         self.scored = self.probed = False
         self.expected: Tensor | None = None  # (B, T) d loss / d logps of the micro-batch that is watched
         self.arrived: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been proved so far, and how long something has been waited for."""
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in KEPT:
+            setattr(self, name, state[name])
 
     # --- called while the loss of a training micro-batch is computed --------------------------------------------------
 

@@ -22,7 +22,9 @@ RELIED_ON = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_generate_and_score_completions": ("inputs",),
     "_save_checkpoint": ("model", "trial"),
+    "_get_output_dir": ("trial",),
     "_load_optimizer_and_scheduler": ("checkpoint",),
+    "_get_train_sampler": ("dataset",),
     "log": ("logs", "start_time"),
 }
 # Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.

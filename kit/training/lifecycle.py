@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
 from kit.errors import RunError
+from kit.training.checkpoints import MANIFEST, clear_staging, is_whole
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
     from kit.training.callbacks import Stop
     from kit.training.console import Reporter
+    from kit.training.processes import Processes
     from kit.training.quiet import LogBook
 
 SPACE_AT_START = 200 * 1024 * 1024
@@ -33,15 +33,26 @@ def check_run_id(config: RunConfig) -> None:
     RunStore(config.run.root).check_free(config.run.id)
 
 
-def create_run_directory(config: RunConfig) -> RunDir:
-    """A new run directory. Raises `RunError` if the id is taken, or the disk refuses or is nearly full."""
+def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool = False) -> RunDir:
+    """The run's directory, which from here on is this process's: a new one, or the one to go on with.
+
+    `adopt`: a face has made or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id is
+    taken, the run is live in another process, or the disk refuses or is nearly full.
+    """
     from kit.runs.store import RunDir, RunStore
 
     assert config.run.id is not None, "every face gives a run its id"
     store = RunStore(config.run.root)
     RunDir(store.root / config.run.id).check_free_space(SPACE_AT_START)
-    folder = store.create(config.run.id)
-    folder.write_status("starting", total_steps=config.optimisation.steps, step=0)
+    if not (resume or adopt):
+        folder = store.create(config.run.id)
+        folder.write_status("starting", total_steps=config.optimisation.steps, step=0)
+        return folder
+    folder = store.open(config.run.id)
+    if adopt:
+        folder.adopt()
+    else:
+        folder.claim("starting")
     return folder
 
 
@@ -50,11 +61,13 @@ def lifecycle(folder: RunDir, logs: LogBook, reporter: Reporter) -> Iterator[Sto
     """Writes how the run ends, whatever ends it, and lets Ctrl-C end it in order."""
     from kit.training.callbacks import Stop
     from kit.training.failures import explained
+    from kit.training.processes import clear_failures, heard
 
     stop, reserve = Stop(folder), folder.path / ".reserve"
     try:
-        with explained(), stop.listening(reporter.say):
+        with explained(), heard(folder), stop.listening(reporter.say):
             reserve.write_bytes(bytes(RESERVE))
+            clear_failures(folder)
             with logs.written_to(folder.log):
                 try:
                     yield stop
@@ -63,16 +76,43 @@ def lifecycle(folder: RunDir, logs: LogBook, reporter: Reporter) -> Iterator[Sto
                     raise
     except KeyboardInterrupt:
         clear_up(folder)
-        folder.write_status("stopped", reason=stop.reason or "interrupted at once, without a checkpoint", exit=130)
+        _end(folder, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
         raise
     except BaseException as error:
         clear_up(folder)
         code = getattr(error, "exit_code", 1)
         with suppress(RunError):  # the error itself matters more; without a last word the run reads `interrupted`
-            folder.write_status("failed", reason=f"{type(error).__name__}: {error}", exit=code)
+            _end(folder, "failed", f"{type(error).__name__}: {error}", code)
         raise
     clear_up(folder)
-    folder.write_status("stopped" if stop.reason else "finished", reason=stop.reason, exit=130 if stop.reason else 0)
+    ended = stop.reason or stop.ended
+    _end(folder, "stopped" if stop.reason else "finished", ended, 130 if stop.reason else 0)
+
+
+def _end(folder: RunDir, state: str, reason: str | None, code: int) -> None:
+    """The last word, and before it the report, so that whoever sees that the run has ended finds it."""
+    from kit.training.console import draw_report
+
+    try:
+        draw_report(folder, state, reason)
+    finally:
+        folder.write_status(state, reason=reason, exit=code)
+
+
+@contextmanager
+def following(folder: RunDir, processes: Processes) -> Iterator[Stop]:
+    """The same for the other processes of a run: they listen, and leave it to the first one to write."""
+    from kit.training.callbacks import Stop
+    from kit.training.failures import explained
+    from kit.training.processes import note_failure
+
+    stop = Stop(folder)
+    try:
+        with explained(), stop.listening(lambda text: None):
+            yield stop
+    except Exception as error:
+        note_failure(folder, processes, error)
+        raise
 
 
 def clear_up(folder: RunDir) -> None:
@@ -80,15 +120,9 @@ def clear_up(folder: RunDir) -> None:
     (folder.path / ".reserve").unlink(missing_ok=True)
     for partial in folder.completions.glob("*.partial"):
         partial.unlink(missing_ok=True)
+    clear_staging(folder.path)
     for checkpoint in folder.checkpoints:
-        if not is_whole(checkpoint):
+        if (
+            not is_whole(checkpoint) and not (checkpoint / MANIFEST).exists()
+        ):  # one that was whole is not ours to remove
             shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end: trainer_state.json is what transformers writes last."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True

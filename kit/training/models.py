@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EMBEDDED, ModelConfig
 from kit.errors import KitError, ModelError
+from kit.planning.shapes import ModelShape, shape_of
 from kit.training.backend import Backend, choose_backend, quantization_config, torch_dtype
 from kit.training.embedded import embedded_model_folder
 from kit.training.failures import OUT_OF_MEMORY
@@ -21,21 +22,25 @@ if TYPE_CHECKING:
     from kit.training.embedded import Progress
 
 log = logging.getLogger("kit")
-GIB = 1024**3
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
-BYTES_PER_WEIGHT = {"torch.float32": 4.0, "torch.bfloat16": 2.0, "torch.float16": 2.0}
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that was found and fits, its weights not read yet."""
+    """A model that was found, its weights not read yet."""
 
     source: str
     revision: str | None
     config: Any
     tokenizer: Any
     backend: Backend
-    parameters: int
+    shape: ModelShape | None
+    """None where the architecture is remote code, of which nothing is known before it runs."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model; 0 where they are not known."""
+        return self.shape.parameters if self.shape is not None else 0
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,13 @@ class LoadedModel:
 
 
 def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = None) -> ModelFiles:
-    """Finds the model, reads its configuration and tokenizer, and checks that it fits into memory.
+    """Finds the model, and reads its configuration and tokenizer.
 
     Builds the embedded model if that is asked for and not in the cache. Raises `ModelError` when something is missing.
     """
     backend = choose_backend(config)
     check_quantization(config, backend)
+    weights_dtype(config, backend)
     source = str(embedded_model_folder(progress=progress)) if config.name == EMBEDDED else config.name
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     check_folder(source)
@@ -63,9 +69,7 @@ def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = N
     from kit.training.trl_kernel import check_logit_transforms
 
     check_logit_transforms(model_config)
-    parameters = count_parameters(model_config)
-    check_memory(config, parameters, backend)
-    return ModelFiles(source, config.revision, model_config, tokenizer, backend, parameters)
+    return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape_of(model_config))
 
 
 def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
@@ -82,7 +86,9 @@ def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
     if files.backend.device == "cuda":
-        keywords["device_map"] = {"": 0}
+        import torch
+
+        keywords["device_map"] = {"": torch.cuda.current_device()}
     keywords["output_loading_info"] = True
     model, info = _load(files.source, "its weights", _auto("AutoModelForCausalLM"), keywords)
     if missing := sorted(info["missing_keys"]):
@@ -214,19 +220,6 @@ def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None,
     return tokenizer
 
 
-def count_parameters(model_config: Any) -> int:
-    """Weights of the model, counted on the meta device: nothing is allocated. 0 when the architecture is remote code."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config)
-    except ValueError:
-        return 0
-    return sum(weight.numel() for weight in model.parameters())
-
-
 def check_quantization(config: ModelConfig, backend: Backend) -> None:
     """Refuses 4-bit weights that nothing would train, or that this machine cannot make. Raises `KitError`."""
     if not config.load_in_4bit:
@@ -237,23 +230,6 @@ def check_quantization(config: ModelConfig, backend: Backend) -> None:
             "Keep the LoRA section, or set load_in_4bit: false."
         )
     quantization_config(torch_dtype(config.dtype, backend.device), backend.device)
-
-
-def check_memory(config: ModelConfig, parameters: int, backend: Backend) -> None:
-    """Refuses a model whose weights alone exceed the free memory. Raises `ModelError` with what would fit."""
-    per_weight = 0.6 if config.load_in_4bit else BYTES_PER_WEIGHT[str(weights_dtype(config, backend))]
-    if config.lora is None:
-        per_weight += 4 + 8  # gradients, and AdamW's two moments, in float32
-    needed, free = parameters * per_weight, free_memory(backend.device)
-    if needed > free:
-        place = "GPU memory" if backend.device == "cuda" else "memory"
-        hints = [] if config.load_in_4bit or config.lora is None else ["set model.load_in_4bit: true"]
-        hints += ["train adapters instead of all weights (keep model.lora)"] if config.lora is None else []
-        hints += [f"use a model of at most {free / per_weight / 1e9:.1f} billion weights", "close what else uses it"]
-        raise ModelError(
-            f"{config.name} has {parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of {place} "
-            f"before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
-        )
 
 
 def page_cache(memory_stat: str) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.objective import Objective
     from kit.training.embedded import Progress
     from kit.training.models import ModelFiles
-    from rewards import Preset
+    from rewards import Preset, Sample
 
 HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
 TRACKER_PACKAGES = {
@@ -38,6 +38,7 @@ class Parts:
     preset: Preset
     files: ModelFiles
     data: DataSplit
+    checker: Preset
 
 
 @dataclass(frozen=True)
@@ -49,38 +50,50 @@ class Examined:
     preset: Preset
     files: ModelFiles | None
     data: DataSplit
+    checker: Preset
 
 
-def prepare(config: RunConfig, progress: Progress | None = None) -> Parts:
-    """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later."""
-    found = examine(config, progress)
+def prepare(config: RunConfig, progress: Progress | None = None, *, fresh: bool = True) -> Parts:
+    """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later.
+
+    A `fresh` run must not have a directory yet.
+    """
+    found = examine(config, progress, fresh=fresh)
     assert found.files is not None, "only examine(build=False) goes without"
-    return Parts(found.config, found.objective, found.preset, found.files, found.data)
+    return Parts(found.config, found.objective, found.preset, found.files, found.data, found.checker)
 
 
-def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True) -> Examined:
+def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True, fresh: bool = True) -> Examined:
     """The steps of `prepare`, for `validate` too: without `build` the embedded model is left out, and nothing else."""
     from kit.data import load_data
+    from kit.evaluation.checker import build_checker, check_checker, check_evaluation
+    from kit.evaluation.heldout import tell_of_thinking
+    from kit.planning.fit import check_memory
     from kit.training.lifecycle import check_run_id
 
     check_environment(config)
-    if config.run.id is not None:
+    if config.run.id is not None and fresh:
         check_run_id(config)
     objective = build_objective(config)
     config = explicit(config, objective)
     preset = build_reward(config)
+    checker = build_checker(config, preset)
+    check_evaluation(config, checker)
     data = load_data(config.data)
     check_heldout(config, len(data.heldout))
     check_reward(config, preset, data)
+    check_checker(config, checker, *trial_samples(config, data))
     files = None
     if build or config.model.name != EMBEDDED:
         files = find_model(config, progress)
+        check_memory(config, files.shape, files.backend.device, objective)
         check_context(config, files)
         data = fit_prompts(config, data, files.tokenizer)
         check_heldout(config, len(data.heldout))
+        tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
     else:
         check_model_options(config)
-    return Examined(config, objective, preset, files, data)
+    return Examined(config, objective, preset, files, data, checker)
 
 
 def check_model_options(config: RunConfig) -> None:
@@ -180,23 +193,13 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
     Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
     messages follow the prompt; functions are given what the trainer gives.
     """
-    import rewards
     from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
 
-    first = data.train.select(range(min(64, len(data.train)))).to_list()
-    chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
-    rows = [row for row in chosen for _ in range(config.generation.num_generations)]
-    if not rows:
+    samples, columns = trial_samples(config, data)
+    if not samples:
         return
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    prompts = [row["prompt"] for row in rows]
-    completions = [
-        PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
-    ]
-    context = scoring_context(config.run.seed, config.optimisation.steps)
-    samples = rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns)
-    verdict = preset.score(samples, context)
+    verdict = preset.score(samples, scoring_context(config.run.seed, config.optimisation.steps))
     for component, _ in preset.components:
         name = component.name
         if set(verdict.statuses[name]) != {"error"}:
@@ -212,6 +215,23 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
             "a reward.preset that fits the data (`grpo-kit reward list`), set data.reference_column, or set reward.preset: "
             f"null with reward.functions of your own. Columns: {', '.join(columns)}."
         )
+
+
+def trial_samples(config: RunConfig, data: DataSplit) -> tuple[list[Sample], list[str]]:
+    """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
+    import rewards
+
+    first = data.train.select(range(min(64, len(data.train)))).to_list()
+    chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
+    rows = [row for row in chosen for _ in range(config.generation.num_generations)]
+    if not rows:
+        return [], []
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    prompts = [row["prompt"] for row in rows]
+    completions = [
+        PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
+    ]
+    return rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns), list(columns)
 
 
 def check_environment(config: RunConfig) -> None:

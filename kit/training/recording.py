@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,10 @@ class CompletionWriter:
         partial = path.with_suffix(".partial")
         with disk_errors(path):
             self.folder.mkdir(exist_ok=True)
-            pq.write_table(pa.table(columns(rollout)), partial)
+            with open(partial, "wb") as file:
+                pq.write_table(pa.table(columns(rollout)), file)
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(path)
 
 
@@ -84,6 +88,13 @@ class FailureWatch:
         self.rewards, self.limit, self.tell = rewards, limit, tell
         self.patience = max(1, min(PATIENCE, batches))
         self.bad, self.told = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bad batches in a row, and whether the first was told of."""
+        return {"bad": self.bad, "told": self.told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bad, self.told = state["bad"], state["told"]
 
     def __call__(self, rollout: Rollout) -> None:
         evaluation = self.rewards.last_evaluation

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from kit.objective.value import explained_variance
 from kit.training.critic import Critic
 from kit.training.first_steps import FirstSteps
 from kit.training.greedy import aside, greedy_config
-from kit.training.hidden_states import ScoringPass, spread
+from kit.training.hidden_states import ScoringPass, capturing, spread
 from kit.training.token_rewards import lay_out
 
 TOKEN_REWARDS = "token_rewards"
@@ -206,6 +207,27 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             )
         return found[0]
 
+    def restore_reference_head(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint."""
+        row = {name: inputs[name][:1] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        ids = torch.cat([row["prompt_ids"], row["completion_ids"]], dim=1)
+        mask = torch.cat([row["prompt_mask"], row["completion_mask"]], dim=1)
+        with torch.no_grad(), capturing() as projections, self._reference() as model:
+            self._get_per_token_logps_and_entropies(model, ids, mask, row["completion_ids"].size(1))
+        self._reference_head = projections[0]
+
+    @contextmanager
+    def _reference(self) -> Iterator[Any]:
+        """The reference policy as TRL has it: a model of its own, or this one with its adapters off."""
+        if self.ref_model is not None:
+            yield self.ref_model
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        from trl.trainer.utils import use_adapter
+
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            yield self.model
+
     def _greedy_rewards(self, inputs: list[dict[str, Any]]) -> torch.Tensor:
         """(N,) rewards of the greedy completion of each prompt, scored by the same functions; logs what it cost."""
         size = self.num_generations if self.model.training else self.num_generations_eval
@@ -222,8 +244,9 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
 
     def _gathered(self, values: torch.Tensor) -> torch.Tensor:
         """(B, T) of every process -> (N, widest T)."""
-        whole: torch.Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(values, dim=1))
-        return whole
+        numbers = values.int() if values.dtype == torch.bool else values  # padding would make integers of some only
+        whole: torch.Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
+        return whole.to(values.dtype)
 
     def _mine(self, size: int) -> slice:
         """The completions of this process among those of all."""

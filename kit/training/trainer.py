@@ -3,11 +3,15 @@
 Overridden, and nothing else:
 
     compute_loss, _compute_loss                      our loss
+    training_step, _prepare_inputs                   smaller parts after running out of memory (kit.training.halving)
+    _generate_single_turn                            likewise
     _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too
     _calculate_rewards                               keeps the gathered rewards of every component
     _generate_and_score_completions                  our advantages in place of TRL's
     create_optimizer                                 a parameter group for the value head of `gae`
-    _save_checkpoint, _load_optimizer_and_scheduler  state of hooks, value head
+    _save_checkpoint, _get_output_dir                state of hooks and value head; whole checkpoints or none
+    _load_optimizer_and_scheduler                    state of hooks and value head; where the saved run stood
+    _get_train_sampler                               is kept, to draw the orders of earlier epochs again
     log                                              the objective's means, exact over micro-batches and processes
 
 With `objective=None` every one of them is TRL's own. The class is built on first use, after the backend is chosen: a
@@ -19,9 +23,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ObjectiveError
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
 
     from kit.objective import LossOutput, Mean, Objective, TokenBatch
     from kit.training.hidden_states import ScoringPass
+    from kit.training.out_of_memory import Memory
+    from kit.training.progress import Stateful
     from kit.training.rollout_side import Rollout
 
-STATE_FILE = "objective_state.json"
 REFERENCE_NEEDS = {"ref_logps", "full_kl"}
 HIDDEN_NEEDS = {"full_kl", "values"}
 
@@ -50,10 +53,12 @@ def make_trainer_class() -> type:
     from kit.objective import LossScale, Mean, Objective, TokenBatch
     from kit.objective.metrics import QUANTILES, Sums
     from kit.objective.value import value_loss
-    from kit.training.critic import Critic, check_critic
+    from kit.training.checkpoint_side import CheckpointSide
+    from kit.training.critic import Critic
     from kit.training.first_steps import FirstSteps
     from kit.training.full_kl import full_kl
     from kit.training.greedy import check_greedy
+    from kit.training.halving import HalvingSide, Terms
     from kit.training.hidden_states import ScoringPass, capturing, spread
     from kit.training.logps import entropy_gradient
     from kit.training.lora_norm import lora_weight_norm
@@ -63,14 +68,16 @@ def make_trainer_class() -> type:
     check_base_class(GRPOTrainer)
     install_torch_logprob_kernel()
 
-    class HookedGRPOTrainer(RolloutSide, GRPOTrainer):  # type: ignore[misc]
+    class HookedGRPOTrainer(CheckpointSide, HalvingSide, RolloutSide, GRPOTrainer):  # type: ignore[misc]
         """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
 
         Accepts whatever `trl.GRPOTrainer` accepts, and:
 
         objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
         rollout_sinks: functions called with every scored `Rollout`.
+        stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
         first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.training.first_steps`).
+        memory: a `kit.training.out_of_memory.Memory`: go on with smaller parts after running out of memory. None: fail.
 
         Raises `ObjectiveError` when arguments of TRL's own loss are set beside an objective, or when the objective needs
         something that this run does not have; `EnvironmentUnsupported` for another TRL.
@@ -84,7 +91,9 @@ def make_trainer_class() -> type:
             *rest: Any,
             objective: Objective | str | Mapping[str, Any] | None = None,
             rollout_sinks: Sequence[Callable[[Rollout], None]] = (),
+            stateful: Mapping[str, Stateful] | None = None,
             first_step_checks: bool = True,
+            memory: Memory | None = None,
             **keywords: Any,
         ) -> None:
             if objective is not None and not isinstance(objective, Objective):
@@ -92,6 +101,8 @@ def make_trainer_class() -> type:
             self.objective: Objective | None = objective
             self.needs = objective.needs if objective is not None else frozenset()
             self.rollout_sinks = tuple(rollout_sinks)
+            self.memory = memory
+            self.stateful = dict(stateful or {})
             self._objective_means = {"train": Sums(), "eval": Sums()}
             self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
             self._observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
@@ -122,6 +133,8 @@ def make_trainer_class() -> type:
 
         # --- loss -----------------------------------------------------------------------------------------------------
 
+        _in_parts_too = True  # a subclass with a loss of its own is not
+
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> torch.Tensor:
@@ -136,22 +149,32 @@ def make_trainer_class() -> type:
             if self.objective is None:
                 stock: torch.Tensor = super()._compute_loss(model, inputs)
                 return stock
-            checks = self._first_steps if self.model.training and self.is_in_train else None
-            if checks is not None:
-                checks.before_scoring(model, inputs)
-            scored, entropy, aux_loss = self._score(model, inputs)
-            batch, scale = self._token_batch(inputs, scored, entropy), self._loss_scale(inputs)
-            if checks is not None:
-                checks.after_scoring(scored.logps, batch, scale)
+            if self._first_steps is not None and self.model.training and self.is_in_train:
+                self._first_steps.before_scoring(model, inputs)
+            rows = self._rows_at_once(inputs)
+            if rows < len(inputs["completion_ids"]):
+                return self._loss_in_parts(model, inputs, rows)
+            terms, scored, aux_loss = self._terms(model, inputs)
+            norm = lora_weight_norm(self.model) if "weight_norm" in self.needs else None
+            loss, scale = self._objective_loss(inputs, dataclasses.replace(terms, weight_norm=norm))
+            beside = self._beside(inputs, scored, aux_loss, scale)
+            return loss if beside is None else loss + beside
+
+        def _objective_loss(self, inputs: dict[str, Any], terms: Terms) -> tuple[torch.Tensor, LossScale]:
+            """The objective's loss of a micro-batch, its metrics taken in."""
+            assert self.objective is not None
+            batch, scale = self._token_batch(inputs, terms), self._loss_scale(inputs)
+            if self._first_steps is not None and self.model.training and self.is_in_train:
+                self._first_steps.after_scoring(terms.logps, batch, scale)
             result = self.objective.loss(batch, scale)
             self._take_in(result)
-            loss: torch.Tensor = result.loss
-            if self._critic is not None:
-                loss = loss + self._value_loss(inputs, scored, batch.mask, scale)
-            if aux_loss is not None:
-                self._metrics[self._mode()]["aux_loss"].append(aux_loss.item())
-                loss = loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
-            return loss
+            return result.loss, scale
+
+        def _terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Terms, ScoringPass, torch.Tensor | None]:
+            """What the objective reads of one pass over the completions, the pass, and a router's balancing loss."""
+            scored, entropy, aux_loss = self._score(model, inputs)
+            divergence = self._full_kl(inputs, scored) if "full_kl" in self.needs else None
+            return Terms(scored.logps, entropy, divergence), scored, aux_loss
 
         def _score(
             self, model: Any, inputs: dict[str, Any]
@@ -175,26 +198,22 @@ def make_trainer_class() -> type:
                 )
             return ScoringPass(logps, projections), entropy, aux_loss
 
-        def _token_batch(self, inputs: dict[str, Any], scored: ScoringPass, entropy: torch.Tensor | None) -> TokenBatch:
+        def _token_batch(self, inputs: dict[str, Any], terms: Terms) -> TokenBatch:
             """Gathers what hooks read."""
-            mask, old_logps, advantages = (
-                trained_tokens(inputs),
-                inputs.get("old_per_token_logps"),
-                inputs["advantages"],
-            )
+            old_logps, advantages = inputs.get("old_per_token_logps"), inputs["advantages"]
             return TokenBatch(
-                logps=scored.logps,
-                old_logps=scored.logps.detach() if old_logps is None else old_logps,
+                logps=terms.logps,
+                old_logps=terms.logps.detach() if old_logps is None else old_logps,
                 advantages=advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
-                mask=mask,
+                mask=trained_tokens(inputs),
                 ref_logps=inputs.get("ref_per_token_logps"),
                 sampler_logps=inputs.get("sampling_per_token_logps"),
-                entropy=entropy,
-                full_kl=self._full_kl(inputs, scored) if "full_kl" in self.needs else None,
+                entropy=terms.entropy,
+                full_kl=terms.full_kl,
                 rewards=inputs["rewards"].unsqueeze(1) if "rewards" in inputs else None,
                 all_lengths=self._all_lengths,
                 truncated=inputs["truncated"].unsqueeze(1) if "truncated" in inputs else None,
-                weight_norm=lora_weight_norm(self.model) if "weight_norm" in self.needs else None,
+                weight_norm=terms.weight_norm,
                 step=self.state.global_step,
             )
 
@@ -233,6 +252,13 @@ def make_trainer_class() -> type:
             return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
 
         def _get_per_token_logps_and_entropies(self, *args: Any, **keywords: Any) -> Any:
+            memory = self._halving() if self._passes is not None and not torch.is_grad_enabled() else None
+            if memory is None:
+                return self._scores(*args, **keywords)
+            whole = keywords.pop("batch_size", None) or args[1].size(0)
+            return memory.attempt("scoring", whole, lambda size: self._scores(*args, batch_size=size, **keywords))
+
+        def _scores(self, *args: Any, **keywords: Any) -> Any:
             wanted = self.objective is None or self.objective.needs_entropy_gradient
             keep = bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled()
             with entropy_gradient(wanted), capturing(keep) as projections:
@@ -302,28 +328,6 @@ def make_trainer_class() -> type:
                 self._critic.join(optimizer)
             return optimizer
 
-        def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            # First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole.
-            state = self.objective.state_dict() if self.objective is not None else {}
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            if self.args.should_save and (state or self._critic is not None):
-                folder.mkdir(parents=True, exist_ok=True)
-            if state and self.args.should_save:
-                (folder / STATE_FILE).write_text(json.dumps(state))
-            if self._critic is not None and self.args.should_save:
-                self._critic.save(folder)
-            super()._save_checkpoint(model, trial)
-
-        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-            if checkpoint is not None:
-                check_critic(Path(checkpoint), self._critic)
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if self.objective is not None and checkpoint is not None:
-                path = Path(checkpoint) / STATE_FILE  # not written by an objective without state
-                self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
-                if self._critic is not None:
-                    self._critic.load(Path(checkpoint))
-
     class _StepEnd(TrainerCallback):  # type: ignore[misc]
         """After every optimiser step: controllers observe, and the value head starts from no gradient.
 
@@ -336,6 +340,8 @@ def make_trainer_class() -> type:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.trainer.objective is not None and not state.global_step:  # it may have been used before
                 self.trainer.objective.reset_controllers()
+            if self.trainer.memory is not None:
+                self.trainer.memory.finished(state.global_step)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.trainer._critic is not None and self.trainer.accelerator.num_processes > 1:
@@ -346,5 +352,7 @@ def make_trainer_class() -> type:
             if self.trainer._critic is not None:
                 self.trainer._critic.head.zero_grad()
             self.trainer.observe_step()
+            if self.trainer.memory is not None:
+                self.trainer.memory.finished(state.global_step)
 
     return HookedGRPOTrainer

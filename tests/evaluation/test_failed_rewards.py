@@ -23,10 +23,10 @@ def test_the_first_reason_stands_in_the_result_where_a_reward_failed() -> None:
     def broken(completions: Any) -> list[float]:
         raise ZeroDivisionError("oh")
 
-    result = heldout(broken)._reward([([5], False)])
+    result = heldout(broken)._reward([([5], False)])[0]
     assert result["reward_failure_share"] == 1.0
     assert result["reward_failure"].endswith("error: ZeroDivisionError: oh")
-    assert "reward_failure" not in heldout(lambda completions: [1.0])._reward([([5], False)])
+    assert "reward_failure" not in heldout(lambda completions: [1.0])._reward([([5], False)])[0]
 
 
 def test_a_checker_that_logs_is_a_checker_all_the_same() -> None:
@@ -35,7 +35,7 @@ def test_a_checker_that_logs_is_a_checker_all_the_same() -> None:
         log_metric("seen", 1.0)
         return [1.0 for _ in completions]
 
-    result = heldout(logging_checker)._accuracy([([5], False)], [([5], False)])
+    result = heldout(logging_checker)._accuracy([([5], False)], [([5], False)])[0]
     assert result["greedy_accuracy"]["value"] == result["pass@1"]["value"] == 1.0
 
 

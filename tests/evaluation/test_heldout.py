@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,13 @@ def test_plain_text_gets_the_special_tokens_and_a_chat_template_brings_its_own()
     assert is_plain(["abc"])
     assert count_tokens(Counting(), ["abc", "a"]) == [4, 2]  # one for the beginning of the sequence
     assert count_tokens(Counting(), [[{"role": "user", "content": "abc"}]]) == [3]
+
+
+def test_a_template_that_opens_thinking_is_told_to_the_reward(loaded: Any) -> None:
+    preset, tokenizer = rewards.load("gsm8k-hash"), copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    HeldOut(ROWS, preset, tokenizer, EvaluationConfig(prompts=4), GenerationConfig())
+    samples = rewards.build_samples([ROWS[0]["prompt"]] * 2, ["hm\n#### 1", "hm</think>\n#### 1"], answer=["1"] * 2)
+    assert preset.is_correct(samples) == [False, True]
+    told = heldout(loaded)
+    assert told.preset.thinking_opened is False

@@ -75,9 +75,9 @@ def test_the_figure_shows_every_quantity_with_labelled_axes(write_job, tmp_path:
     figure = run.plot(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert len(titles) == 4
+    assert len(titles) == 5
     assert all(axes.get_ylabel() for axes in figure.axes)
-    (heldout,) = [axes for axes in figure.axes if "held-out" in axes.get_title()]
+    (heldout,) = [axes for axes in figure.axes if "held-out" in axes.get_title().lower()]
     assert [0, 5, 10] in [list(line.get_xdata()) for line in heldout.lines]
     with pytest.raises(RunError, match="cannot be saved"):
         run.plot(tmp_path / "no" / "folder.png")
@@ -142,11 +142,11 @@ def test_a_killed_job_points_at_memory(write_job) -> None:
         kit.train("quickstart")
 
 
-def test_an_evaluation_returns_the_last_line(write_job) -> None:
-    write_job("RunStore('runs').create('mine')")
+def test_an_evaluation_returns_what_it_filed(write_job) -> None:
+    write_job("RunStore('runs').create('mine').write_text('config.yaml', 'run: {seed: 3}')")
     run = kit.train("quickstart", run_id="mine")
-    write_job("import json; print('progress'); print(json.dumps(request['overrides']))")
-    assert run.evaluate(prompts=50) == {"prompts": 50}
+    write_job("RunStore('runs').open('mine').write_json('eval/again.json', {'seen': request['overrides']})")
+    assert run.evaluate(prompts=50) == {"seen": ["evaluation.prompts=50"]}
 
 
 def test_quiet_reaches_the_job(write_job) -> None:
@@ -185,11 +185,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) ->
     write_job("""
         run = RunStore('runs').create('mine')
         run.write_status('running')
-        print('ready', flush=True)
         count = 0
         end = time.time() + 30
         while time.time() < end:
             try:
+                if not count:
+                    print('ready', flush=True)
                 time.sleep(0.5 if count else 30)
                 break
             except KeyboardInterrupt:
@@ -262,7 +263,7 @@ def test_the_child_finds_the_kit_where_only_sys_path_was_changed(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     home = str(Path(kit.__file__).parents[1])
-    path = child._environment().get("PYTHONPATH", "").split(os.pathsep)
+    path = child.environment().get("PYTHONPATH", "").split(os.pathsep)
     assert home in path or Path(home).name in ("site-packages", "dist-packages")
 
 
@@ -276,8 +277,8 @@ def test_the_request_is_whole_json(write_job) -> None:
 def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert child._environment()["CUDA_VISIBLE_DEVICES"] == "0"
+    assert child.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,2"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert child._environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)
+            assert child.environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)

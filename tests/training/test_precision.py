@@ -12,7 +12,7 @@ from kit.config import LoraConfig, ModelConfig, load_config
 from kit.errors import ModelError
 from kit.training import models
 from kit.training.backend import Backend
-from kit.training.models import LoadedModel, check_memory, find_model, load_model
+from kit.training.models import LoadedModel, find_model, load_model
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -115,18 +115,6 @@ def test_weights_are_loaded_in_float32_when_all_train_also_where_auto_is_half_pr
 def test_half_precision_of_weights_that_train_is_refused(dtype: str, model_folder: Path) -> None:
     with pytest.raises(ModelError, match=rf"model\.dtype: {dtype} with model\.lora: null .* Set model\.dtype: auto"):
         load(model_folder, lora=None, dtype=dtype)
-
-
-def test_a_gpu_in_half_precision_needs_16_bytes_a_weight_when_all_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    config, weights, gpu = ModelConfig(lora=None), 10**9, Backend("transformers", "cuda", "")
-    monkeypatch.setattr(models, "free_memory", lambda device: weights * 16)
-    check_memory(config, weights, gpu)
-    monkeypatch.setattr(models, "free_memory", lambda device: weights * 16 - 1)
-    with pytest.raises(ModelError, match="needs at least"):
-        check_memory(config, weights, gpu)
 
 
 def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:

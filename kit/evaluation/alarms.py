@@ -1,0 +1,241 @@
+"""What looks wrong in a run, in plain words: pure functions over metric lines and evaluations. No torch.
+
+`Watch` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
+hold, and again only after it has not held for `QUIET` lines. Nothing but the lines decides, so feeding it the file
+again gives the same alerts. The conditions, over lines that have the quantity:
+
+    zero_spread         groups whose completions all got one reward: 90 % or more over 10 lines
+    truncated           completions cut at the limit: 30 % or more over 10 lines
+    length_collapse     mean of 10 lines below half that of the up to 20 before them (at least 10), or below a quarter of
+                        that of the first 10
+    length_explosion    mean of 10 lines over twice that of the up to 20 before them (at least 10)
+    entropy_collapse    mean of 10 lines below 0.03 nats per token and below a tenth of that of the first 5
+    kl_spike            over 0.1 nats per token and over three times the largest of the 20 lines before (at least 10)
+    gradient_overflow   3 of the last 10 gradient norms infinite or not a number
+
+`reward_hacking` compares evaluations: see there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from kit.evaluation.selection import Mark, Result, scores_by_problem, standing, value_of
+from kit.evaluation.statistics import drop_p, rise_p
+
+Line = Mapping[str, Any]
+Series = Mapping[str, Sequence[float]]
+QUIET = 10
+"""Lines without the condition after which an episode is over."""
+LEVEL = 0.05
+KEYS = {
+    "zero_spread": ("groups/zero_spread", "frac_reward_zero_std"),
+    "truncated": ("completions/clipped_ratio",),
+    "length": ("completions/mean_length",),
+    "entropy": ("entropy",),
+    "kl": ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs"),
+}
+"""What a quantity is called in metrics.jsonl; the first name found in a line counts."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that a person should look at. `severity` is info, warning or error."""
+
+    step: int
+    name: str
+    message: str
+    severity: str = "warning"
+
+
+class Watch:
+    """Takes metric lines in their order and says what has begun to look wrong."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, list[float]] = {name: [] for name in (*KEYS, "overflow")}
+        self._quiet: dict[str, int] = {}  # lines since the condition last held; absent outside of an episode
+
+    def see(self, line: Line) -> list[Alert]:
+        """Takes in one line, and returns the alerts that begin with it."""
+        for name, keys in KEYS.items():
+            value = next((number for key in keys if (number := finite(line.get(key))) is not None), None)
+            if value is not None:
+                self.series[name].append(value)
+        if "grad_norm" in line:
+            self.series["overflow"].append(float(finite(line["grad_norm"]) is None))
+        step = int(line.get("step") or 0)
+        return [Alert(step, name, text) for name, rule in RULES.items() if (text := self._begins(name, rule))]
+
+    def _begins(self, name: str, rule: Callable[[Series], str | None]) -> str | None:
+        text, running = rule(self.series), name in self._quiet
+        if text is not None:
+            self._quiet[name] = 0
+            return None if running else text
+        if running:
+            self._quiet[name] += 1
+            if self._quiet[name] >= QUIET:
+                del self._quiet[name]
+        return None
+
+
+def alerts(lines: Iterable[Line]) -> list[Alert]:
+    """All alerts of a run's metric lines, in the order of their steps."""
+    watch = Watch()
+    return [alert for line in lines for alert in watch.see(line)]
+
+
+def finite(value: Any) -> float | None:
+    """The number, or None for what is none: NaN and infinities stand as null in metrics.jsonl."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _zero_spread(series: Series) -> str | None:
+    recent = series["zero_spread"][-10:]
+    if len(recent) < 10 or fmean(recent) < 0.9:
+        return None
+    return (
+        f"{fmean(recent):.0%} of the groups of the last 10 steps got one and the same reward for every completion; they teach "
+        "nothing. The problems are too easy or too hard by now, or the reward cannot tell completions apart: mix in other "
+        "problems, or look at completions/ for what is rewarded."
+    )
+
+
+def _truncated(series: Series) -> str | None:
+    recent = series["truncated"][-10:]
+    if len(recent) < 10 or fmean(recent) < 0.3:
+        return None
+    return (
+        f"{fmean(recent):.0%} of the completions of the last 10 steps were cut at the length limit, most often before their "
+        "answer. Raise generation.max_completion_tokens, or reward shorter completions."
+    )
+
+
+def _length_collapse(series: Series) -> str | None:
+    lengths = series["length"]
+    recent, before = _halves(lengths)
+    sudden = before is not None and recent < 0.5 * before
+    gradual = len(lengths) >= 30 and fmean(lengths[-10:]) < 0.25 * fmean(lengths[:10])
+    if not (sudden or gradual):
+        return None
+    then, now = (before, recent) if sudden else (fmean(lengths[:10]), fmean(lengths[-10:]))
+    return (
+        f"Completions have collapsed from {then:.0f} to {now:.0f} tokens. Often the reward can be had without the work: read "
+        "some of completions/, and see whether the reward pays for short or empty answers."
+    )
+
+
+def _length_explosion(series: Series) -> str | None:
+    recent, before = _halves(series["length"])
+    if before is None or recent <= 2 * before:
+        return None
+    return (
+        f"Completions have grown from {before:.0f} to {recent:.0f} tokens within a few steps. Read some of completions/: longer "
+        "reasoning is fine, repetition is not. A lower learning rate or a reward that counts length helps."
+    )
+
+
+def _halves(lengths: Sequence[float]) -> tuple[float, float | None]:
+    """The mean of the last 10 values, and of the up to 20 before them, or None when these are fewer than 10."""
+    before = lengths[-30:-10]
+    return (fmean(lengths[-10:]) if lengths else 0.0), (fmean(before) if len(before) >= 10 else None)
+
+
+def _entropy_collapse(series: Series) -> str | None:
+    values = series["entropy"]
+    if len(values) < 15:
+        return None
+    first, recent = fmean(values[:5]), fmean(values[-10:])
+    if recent >= 0.03 or recent >= 0.1 * first:
+        return None
+    return (
+        f"Entropy has fallen from {first:.2g} to {recent:.2g} nats per token: completions of a group are nearly copies of each "
+        "other, and little more can be learned. Lower the learning rate, raise objective.clip.eps_high or add a KL or "
+        "entropy term."
+    )
+
+
+def _kl_spike(series: Series) -> str | None:
+    values = series["kl"]
+    before = values[-21:-1]
+    if len(before) < 10 or values[-1] <= 0.1 or values[-1] <= 3 * max(before):
+        return None
+    return (
+        f"The KL divergence to the reference policy jumped to {values[-1]:.2g} nats per token, from at most {max(before):.2g} in "
+        "the steps before. Lower the learning rate or optimisation.max_grad_norm if it does not come back by itself."
+    )
+
+
+def _gradient_overflow(series: Series) -> str | None:
+    recent = series["overflow"][-10:]
+    if sum(recent) < 3:
+        return None
+    return (
+        f"The gradient was infinite or not a number in {sum(recent):.0f} of the last {len(recent)} steps; such steps teach "
+        "nothing. Use model.dtype: bfloat16 or float32 in place of float16, or lower the learning rate."
+    )
+
+
+RULES: dict[str, Callable[[Series], str | None]] = {
+    "zero_spread": _zero_spread,
+    "truncated": _truncated,
+    "length_collapse": _length_collapse,
+    "length_explosion": _length_explosion,
+    "entropy_collapse": _entropy_collapse,
+    "kl_spike": _kl_spike,
+    "gradient_overflow": _gradient_overflow,
+}
+
+
+@dataclass(frozen=True)
+class Hacking:
+    """Training reward up, held-out score down: the best evaluation, the present one, and the two p-values."""
+
+    best: Mark
+    now: Mark
+    drop_p: float
+    rise_p: float
+
+
+def reward_hacking(results: Sequence[Result], lines: Sequence[Line], key: str) -> Hacking | None:
+    """Whether the training reward rises while the held-out score falls, as of the last of `results`; None if not.
+
+    It holds when all of this does:
+      1. The score is below the best of the evaluations before it, by a one-sided paired randomisation test over problems at
+         the level 0.05 / (number of evaluations before it). The division pays for the best having been picked among them.
+      2. So it was at the evaluation before this one, against the best until then: one unlucky sample is no alarm.
+      3. The training reward has risen since the step of the best evaluation, by a one-sided Mann-Kendall test at 0.05.
+
+    `results` are evaluations in the order of their steps, `lines` metric lines; those from the step of the last evaluation
+    on are ignored, as they are not there yet when it is made. How often it is wrong stands in docs/evaluation.md.
+    """
+    scored = [result for result in results if value_of(result, key) is not None]
+    if len(scored) < 3 or _drop(scored[:-1], key) is None:
+        return None
+    drop = _drop(scored, key)
+    if drop is None:
+        return None
+    best, now, p = drop
+    rewards = [
+        reward
+        for line in lines
+        if best.step < int(line.get("step") or 0) < now.step and (reward := finite(line.get("reward"))) is not None
+    ]
+    rise = rise_p(rewards)
+    return Hacking(best, now, p, rise) if rise <= LEVEL else None
+
+
+def _drop(results: Sequence[Result], key: str) -> tuple[Mark, Mark, float] | None:
+    """The best earlier evaluation, the last one, and the p-value, if the last one is significantly below."""
+    earlier, best = results[:-1], standing(results[:-1], key).best
+    now = standing(results[-1:], key).last
+    if best is None or now is None or now.value >= best.value:
+        return None
+    then = next(result for result in earlier if result["step"] == best.step)
+    one, other = scores_by_problem(then, key), scores_by_problem(results[-1], key)
+    shared = [problem for problem in one if problem in other]
+    p = drop_p([one[problem] for problem in shared], [other[problem] for problem in shared])
+    return (best, now, p) if p <= LEVEL / len(earlier) else None

@@ -1,0 +1,82 @@
+"""Who says what is right in held-out evaluation, and whether that can be done as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kit.config import RunConfig
+from kit.errors import ConfigError
+from kit.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from rewards import Preset, Sample
+
+
+def build_checker(config: RunConfig, preset: Preset) -> Preset:
+    """The preset whose checker says what is right in evaluation. Raises `ConfigError` for evaluation.checker."""
+    import rewards
+
+    name = config.evaluation.checker
+    if name is None:
+        return preset
+    if name not in rewards.names():
+        raise ConfigError(
+            f"evaluation.checker: there is no preset '{name}'.{did_you_mean(name, rewards.names())} All of them: grpo-kit "
+            "reward list"
+        )
+    try:
+        checker = rewards.load(name, **(config.reward.params if name == config.reward.preset else {}))
+    except rewards.UnknownParameterError as error:
+        raise ConfigError(
+            f"evaluation.checker: preset '{name}' cannot be used without parameters ({error}). Choose another preset, or "
+            "train on it (reward.preset, reward.params) and leave evaluation.checker out."
+        ) from error
+    if checker.checker is None:
+        raise ConfigError(
+            f"evaluation.checker: preset '{name}' has no component that says whether a completion is right. Choose "
+            "another one (grpo-kit reward list)."
+        )
+    return checker
+
+
+def check_evaluation(config: RunConfig, checker: Preset) -> None:
+    """Refuses what evaluation could not do as configured. Raises `ConfigError` that says what to set."""
+    evaluation = config.evaluation
+    needs_every = {
+        "evaluation.patience": evaluation.patience is not None,
+        "evaluation.alarm: stop": evaluation.alarm == "stop",
+        "evaluation.alarm: rollback": evaluation.alarm == "rollback",
+    }
+    asked = [name for name, wanted in needs_every.items() if wanted]
+    if asked and not evaluation.every:
+        raise ConfigError(
+            f"{asked[0]} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
+            f"evaluation.every, for example to {max(1, config.optimisation.steps // 10)}."
+        )
+    if evaluation.alarm == "rollback" and not evaluation.keep_best:
+        raise ConfigError(
+            "evaluation.alarm: rollback goes back to the best checkpoint, and evaluation.keep_best: false keeps none. Set "
+            "evaluation.keep_best: true, or evaluation.alarm: stop."
+        )
+    if evaluation.metric not in ("auto", "greedy_reward") and checker.checker is None:
+        raise ConfigError(
+            f"evaluation.metric: {evaluation.metric} is a share of right answers, and nothing says what is right: the reward "
+            "has no checker. Set evaluation.checker to a preset that fits the data (grpo-kit reward list), or "
+            "evaluation.metric: greedy_reward."
+        )
+
+
+def check_checker(config: RunConfig, checker: Preset, samples: Sequence[Sample], columns: Sequence[str]) -> None:
+    """Tries evaluation.checker on a few completions. Raises `ConfigError` when it can judge none of them."""
+    from kit.evaluation.heldout import scoring_context
+
+    if config.evaluation.checker is None:
+        return
+    scores = checker.verdicts(samples, scoring_context(config.run.seed, config.optimisation.steps))
+    if scores and {score.status for score in scores} == {"error"}:
+        raise ConfigError(
+            f"evaluation.checker: '{checker.name}' cannot judge the rows of {config.data.source}: "
+            f"{scores[0].info.get('reason', 'no reason given')}. Choose a preset that fits the data (grpo-kit reward list). "
+            f"Columns: {', '.join(columns)}."
+        )

@@ -1,0 +1,174 @@
+"""Which evaluation is the best so far, and how long ago: computed from the scores on disk alone, nothing is remembered.
+
+A run that goes on after a kill therefore decides as the uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import RunError
+from kit.evaluation.statistics import pass_at_k
+
+if TYPE_CHECKING:
+    from kit.runs.store import RunDir
+
+Result = Mapping[str, Any]
+BEST_FILE = "best.json"
+
+
+def metric_key(metric: str, k: int, *, checked: bool) -> str:
+    """The key in an evaluation's result that `evaluation.metric` means; `checked`: something says what is right."""
+    if metric == "auto":
+        return "greedy_accuracy" if checked else "greedy_reward"
+    return {"pass@k": f"pass@{k}", "maj@k": f"maj@{k}"}.get(metric, metric)
+
+
+def value_of(result: Result, key: str) -> float | None:
+    """The score, or None where this evaluation has none."""
+    estimate = result.get(key)
+    value = estimate.get("value") if isinstance(estimate, Mapping) else None
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def scores_by_problem(result: Result, key: str) -> dict[str, float]:
+    """The score of each problem by its id; problems whose reward failed are left out."""
+    columns, k = result.get("per_problem") or {}, int(result.get("k") or 0)
+    name = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward"}.get(key)
+    if key.startswith("maj@"):
+        name = "majority_correct"
+    if key.startswith("pass@"):
+        n = int(key.removeprefix("pass@"))
+        values: Sequence[Any] = [pass_at_k(k, count, n) for count in columns.get("sampled_correct", [])]
+    else:
+        values = columns.get(name, [])
+    ids = [
+        f"{problem}/{place}" for place, problem in enumerate(columns.get("id", []))
+    ]  # two rows may be the same problem
+    return {each: float(value) for each, value in zip(ids, values, strict=False) if value is not None}
+
+
+def course(run: RunDir, until: int | None = None) -> list[Result]:
+    """The run's own evaluations in the order of their steps, one a step: before, every so many steps, after.
+
+    `until` leaves out what lies beyond that step. Evaluations made by hand later are left out. Raises `RunError` when a
+    file cannot be read.
+    """
+    found: dict[int, Result] = {}
+    for path in sorted(run.eval.glob("*.json"), key=lambda path: path.stem == "after"):
+        if path.stem not in ("before", "after") and not _is_step(path.stem):
+            continue
+        result = read_result(path)
+        step = int(result.get("step", _step_by_name(path.stem, run)))
+        if until is None or step <= until:
+            found.setdefault(step, {**result, "step": step})
+    return [found[step] for step in sorted(found)]
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """One evaluation. Raises `RunError` when it cannot be read."""
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+    return result
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith("step-") and name.removeprefix("step-").isdigit()
+
+
+def _step_by_name(name: str, run: RunDir) -> int:
+    """For evaluations of earlier versions, which did not say their step."""
+    if name == "after":
+        return max((int(line.get("step") or 0) for line in run.metrics()), default=0)
+    return 0 if name == "before" else int(name.removeprefix("step-"))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A score and the optimiser step at which it was reached."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands after its last evaluation.
+
+    `best` is the highest score, the earliest of equal ones; `best_trained` the same without the one before training,
+    which has no checkpoint. `counted` is the last score that counted as better, that is by more than min_delta than the
+    one that counted before it, and `waited` how many evaluations there have been since.
+    """
+
+    best: Mark | None = None
+    best_trained: Mark | None = None
+    counted: Mark | None = None
+    waited: int = 0
+    last: Mark | None = None
+
+
+def standing(results: Sequence[Result], key: str, min_delta: float = 0.0) -> Standing:
+    """The standing after `results`, in the order of their steps; evaluations without this score are passed over."""
+    best = trained = counted = last = None
+    waited = 0
+    for result in results:
+        value = value_of(result, key)
+        if value is None:
+            continue
+        last = Mark(int(result["step"]), value)
+        best = last if best is None or value > best.value else best
+        if last.step > 0:
+            trained = last if trained is None or value > trained.value else trained
+        better = counted is None or value > counted.value + min_delta
+        counted, waited = (last, 0) if better else (counted, waited + 1)
+    return Standing(best, trained, counted, waited, last)
+
+
+def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
+    """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
+    from kit.training.checkpoints import is_whole
+
+    whole = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_whole(path)}
+    there = f"Its checkpoints: {', '.join(map(str, whole)) or 'none yet'}."
+    if which is None:
+        if not any((run.adapter / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise RunError(
+                f"Run '{run.id}' has no trained weights in {run.adapter}; they are written at its end. {there} "
+                "Choose one with --checkpoint (best, last or a step)."
+            )
+        return _result_step(run), run.adapter
+    if which == "last":
+        if not whole:
+            raise RunError(f"Run '{run.id}' has no whole checkpoint yet; the first comes after run.save_every steps.")
+        return max(whole), whole[max(whole)]
+    step = read_best(run).get("step") if which == "best" else int(which) if str(which).isdigit() else None
+    if which == "best" and step is None:
+        raise RunError(
+            f"Run '{run.id}' has no best checkpoint: it was not evaluated in between. Set evaluation.every (and "
+            f"evaluation.keep_best) before training. {there}"
+        )
+    if step not in whole:
+        raise RunError(f"Run '{run.id}' has no checkpoint '{which}'. {there} Choose best, last or one of these.")
+    return step, whole[step]
+
+
+def read_best(run: RunDir) -> dict[str, Any]:
+    """What best.json says: step, metric, value, checkpoint; empty where there is none."""
+    path = run.path / BEST_FILE
+    return read_result(path) if path.is_file() else {}
+
+
+def _result_step(run: RunDir) -> int:
+    """The step of the weights in adapter/: the last one, or the one to which the run was rolled back."""
+    step = int(run.status().get("step") or 0)
+    for event in run.events():
+        if event.get("kind") in ("rollback", "resumed"):
+            step = int(event["to_step"]) if event["kind"] == "rollback" else int(run.status().get("step") or 0)
+    return step

@@ -1,0 +1,131 @@
+"""Locks that the kernel gives back when their holder dies, however it dies: flock(2) on a file.
+
+One lock file stands for one physical GPU of this machine, for this user. A lock is held by open files: the supervisor's,
+and the training process's, which inherits it, so that a GPU stays taken when the supervisor alone has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Inside, no other process is inside for the same folder. Where a file system has no locks, nothing is kept out."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield  # whoever wants to write there hears of it from the writing
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        _unlock(handle)
+        os.close(handle)
+
+
+def try_lock(path: Path) -> int | None:
+    """A handle on `path`, locked; None while another holds it. Closing it (all copies of it) gives the lock back.
+
+    Raises `OSError` where the file cannot be opened or the file system has no locks.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs that a run started in this environment may use, as CUDA_VISIBLE_DEVICES names them; no torch is asked.
+
+    None without an NVIDIA device, or where all are hidden. Without a choice it is the first, as the trainer is shown.
+    """
+    environment = os.environ if environment is None else environment
+    numbered = any(re.fullmatch(r"nvidia\d+", path.name) for path in devices.glob("nvidia*"))
+    if not numbered and not (devices / "dxg").exists():  # dxg: the GPU below Windows' Linux
+        return []
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
+    chosen = []
+    for name in (part.strip() for part in visible.split(",")):
+        if name in ("", "-1"):
+            break  # CUDA, too, looks no further than the first that is invalid
+        chosen.append(name)
+    return sorted(set(chosen))
+
+
+class GpuLock:
+    """All of `names` or none. `handles` are the open files while it is held, to be inherited by the training process."""
+
+    def __init__(self, names: list[str], folder: Path | None = None) -> None:
+        self.names, self.folder = names, folder or lock_folder()
+        self.handles: list[int] = []
+
+    def take(self, holder: Mapping[str, Any]) -> str | None:
+        """Takes the lock and returns None, or says who has it: `GPU 0, which run 'a' (process 12) uses`.
+
+        `holder` is what others are told: run, pid. Where nothing can be locked the lock counts as taken.
+        """
+        for name in self.names:
+            path = self._path(name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                handle = try_lock(path)
+            except OSError:
+                continue
+            if handle is None:
+                self.release()
+                return f"GPU {name}, which {_holder(path)} uses"
+            self.handles.append(handle)
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, json.dumps(dict(holder)).encode(), 0)
+        return None
+
+    def release(self) -> None:
+        """Gives the lock back, whoever else has inherited it."""
+        while self.handles:
+            handle = self.handles.pop()
+            _unlock(handle)
+            os.close(handle)
+
+    def _path(self, name: str) -> Path:
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{socket.gethostname()}-{name}")
+        return self.folder / f"gpu-{plain}.lock"
+
+
+def lock_folder() -> Path:
+    """`$GRPO_KIT_CACHE/locks`, else `$XDG_CACHE_HOME/grpo-kit/locks`, else `~/.cache/grpo-kit/locks`."""
+    if folder := os.environ.get("GRPO_KIT_CACHE"):
+        return Path(folder) / "locks"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "grpo-kit" / "locks"
+
+
+def _unlock(handle: int) -> None:
+    """Closing would do, but for copies that a process forked meanwhile may hold."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _holder(path: Path) -> str:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return f"run '{known['run']}' (process {known['pid']})"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another run"

@@ -1,0 +1,204 @@
+"""Ending a run from outside, the mildest way that works: sentinel, SIGTERM, SIGTERM again, SIGKILL of the whole group.
+
+The trainer finishes its step, saves a checkpoint and ends when it sees `control/stop`, or gets a first SIGTERM; a second
+SIGTERM ends it at once, in order but without a checkpoint. How long it is waited for follows the run's own steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kit.errors import RunError
+from kit.runs.lock import try_lock
+from kit.runs.process import kill_all, runs, send_signal
+from kit.runs.store import ALIVE, RunDir
+
+POLL_SECONDS = 0.1
+GRACE_UNKNOWN = 120.0
+"""Seconds for a run that has not shown yet how long a step takes: it may be in its first one."""
+GRACE_STARTING = 10.0
+"""Seconds for a run that does not train yet: there is nothing to save, and a download does not look at sentinels."""
+GRACE_LEAST = 30.0
+STEPS_OF_GRACE = 3
+SAVING_SECONDS = 15.0
+"""Without a change among the files of checkpoints for so long, nothing is being saved any more."""
+TERM_SECONDS = 10.0
+NOW_SECONDS = 1.0
+SETTLE_SECONDS = 5.0
+"""What a supervisor gets to write the end of a process that was killed."""
+
+
+def stop(
+    run: RunDir,
+    *,
+    timeout: float | None = None,
+    now: bool = False,
+    tell: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:
+    """Stops the run, waits until it has ended, and returns its status; of a run that has ended, the status as it is.
+
+    Args:
+        timeout: seconds to let it finish its step and save; None: by the time that its steps take, and as long as
+            files of checkpoints change.
+        now: do not wait for the step: what was learned since the last checkpoint is lost.
+
+    Raises:
+        RunError: the run lives on another machine and does not end, or belongs to another user.
+    """
+    status = run.status()
+    if status["state"] not in ALIVE:
+        return status
+    ladder, patience = Ladder(run, tell), grace(run, status) if timeout is None else timeout
+    asked = _ask(run)
+    if asked and not now and ladder.wait(patience, patient=timeout is None):
+        return run.status()
+    if status.get("host") not in (None, socket.gethostname()):
+        raise RunError(
+            f"Run '{run.id}' lives on {status['host']}. It was asked to stop and will after its step; to kill it, run "
+            f"grpo-kit stop {run.id} there."
+        )
+    while True:
+        with ladder.alone(now) as first:
+            if first:
+                return ladder.escalate(
+                    (NOW_SECONDS, NOW_SECONDS) if now else (TERM_SECONDS if asked else patience, TERM_SECONDS)
+                )
+        if ladder.wait(1.0):  # another stop is at it: a second SIGTERM from here would cost the checkpoint
+            return run.status()
+
+
+def grace(run: RunDir, status: dict[str, Any]) -> float:
+    """Seconds in which a healthy run ends by itself once asked: some of its longest recent steps."""
+    if status["state"] == "queued":
+        return GRACE_STARTING
+    if status["state"] == "starting" and not (run.eval.is_dir() or run.metrics_file.exists()):
+        return GRACE_STARTING
+    try:
+        lines = list(itertools.islice(run.last_metrics(), 20))
+    except RunError:
+        return GRACE_UNKNOWN
+    times = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))]
+    stamps = [line["time"] for line in lines if isinstance(line.get("time"), (int, float))]
+    times += [later - earlier for later, earlier in itertools.pairwise(stamps)]
+    known = [seconds for seconds in times if 0 < seconds < 86400]  # a clock that was set makes others
+    return max(GRACE_LEAST, STEPS_OF_GRACE * max(known)) if known else GRACE_UNKNOWN
+
+
+def _ask(run: RunDir) -> bool:
+    """Leaves the sentinel. False where the disk is full or read-only: then the first SIGTERM has to do for it."""
+    try:
+        run.write_text("control/stop", f"{os.getpid()}\n")
+    except RunError:
+        return False
+    with contextlib.suppress(RunError):
+        run.change_status(_stopping)
+    return True
+
+
+def _stopping(record: dict[str, Any]) -> dict[str, Any] | None:
+    return {"state": "stopping"} if record.get("state") in ("starting", "running") else None
+
+
+@dataclass
+class Ladder:
+    """The rungs, for one run."""
+
+    run: RunDir
+    tell: Callable[[str], object]
+
+    def wait(self, seconds: float | None, *, patient: bool = False) -> bool:
+        """True once the run has ended. `patient` goes on beyond `seconds` as long as a checkpoint grows."""
+        begun = changed = time.monotonic()
+        seen = _saved(self.run)
+        while (state := self.run.status()["state"]) in ALIVE:
+            now = time.monotonic()
+            if patient and (found := _saved(self.run)) != seen:
+                seen, changed = found, now
+            saving = patient and changed > begun and now - changed < SAVING_SECONDS
+            if seconds is not None and now - begun >= seconds and not saving:
+                return False
+            time.sleep(POLL_SECONDS)
+        return state != "interrupted" or self._settled()
+
+    def escalate(self, pauses: tuple[float, float]) -> dict[str, Any]:
+        """Signals, ever harder, until the run has ended; returns its status. `pauses`: seconds after each SIGTERM."""
+        begun = time.monotonic()
+        rungs = zip((signal.SIGTERM, signal.SIGTERM, signal.SIGKILL), (*pauses, SETTLE_SECONDS), strict=True)
+        for rung, (number, pause) in enumerate(rungs):
+            target = self._target()
+            if target is None:
+                break
+            name = signal.Signals(number).name
+            self.tell(f"{name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
+            self._note(name, rung)
+            self._hit(target, number)
+            if self.wait(pause):
+                return self.run.status()
+        self._settled()
+        return self.run.status()
+
+    def _target(self) -> dict[str, Any] | None:
+        record = self.run.record()
+        return record if record.get("state") in ALIVE and runs(record) else None
+
+    def _hit(self, target: dict[str, Any], number: int) -> None:
+        try:
+            kill_all(target) if number == signal.SIGKILL else send_signal(target, number)
+        except PermissionError:
+            raise RunError(
+                f"Process {target['pid']} of run '{self.run.id}' belongs to another user, who has to stop it."
+            ) from None
+
+    def _note(self, name: str, rung: int) -> None:
+        words = ("it did not stop at its sentinel", "interrupted at once", "it did not end by itself")[rung]
+        with contextlib.suppress(RunError):
+            self.run.change_status(
+                lambda record: {"stop": {"how": f"{name}: {words}"}} if record.get("state") in ALIVE else None
+            )
+
+    def _settled(self) -> bool:
+        """Sees to it that a run whose process died of the stop says so: by its supervisor, else from here."""
+        if self.run.settled()["state"] == "interrupted":
+            with contextlib.suppress(RunError):
+                self.run.change_status(_killed)
+        return True
+
+    @contextlib.contextmanager
+    def alone(self, now: bool) -> Any:
+        """Yields whether no other stop of this run is beyond waiting; `now` does not ask."""
+        handle: int | None = None
+        first = True
+        with contextlib.suppress(OSError):
+            handle = try_lock(self.run.control / "stopping.lock")
+            first = handle is not None
+        try:
+            yield first or now
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def _killed(record: dict[str, Any]) -> dict[str, Any] | None:
+    how = (record.get("stop") or {}).get("how")
+    if record.get("state") not in ALIVE or runs(record) or how is None:
+        return None
+    return {"state": "stopped", "reason": how, "ended": time.time(), "eta_seconds": None, "exit": 128 + signal.SIGKILL}
+
+
+def _saved(run: RunDir) -> tuple[int, int]:
+    """Number and bytes of the files of checkpoints and of the result, finished or not."""
+    count = size = 0
+    for folder in (*run.path.glob("*checkpoint-*"), run.adapter):
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+                count += 1
+    return count, size

@@ -1,0 +1,263 @@
+"""Whoever starts a training process stays with it, by one function: waits for a GPU, spawns, watches, writes the end.
+
+A face that waits does so itself (`supervise`). For a run that shall outlive its face `detach` starts
+`python -m kit.runs.supervisor RUN_DIR`: a session of its own without a terminal, all output in the run's log.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.errors import RunError
+from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, environment
+from kit.runs.columns import MetricsCache
+from kit.runs.lock import GpuLock, gpus
+from kit.runs.process import identity
+from kit.runs.store import ALIVE, RunDir
+
+HEARTBEAT_SECONDS = 5.0
+QUEUE_POLL_SECONDS = 0.5
+QUEUE_HEARTBEATS = 20
+"""Looks at a lock that is taken between two signs of life."""
+REQUEST = "control/request.json"
+
+
+def supervise(
+    run: RunDir,
+    request: dict[str, Any],
+    *,
+    module: str,
+    quiet: bool = False,
+    tell: Callable[[str], object] = lambda text: None,
+    make: Callable[[], object] | None = None,
+) -> Outcome:
+    """Runs the job of `module` as the process of `run`, and says how it ended; so does the run's status.
+
+    Where the run has a GPU that another run uses, it is `queued` until that has ended; `make` makes the run's directory
+    when it is needed for that (then the job is told to adopt it). With `adopt` in the request it is there already.
+    """
+    lock = GpuLock(gpus())
+    try:
+        if not _queue(run, request, lock, tell, make):
+            return Outcome(STOPPED)
+        watch = Watch(run, bool(request.get("adopt")))
+        try:
+            with watch:
+                outcome = call(module, request, quiet=quiet, inherit=lock.handles, started=watch.started)
+        except BaseException as error:  # it could not be started, or this process is interrupted
+            settle(run, watch.pid, Outcome(CRASHED, RunError(f"the supervisor failed: {error!r}"), exit=CRASHED))
+            raise
+        settle(run, watch.pid, outcome)
+        return outcome
+    finally:
+        lock.release()
+
+
+def _queue(
+    run: RunDir,
+    request: dict[str, Any],
+    lock: GpuLock,
+    tell: Callable[[str], object],
+    make: Callable[[], object] | None,
+) -> bool:
+    """Waits for the lock. False when the run was stopped meanwhile: by its sentinel, Ctrl-C or SIGTERM."""
+    holder = lock.take({"run": run.id, "pid": os.getpid()})
+    if holder is None:
+        return True
+    if make is not None and not request.get("adopt"):
+        make()
+        request["adopt"] = True
+    told, looks = None, 0
+    try:
+        while holder is not None:
+            if holder != told or looks % QUEUE_HEARTBEATS == 0:
+                run.write_status("queued", reason=f"waits for {holder}", supervisor=identity())
+            if holder != told:
+                told = holder
+                tell(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
+            if (run.control / "stop").exists():
+                return _given_up(run, "control/stop")
+            time.sleep(QUEUE_POLL_SECONDS)
+            looks += 1
+            holder = lock.take({"run": run.id, "pid": os.getpid()})
+    except KeyboardInterrupt:
+        return _given_up(run, "an interrupt")
+    run.write_status("starting", supervisor=identity())
+    return True
+
+
+def _given_up(run: RunDir, by: str) -> bool:
+    run.write_status("stopped", reason=f"{by}, while it waited for a GPU", exit=STOPPED)
+    return False
+
+
+class Watch:
+    """Signs of life while the job runs: that it lives, and who watches. Not that it gets on: that is the job's to say."""
+
+    def __init__(self, run: RunDir, adopted: bool) -> None:
+        self.run, self.adopted = run, adopted
+        self.pid: int | None = None
+        self._me = identity()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def started(self, pid: int) -> None:
+        """The job runs; a run that was claimed for it is its own from here on."""
+        self.pid = pid
+        if self.adopted:
+            who = identity(pid)
+            with contextlib.suppress(RunError):  # the job says the same, or fails of the same
+                self.run.change_status(
+                    lambda record: (
+                        who | {"supervisor": self._me, "reason": None}
+                        if record.get("pid") == self._me["pid"] and not record.get("adopted")
+                        else None
+                    )
+                )
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        cache = MetricsCache(self.run.metrics_file)
+        while not self._done.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(RunError):
+                if self.run.change_status(self._alive, durable=False):
+                    cache.keep_up()
+
+    def _alive(self, record: dict[str, Any]) -> dict[str, Any] | None:
+        if record.get("state") not in ALIVE or record.get("pid") != self.pid:
+            return None  # a run of that id there is, but it is not ours
+        return {"heartbeat": time.time(), "supervisor": self._me}
+
+
+def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
+    """Writes how the run ended if its process died without a word. A full disk leaves it to read as `interrupted`."""
+
+    def end(record: dict[str, Any]) -> dict[str, Any] | None:
+        if record.get("state") not in ALIVE or record.get("pid") not in (pid, os.getpid()):
+            return None
+        before = record.get("before")
+        if outcome.code == USER_ERROR and before and not record.get("adopted"):
+            words = {**before, "before": None}  # it was not allowed to go on: all stays as it was
+        else:
+            words = last_words(run, record, outcome)
+        # First, as whoever follows the log stops reading at the end of the run.
+        _log(run, f"supervisor: {outcome.error or words['reason']}; the run is {words['state']}")
+        return words
+
+    _make_room(run, pid)
+    with contextlib.suppress(RunError):
+        run.change_status(end)
+
+
+def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """The ending of a run whose process said none: state, reason, exit."""
+    ended = {"ended": time.time(), "eta_seconds": None, "exit": outcome.exit, "before": None}
+    asked = record.get("stop") or {}
+    if outcome.code == STOPPED or asked:
+        how = asked.get("how") or "interrupted before it trained"
+        return ended | {"state": "stopped", "reason": how, "exit": outcome.exit or STOPPED}
+    if outcome.error is not None:
+        kind = "" if outcome.code == CRASHED else f"{type(outcome.error).__name__}: "
+        return ended | {"state": "failed", "reason": f"{kind}{outcome.error}"}
+    return ended | {"state": "failed", "reason": f"the process ended with code {outcome.exit} and without a word"}
+
+
+def _make_room(run: RunDir, pid: int | None) -> None:
+    """Gives back what was set aside for this moment, and removes what the process had half written of its status."""
+    with contextlib.suppress(OSError):
+        (run.path / ".reserve").unlink(missing_ok=True)
+        for half in run.path.glob(f".*.{pid}-*.tmp"):
+            half.unlink(missing_ok=True)
+
+
+def _log(run: RunDir, line: str) -> None:
+    with contextlib.suppress(OSError), open(run.log, "a", encoding="utf-8") as log:
+        log.write(time.strftime("%Y-%m-%d %H:%M:%S ") + line + "\n")
+
+
+def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
+    """Hands a run that this process has claimed to a supervisor of its own, and returns once that has taken it over.
+
+    Raises `RunError` when that could not be started; the run then reads `failed`, or as it did before it was claimed.
+    """
+    request = request | {"adopt": True}
+    try:
+        run.write_json(REQUEST, request)
+        command = [sys.executable, "-m", "kit.runs.supervisor", str(run.path.resolve()), "--module", module]
+        command += ["--claimed-by", str(os.getpid())]
+        with open(run.log, "ab") as log:
+            done = subprocess.run(
+                command,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                check=False,
+            )
+        if done.returncode != DONE:
+            raise RunError(f"The supervisor of run '{run.id}' could not be started; {run.log} says why.")
+    except (OSError, RunError) as error:
+        settle(run, os.getpid(), Outcome(USER_ERROR, RunError(str(error)), exit=USER_ERROR))
+        raise error if isinstance(error, RunError) else RunError(f"{run.path}: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Of `python -m kit.runs.supervisor`: leaves the face behind, takes the run over, and supervises it to its end."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--module", required=True)
+    parser.add_argument("--claimed-by", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    run = RunDir(arguments.run_dir)
+    if (code := _leave(run, arguments.claimed_by)) is not None:
+        return code
+    request = json.loads((run.path / REQUEST).read_text(encoding="utf-8"))
+    (run.path / REQUEST).unlink()
+    try:
+        outcome = supervise(run, request, module=arguments.module, quiet=True, tell=lambda text: _log(run, text))
+    except KeyboardInterrupt:  # between the queue and the job, or after it
+        settle(run, os.getpid(), Outcome(STOPPED))
+        return STOPPED
+    return outcome.code
+
+
+def _leave(run: RunDir, claimed_by: int) -> int | None:
+    """Forks: the parent waits until the child has the run in hand and returns an exit code; the child returns None."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        return DONE if os.read(reading, 1) else CRASHED
+    os.close(reading)
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the job: there is no terminal to hear of
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    me = identity()
+    taken = run.change_status(lambda record: me | {"supervisor": me} if record.get("pid") == claimed_by else None)
+    if not taken:
+        raise RunError(f"{run.path} was not claimed by process {claimed_by}.")
+    os.write(writing, b".")
+    os.close(writing)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Checkpoints that are whole or not there: written aside, brought to the disk, and put in place by one rename.
+
+A reader never sees half a checkpoint, whenever the process dies, and after a power failure every file of one that is in
+place has its content. What an interrupted write left is under `.saving`, which the next writer removes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kit.errors import RunError
+from kit.runs.files import disk_errors, write_atomic
+
+log = logging.getLogger("kit")
+STAGING = ".saving"
+"""Folder beside the checkpoints in which they are written and taken apart; nothing in it is of any worth."""
+MANIFEST = "manifest.json"
+"""Sizes (bytes) of the files of a checkpoint."""
+STATE = "trainer_state.json"
+PREFIX = "checkpoint-"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Optimiser steps made before a folder `checkpoint-STEP` was written."""
+    return int(checkpoint.name.removeprefix(PREFIX))
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether nothing of a checkpoint is missing: trainer_state.json reads, and all files have their noted sizes."""
+    try:
+        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        noted = checkpoint / MANIFEST
+        sizes = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
+    """Those that training can go on from, the earliest first."""
+    return sorted(filter(is_whole, checkpoints), key=step_of)
+
+
+def clear_staging(root: Path) -> None:
+    """Removes what an interrupted write left beside the checkpoints of `root`."""
+    shutil.rmtree(root / STAGING, ignore_errors=True)
+
+
+def publish(staged: Path, final: Path) -> None:
+    """Puts a written checkpoint in its place, whole or not at all, and whatever was appended to beside it on the disk.
+
+    Raises `RunError` when the disk refuses; the checkpoint is then not there.
+    """
+    root = final.parent
+    files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != MANIFEST)
+    sizes = {path.relative_to(staged).as_posix(): path.stat().st_size for path in files}
+    write_atomic(staged / MANIFEST, json.dumps(sizes, indent=1) + "\n")
+    with disk_errors(final):
+        for path in [
+            *files,
+            *root.glob("*.jsonl"),
+        ]:  # a metrics line must not be younger on the disk than its checkpoint
+            _to_disk(path)
+        for folder in {staged, *(path.parent for path in files)}:
+            _to_disk(folder)
+        _put_aside(final)
+        staged.rename(final)
+        _to_disk(root)
+
+
+def rotate(checkpoints: Iterable[Path], limit: int | None, best: str | None) -> None:
+    """Removes the earliest checkpoints beyond `limit`; the last one and `best` stay, as with transformers."""
+    found = sorted(checkpoints, key=step_of)
+    if limit is None or limit <= 0 or len(found) <= limit:
+        return
+    kept = {found[-1], *(path for path in found if best and path.name == Path(best).name)}
+    spare = [path for path in found if path not in kept]
+    for path in spare[: len(found) - max(limit, len(kept))]:
+        remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint, by a rename first: one that is taken apart must not look like one."""
+    try:
+        _put_aside(checkpoint)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", checkpoint, error)
+        return
+    clear_staging(checkpoint.parent)
+
+
+def _put_aside(path: Path) -> None:
+    if not path.exists():
+        return
+    rubbish = path.parent / STAGING / f"old-{path.name}"
+    shutil.rmtree(rubbish, ignore_errors=True)
+    rubbish.parent.mkdir(exist_ok=True)
+    path.rename(rubbish)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some file systems have no fsync of folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def save_aside(trainer: Any, root: Path, write: Callable[[], None]) -> None:
+    """Lets `write` write the checkpoint of this step below `.saving`, then puts it in place and removes old ones.
+
+    `write` is the trainer's own, run while its output folder is `.saving`; called by every process of a run.
+    """
+    name, first = f"{PREFIX}{trainer.state.global_step}", trainer.args.should_save
+    staged, final = root / STAGING / name, root / name
+    if first:
+        clear_staging(root)
+    trainer.accelerator.wait_for_everyone()
+    write()
+    trainer.accelerator.wait_for_everyone()
+    if first:
+        if not is_whole(staged):
+            raise RunError(f"The checkpoint of step {trainer.state.global_step} was not written to its end.")
+        best = trainer.state.best_model_checkpoint
+        if best is not None and Path(best) == staged:
+            trainer.state.best_model_checkpoint = str(final)
+            trainer.state.save_to_json(str(staged / STATE))
+        publish(staged, final)
+        rotate(whole_checkpoints(numbered(root)), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+        clear_staging(root)
+    trainer.accelerator.wait_for_everyone()
+
+
+def numbered(root: Path) -> list[Path]:
+    """Folders `checkpoint-STEP` in `root`, whole or not, the earliest first."""
+    found = [path for path in root.glob(f"{PREFIX}*") if path.is_dir() and path.name.removeprefix(PREFIX).isdigit()]
+    return sorted(found, key=step_of)

@@ -1,0 +1,115 @@
+"""The run directory as it was at the checkpoint: whatever was written later is cut, because it will be written again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.runs.files import write_atomic
+from kit.training.checkpoints import clear_staging
+from kit.training.environment import git_state
+from kit.training.resumption import Past, Resumption
+
+log = logging.getLogger("kit")
+
+
+def rewind(resumption: Resumption, tell: Callable[[str], None]) -> None:
+    """Makes the run directory what it was at the checkpoint, notes the resumption, and says where the run goes on.
+
+    Each file is replaced at once, and doing it again changes nothing: it may be interrupted, too.
+    """
+    past = resumption.past
+    _file_last_score(past)
+    cut = _cut_lines(past.run.metrics_file, lambda line: _step(line) <= past.step)
+    _cut_lines(past.run.events_file, lambda line: line.get("kind") == "resumed" or _step(line) <= past.step)
+    for path in _later_files(past):
+        log.info("cut: %s", path.relative_to(past.run.path))
+        path.unlink(missing_ok=True)
+    clear_staging(past.run.path)
+    _note(resumption)
+    past.run.write_status("starting", step=past.step)
+    _tell(resumption, cut, tell)
+
+
+def _step(line: Mapping[str, Any]) -> int:
+    step = line.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
+    """Leaves the lines that `keep` wants, and logs the others; a half-written one goes without a word."""
+    if not path.is_file():
+        return 0
+    whole = path.read_bytes().split(b"\n")[:-1]
+    kept: list[bytes] = []
+    cut: list[bytes] = []
+    for line in whole:
+        try:
+            (kept if keep(json.loads(line)) else cut).append(line)
+        except ValueError:
+            cut.append(line)
+    for line in cut:
+        log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
+    write_atomic(path, "".join(line.decode() + "\n" for line in kept))
+    return len(cut)
+
+
+def _later_files(past: Past) -> Iterator[Path]:
+    """What was written after the checkpoint, and what an interrupted write left."""
+    yield from past.run.completions.glob("*.partial")
+    for folder in (past.run.completions, past.run.eval):
+        for path in sorted(folder.glob("step-*")):
+            step = path.stem.removeprefix("step-")
+            if step.isdigit() and int(step) > past.step:
+                yield path
+    best, after = past.run.path / "best.json", past.run.eval / "after.json"
+    if best.is_file() and _step(json.loads(best.read_text(encoding="utf-8"))) > past.step:
+        yield best
+    if after.is_file() and not past.over:
+        yield after
+
+
+def _file_last_score(past: Past) -> None:
+    """The score after the last step of a run that is made longer was one of its course."""
+    after = past.run.eval / "after.json"
+    if after.is_file() and past.longer:
+        write_atomic(past.run.eval / f"step-{past.step:05d}.json", after.read_text(encoding="utf-8"))
+
+
+def _note(resumption: Resumption) -> None:
+    past, events = resumption.past, resumption.past.run.events()
+    if past.checkpoint and not any(e["kind"] == "checkpoint" and e.get("step") == past.step for e in events):
+        past.run.append_event("checkpoint", step=past.step)  # interrupted between the checkpoint and its event
+    past.run.append_event(
+        "resumed",
+        step=past.step,
+        checkpoint=past.checkpoint.name if past.checkpoint else None,
+        forced=resumption.forced,
+        changes=resumption.changes,
+    )
+
+
+def _tell(resumption: Resumption, cut: int, tell: Callable[[str], None]) -> None:
+    past = resumption.past
+    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
+    if past.checkpoint is None:
+        tell(f"Resuming: no checkpoint had been written, so the run starts again at step 0{again}")
+    else:
+        tell(f"Resuming from {past.checkpoint.name}{again}")
+    for change in resumption.changes:
+        tell(f"Warning: going on regardless (--force): {change}")
+    old, new = (past.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")
+    if old and new and old != new:
+        tell(f"Warning: the kit's own code is at commit {new[:10]} now, and was at {old[:10]} when the run was started")
+
+
+def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
+    """Held-out scores that stand, by name: they are not made again."""
+    found = {}
+    for path in sorted(resumption.past.run.eval.glob("*.json")):
+        if path.stem == "before" or path.stem.startswith("step-"):
+            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,220 @@
+"""kit.evaluation.alarms: each planted defect is told once, and sound runs are left in peace."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.evaluation.alarms import Watch, alerts, reward_hacking
+
+SOUND = {
+    "reward": 0.5, "groups/zero_spread": 0.4, "completions/clipped_ratio": 0.05, "completions/mean_length": 200.0,
+    "entropy": 0.5, "kl": 0.02, "grad_norm": 0.2,
+}  # fmt: skip
+KEY = "greedy_accuracy"
+
+
+def lines(count: int = 60, **courses: Any) -> list[dict[str, Any]]:
+    """Metric lines of a sound run but for `courses`: functions of the step, by a name with _ for /."""
+    known = {key.replace("/", "_"): key for key in SOUND}
+    return [
+        {"step": step, **SOUND, **{known[name]: course(step) for name, course in courses.items()}}
+        for step in range(1, count + 1)
+    ]
+
+
+def told(metric_lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(alert.name, alert.step) for alert in alerts(metric_lines)]
+
+
+@pytest.mark.parametrize(
+    ("courses", "name", "step"),
+    [
+        (
+            {"groups_zero_spread": lambda s: 1.0 if s > 20 else 0.4},
+            "zero_spread",
+            29,
+        ),  # 8 x 1 + 2 x 0.4 < 9 <= 9 x 1 + 0.4
+        ({"completions_clipped_ratio": lambda s: 0.9 if s > 20 else 0.0}, "truncated", 24),  # 4 x 0.9 / 10 >= 0.3
+        (
+            {"completions_mean_length": lambda s: 30.0 if s > 20 else 200.0},
+            "length_collapse",
+            26,
+        ),  # 6 x 30 + 4 x 200 < 1000
+        ({"completions_mean_length": lambda s: 900.0 if s > 20 else 200.0}, "length_explosion", 23),  # 410 > 400
+        ({"completions_mean_length": lambda s: 300 * 0.96**s}, "length_collapse", None),  # by and by
+        ({"entropy": lambda s: max(0.001, 0.6 - 0.02 * s)}, "entropy_collapse", None),
+        ({"kl": lambda s: 2.0 if s == 30 else 0.02}, "kl_spike", 30),
+        ({"grad_norm": lambda s: None if s in (30, 32, 33) else 0.2}, "gradient_overflow", 33),
+        ({"grad_norm": lambda s: float("inf") if s in (30, 32, 33) else 0.2}, "gradient_overflow", 33),
+    ],
+)
+def test_a_defect_is_told_once_and_nothing_else_is(courses: dict[str, Any], name: str, step: int | None) -> None:
+    found = told(lines(100, **courses))
+    assert [one for one, _ in found] == [name]
+    assert step is None or found == [(name, step)]
+
+
+def test_a_defect_that_comes_back_is_told_again_after_ten_quiet_lines() -> None:
+    waves = lines(120, groups_zero_spread=lambda s: 1.0 if s <= 20 or s > 60 else 0.0)
+    assert told(waves) == [("zero_spread", 10), ("zero_spread", 69)]
+    flicker = lines(60, kl=lambda s: {30: 1.0, 35: 4.0}.get(s, 0.02))
+    assert told(flicker) == [("kl_spike", 30)]  # one episode
+
+
+def test_the_words_say_what_was_seen_and_what_to_do() -> None:
+    (alert,) = alerts(lines(30, completions_clipped_ratio=lambda s: 0.5))
+    assert alert.message.startswith("50% of the completions of the last 10 steps were cut at the length limit")
+    assert "generation.max_completion_tokens" in alert.message
+    assert alert.severity == "warning"
+
+
+def test_lines_from_the_file_and_lines_as_they_come_say_the_same() -> None:
+    """NaN is null in the file."""
+    live = lines(40, grad_norm=lambda s: float("nan") if s > 30 else 0.2, entropy=lambda s: float("nan"))
+    filed = [{k: None if v != v else v for k, v in line.items()} for line in live]
+    assert alerts(live) == alerts(filed) != []
+
+
+def test_a_watch_that_was_fed_the_past_goes_on_as_if_it_had_never_stopped() -> None:
+    course = lines(90, groups_zero_spread=lambda s: 1.0 if s % 40 < 25 else 0.0, kl=lambda s: 3.0 if s == 50 else 0.02)
+    for cut in (5, 30, 49, 50, 62):
+        resumed = Watch()
+        for line in course[:cut]:
+            resumed.see(line)
+        rest = [alert for line in course[cut:] for alert in resumed.see(line)]
+        assert rest == [alert for alert in alerts(course) if alert.step > cut]
+
+
+def test_lines_without_a_quantity_are_passed_over() -> None:
+    """Steps that learn again from the same completions have no reward, length or spread of their own."""
+    course = lines(60, groups_zero_spread=lambda s: 1.0)
+    for line in course[1::2]:
+        del line["groups/zero_spread"]
+    assert told(course) == [("zero_spread", 19)]
+    assert not alerts([{"step": 1}, {}])
+
+
+def simulated(seed: int, steps: int = 300) -> list[dict[str, Any]]:
+    """A sound run with small, noisy batches: it learns, its completions grow, entropy falls, KL rises."""
+    rng, course = np.random.default_rng(seed), []
+    for step in range(1, steps + 1):
+        t = step / steps
+        course.append(
+            {
+                "step": step,
+                "reward": 0.2 + 0.6 * t + rng.normal(0, 0.15),
+                "groups/zero_spread": rng.binomial(8, 0.3 + 0.3 * t) / 8,
+                "completions/clipped_ratio": rng.binomial(64, 0.05) / 64,
+                "completions/mean_length": (150 + 250 * t) * rng.lognormal(0, 0.3),
+                "entropy": 0.6 * np.exp(-1.5 * t) * rng.lognormal(0, 0.2),
+                "kl": 0.3 * t * rng.lognormal(0, 0.4),
+                "grad_norm": rng.lognormal(-1.5, 0.5),
+            }
+        )
+    return course
+
+
+def test_sound_runs_are_left_in_peace() -> None:
+    assert [told(simulated(seed)) for seed in range(20)] == [[]] * 20
+
+
+# Every fourth step of the quickstart on two cores (seed 0): a small model that learns fast, sharpens and is nearly done.
+QUICKSTART = {
+    "completions/mean_length": [12.8, 19.9, 24.7, 28.2, 26.4, 26.2, 25.6, 22.5, 27.5, 28.0, 29.2, 28.2, 30.0, 27.8, 26.9],
+    "entropy": [0.306, 0.153, 0.097, 0.054, 0.046, 0.051, 0.039, 0.026, 0.041, 0.038, 0.038, 0.040, 0.038, 0.038, 0.034],
+    "groups/zero_spread": [0.25, 0.0, 0.06, 0.25, 0.19, 0.44, 0.44, 0.69, 0.44, 0.5, 0.5, 0.75, 0.44, 0.38, 0.56],
+}  # fmt: skip
+
+
+def test_the_quickstart_is_left_in_peace() -> None:
+    columns = {
+        name: list(itertools.chain.from_iterable([v] * 4 for v in column)) for name, column in QUICKSTART.items()
+    }
+    course = [
+        {"step": step, "completions/clipped_ratio": 0.0, "grad_norm": 0.1}
+        | {name: c[step - 1] for name, c in columns.items()}
+        for step in range(1, 61)
+    ]
+    assert told(course) == []
+
+
+# --- reward hacking ---------------------------------------------------------------------------------------------------
+
+
+def evaluation(step: int, right: Any) -> dict[str, Any]:
+    columns = {"id": [str(place) for place in range(len(right))], "greedy_correct": [bool(one) for one in right]}
+    return {"step": step, "k": 1, KEY: {"value": float(np.mean(right))}, "per_problem": columns}
+
+
+def first(share: float, problems: int = 200) -> list[bool]:
+    return [place < share * problems for place in range(problems)]
+
+
+def rewards(steps: int, slope: float, seed: int = 0) -> list[dict[str, Any]]:
+    noise = np.random.default_rng(seed).normal(0, 0.1, steps)
+    return [{"step": step, "reward": slope * step / steps + noise[step - 1]} for step in range(1, steps + 1)]
+
+
+def test_reward_up_and_held_out_down_is_the_alarm() -> None:
+    course = [evaluation(step, first(share)) for step, share in ((0, 0.3), (20, 0.6), (40, 0.45), (60, 0.4))]
+    found = reward_hacking(course, rewards(60, 2.0), KEY)
+    assert found is not None
+    assert (found.best.step, found.best.value, found.now.step, found.now.value) == (20, 0.6, 60, 0.4)
+    # 40 problems lost and none won: 2 ** -40
+    assert found.drop_p == pytest.approx(2.0**-40)
+    assert found.rise_p < 0.05
+
+
+@pytest.mark.parametrize(
+    ("shares", "slope"),
+    [
+        ((0.3, 0.6, 0.45, 0.4), 0.0),  # the reward does not rise: it has just become worse
+        ((0.3, 0.6, 0.45, 0.4), -2.0),
+        ((0.3, 0.6, 0.6, 0.4), 2.0),  # below for the first time: it may be bad luck
+        ((0.3, 0.6, 0.4, 0.6), 2.0),  # it was
+        ((0.3, 0.4, 0.5, 0.6), 2.0),
+        ((0.6, 0.6, 0.59, 0.59), 2.0),  # 2 problems of 200
+        ((0.6, 0.4), 2.0),  # too few evaluations
+    ],
+)
+def test_anything_less_is_no_alarm(shares: tuple[float, ...], slope: float) -> None:
+    course = [evaluation(20 * place, first(share)) for place, share in enumerate(shares)]
+    assert reward_hacking(course, rewards(60, slope), KEY) is None
+
+
+def test_only_problems_in_both_evaluations_are_compared() -> None:
+    """After `data` or `evaluation.prompts` were changed by force there may be none."""
+    course = [evaluation(20 * place, first(share)) for place, share in enumerate((0.3, 0.6, 0.4, 0.4))]
+    course[1]["per_problem"]["id"] = [f"other {place}" for place in range(200)]
+    assert reward_hacking(course, rewards(60, 2.0), KEY) is None
+
+
+def alarms(seed: int, *, evaluations: int = 20, falls: float = 0.0, carried: float = 0.0) -> bool:
+    """Whether the alarm goes off in a simulated run whose reward rises all along. Problems are solved with a probability of
+    their own; from the middle on it falls by the share `falls`, within three evaluations. `carried`: how many of the
+    answers stay as they were from one evaluation to the next."""
+    rng = np.random.default_rng(seed)
+    chance, course, right = rng.beta(1.0, 0.6, size=200), [], np.zeros(200, bool)
+    metrics = rewards(20 * evaluations, 1.0, seed)
+    for number in range(evaluations + 1):
+        left = 1 - falls * min(1.0, max(0.0, (number - evaluations // 2) / 3))
+        drawn = rng.random(200) < chance * left
+        right = np.where(rng.random(200) < carried, right, drawn) if number else drawn
+        course.append(evaluation(20 * number, right))
+        if reward_hacking(course, metrics[: 20 * number], KEY) is not None:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("carried", "most"), [(0.0, 0.05), (0.7, 0.10)])
+def test_it_does_not_cry_wolf(carried: float, most: float) -> None:
+    """20 evaluations of 200 problems, reward rising, held-out score level: a false alarm in at most so many runs."""
+    assert sum(alarms(seed, carried=carried) for seed in range(120)) / 120 <= most
+
+
+def test_a_real_fall_is_found() -> None:
+    assert all(alarms(seed, falls=0.25) for seed in range(25))

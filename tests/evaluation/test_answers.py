@@ -1,0 +1,101 @@
+"""kit.evaluation.answers and majority_share: maj@k by enumeration and by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+import rewards
+from kit.evaluation.answers import final_text, normalised, votes
+from kit.evaluation.statistics import majority_share
+
+
+def judged(preset: str, reference: str, texts: list[str]) -> list[str | None]:
+    samples = rewards.build_samples(["?"] * len(texts), texts, reference=[reference] * len(texts))
+    return votes(samples, rewards.load(preset).verdicts(samples))
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "share"),
+    [
+        (["7", "7", "8"], [True, True, False], 1.0),
+        (["8", "7", "8"], [False, True, False], 0.0),
+        (["7", "8"], [True, False], 0.5),  # a tie of two: one is drawn
+        (["7", "8", "9", "7", "9"], [True, False, False, True, False], 0.5),  # 7 and 9, twice each
+        (["7", "8", "9"], [True, False, False], 1 / 3),
+        ([None, None, "7"], [False, False, True], 1.0),  # no answer is no vote, however many there are
+        ([None, None], [False, False], 0.0),
+        ([], [], 0.0),
+        (["7", "7", "8"], [True, False, False], 0.5),  # the checker liked one of the two completions with this answer
+    ],
+)
+def test_the_majority_is_right_with_this_probability(
+    answers: list[str | None], correct: list[bool], share: float
+) -> None:
+    assert majority_share(answers, correct) == pytest.approx(share, abs=1e-15)
+
+
+def test_it_is_the_mean_over_all_ways_to_break_ties_and_the_order_does_not_matter() -> None:
+    for answers in itertools.product(["7", "8", "9", None], repeat=4):
+        correct = [answer == "7" for answer in answers]
+        given = [answer for answer in answers if answer is not None]
+        most = max((given.count(answer) for answer in given), default=0)
+        winners = [answer for answer in set(given) if given.count(answer) == most]
+        expected = sum(answer == "7" for answer in winners) / len(winners) if winners else 0.0
+        assert majority_share(answers, correct) == pytest.approx(expected, abs=1e-15)
+        assert majority_share(answers[::-1], correct[::-1]) == majority_share(answers, correct)
+
+
+def test_with_one_sample_it_is_whether_that_one_is_right() -> None:
+    assert majority_share(["7"], [True]) == 1.0
+    assert majority_share(["8"], [False]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,000", "1000.0"),
+        ("0.5", "1/2"),
+        ("\\frac{1}{2}", "0.50"),
+        ("Paris.", "  paris"),
+        ("a  b", "A b"),
+        ("$12", "12"),
+    ],
+)
+def test_answers_that_mean_the_same_are_one_answer(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("7", "8"), ("x+1", "x-1"), ("7 or 8", "7"), ("-3", "3")])
+def test_answers_that_differ_are_two(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+def test_what_the_checker_extracted_votes_whatever_stands_around_it() -> None:
+    texts = ["2 + 5 is 7\n#### 7", "so\n#### 7.0", "#### 8", "I do not know"]
+    assert judged("gsm8k-hash", "7", texts) == ["7", "7", "8", None]
+
+
+def test_right_answers_are_not_put_together_by_the_reference() -> None:
+    """Two right answers in words that normalisation does not unify are two answers, as two wrong ones would be."""
+    texts = ["\\boxed{x^2+1}", "\\boxed{1+x^2}"]
+    samples = rewards.build_samples(["?"] * 2, texts, reference=["x^2+1"] * 2)
+    scores = [rewards.Score(1.0, "ok", {"extracted": text}) for text in ("x^2+1", "1+x^2")]
+    assert len(set(votes(samples, scores))) == 2
+
+
+def test_a_checker_that_extracts_nothing_leaves_the_final_answer_of_the_text() -> None:
+    texts = ["a <answer>Yes</answer>", "\\boxed{yes}", "long\nyes.", "never", ""]
+    samples = rewards.build_samples(["?"] * len(texts), texts)
+    scores = [rewards.Score(1.0, "ok")] * 3 + [rewards.Score(0.0, "wrong")] * 2
+    assert votes(samples, scores) == ["yes", "yes", "yes", "never", None]
+    failed: list[Any] = [rewards.Score(0.0, status) for status in ("error", "timeout", "infra", "format", "ok")]
+    assert votes(samples, failed) == [None, None, None, None, None]
+
+
+def test_the_final_text_is_the_answer_or_the_last_line() -> None:
+    assert final_text("think\n#### 12\n") == "12"
+    assert final_text("one\n\ntwo \n \n") == "two "
+    assert final_text(" \n") == ""

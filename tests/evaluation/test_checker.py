@@ -1,0 +1,142 @@
+"""kit.evaluation.checker: who says what is right, and refusals that say what to set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rewards
+from kit.config import EvaluationConfig, GenerationConfig, RunConfig, load_config
+from kit.errors import ConfigError
+from kit.evaluation.checker import build_checker, check_checker, check_evaluation
+from kit.evaluation.heldout import HeldOut, problem_id
+
+
+def one(completions: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+UNCHECKED = rewards.Preset(rewards.from_functions([(one, 1.0)]).components, checker=None)
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config("quickstart", overrides)
+
+
+def test_without_a_name_the_presets_own_checker_is_asked() -> None:
+    preset = rewards.load("gsm8k-reasoning")
+    assert build_checker(config(), preset) is preset
+
+
+def test_another_preset_may_be_the_judge() -> None:
+    checker = build_checker(config("evaluation.checker=gsm8k-hash"), UNCHECKED)
+    assert (checker.name, checker.checker) == ("gsm8k-hash", "accuracy")
+
+
+def test_the_training_presets_parameters_go_with_its_name_only() -> None:
+    judge = "reward.params={base_url: 'http://localhost:1', model: some}"
+    same = config("reward.preset=judge-rubric", judge, "evaluation.checker=judge-rubric")
+    assert build_checker(same, UNCHECKED).checker == "judge"
+    with pytest.raises(ConfigError, match=r"'judge-rubric' cannot be used without parameters .*needs base_url, model"):
+        build_checker(config("evaluation.checker=judge-rubric"), UNCHECKED)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "preset", "words"),
+    [
+        (["evaluation.patience=2", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.patience acts on .*every, for example"),
+        (["evaluation.alarm=stop", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: stop acts on"),
+        (["evaluation.alarm=rollback", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: rollback acts on"),
+        (["evaluation.alarm=rollback", "evaluation.keep_best=false"], "gsm8k-hash", r"Set evaluation\.keep_best: true"),
+        (["evaluation.metric=maj@k"], None, r"maj@k is a share of right answers.*evaluation\.checker"),
+        (["evaluation.metric=greedy_accuracy"], None, r"the reward has no checker"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_with_what_to_set(overrides: list[str], preset: str | None, words: str) -> None:
+    checker = rewards.load(preset) if preset else UNCHECKED
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        check_evaluation(config(*overrides), checker)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "checker"),
+    [
+        (["evaluation.every=0"], UNCHECKED),
+        (["evaluation.patience=2", "evaluation.alarm=rollback"], UNCHECKED),  # by the reward
+        (["evaluation.alarm=off", "evaluation.every=0"], UNCHECKED),
+        (["evaluation.metric=greedy_reward"], UNCHECKED),
+        (["evaluation.metric=pass@k"], rewards.load("gsm8k-hash")),
+    ],
+)
+def test_what_can_be_done_is_let_through(overrides: list[str], checker: Any) -> None:
+    check_evaluation(config(*overrides), checker)
+
+
+def test_a_name_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no preset 'gsm8k-hsh'. Did you mean 'gsm8k-hash'"):
+        build_checker(config("evaluation.checker=gsm8k-hsh"), UNCHECKED)
+
+
+def test_a_judge_that_can_read_no_row_is_refused_before_the_run() -> None:
+    samples = rewards.build_samples(["2 + 2 ="], ["#### 4"], question=["2 + 2"])
+    with pytest.raises(ConfigError, match=r"'countdown' cannot judge the rows.*Columns: question"):
+        check_checker(config("evaluation.checker=countdown"), rewards.load("countdown"), samples, ["question"])
+    check_checker(config(), rewards.load("countdown"), samples, ["question"])  # not asked for
+
+
+def test_a_run_with_an_unknown_checker_writes_nothing(attempt: Any) -> None:
+    result = attempt("evaluation.checker=reasoning-gmy")
+    assert (result.code, result.folder) == (2, None)
+    assert "Did you mean 'reasoning-gym'" in result.message
+
+
+class Tokens:
+    """Completions are token lists of one token, which stands for a text."""
+
+    texts = ("#### 4", "#### 5", "4 it is")
+    eos_token_id, pad_token_id = 0, 0
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return self.texts[ids[0]]
+
+
+def test_the_judge_says_what_is_right_and_the_reward_is_the_training_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hacked(completions: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    rows = [{"prompt": "2 + 2 =", "reference": "4"}, {"prompt": "3 + 1 =", "reference": "4"}]
+    greedy, sampled = [([0], False), ([1], False)], [([0], False), ([0], False), ([1], False), ([2], False)]
+    monkeypatch.setattr(HeldOut, "_complete", lambda self, model, prompts, sample, *_: sampled if sample else greedy)
+    monkeypatch.setattr("kit.evaluation.heldout.evaluating", lambda *_: __import__("contextlib").nullcontext())
+    heldout = HeldOut(
+        rows, rewards.from_functions([(hacked, 1.0)]), Tokens(), EvaluationConfig(k=2, seed=5), GenerationConfig(),
+        rewards.load("gsm8k-hash"),
+    )  # fmt: skip
+    result = heldout.score(None, step=30)
+    assert (result["step"], result["seed"], result["checker"]) == (30, 5, "gsm8k-hash/accuracy")
+    assert result["greedy_accuracy"]["value"] == 0.5
+    assert result["greedy_reward"]["value"] == 6.0  # the length of the text, which has nothing to do with it
+    assert result["maj@2"]["value"] == 0.5  # 4 and 4 are right; 5 is the only answer in the form asked for, and wrong
+    assert result["per_problem"] == {
+        "id": [problem_id(row) for row in rows],
+        "greedy_correct": [True, False],
+        "sampled_correct": [2, 0],
+        "majority_correct": [1.0, 0.0],
+        "greedy_reward": [6.0, 6.0],
+        "greedy_tokens": [1, 1],
+        "sampled_tokens_mean": [1.0, 1.0],
+    }
+    assert HeldOut(rows, UNCHECKED, Tokens(), EvaluationConfig(k=2), GenerationConfig()).checker_name is None
+
+
+def test_a_problems_id_is_a_hash_of_prompt_and_reference() -> None:
+    row = {"prompt": [{"role": "user", "content": "é?"}], "reference": "4", "task": "sum"}
+    assert problem_id(row) == problem_id({**row, "task": "other"})
+    assert len({problem_id(row), problem_id({**row, "reference": "5"}), problem_id({**row, "prompt": "é?"})}) == 3
+    assert len(problem_id(row)) == 16
+    assert int(problem_id(row), 16) >= 0
+
+
+def test_off_is_a_word_in_yaml_too() -> None:
+    assert config("evaluation.alarm=off").evaluation.alarm == "off"

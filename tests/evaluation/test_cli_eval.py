@@ -1,0 +1,89 @@
+"""`grpo-kit eval`: what is asked of the process that scores, and what is refused before it is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import kit.api
+from kit import cli
+from kit.config import load_config
+from kit.runs.child import DONE, STOPPED, Outcome
+from kit.runs.store import RunDir, RunStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    folder = RunStore(tmp_path / "runs").create("it")
+    folder.write_text("config.yaml", load_config("quickstart").to_yaml())
+    for name in ("adapter/adapter_config.json", "checkpoint-30/trainer_state.json"):
+        folder.write_text(name, "{}")
+    folder.write_status("finished", step=60)
+    return folder
+
+
+@pytest.fixture
+def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests that were made; each is answered with a score."""
+    requests: list[dict[str, Any]] = []
+
+    def call(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
+        requests.append({"module": module, "quiet": quiet, **request})
+        run.write_json(f"eval/{request['name']}.json", {"pass@8": {"value": 0.5}})
+        return Outcome(DONE)
+
+    monkeypatch.setattr(kit.api, "call", call)
+    return requests
+
+
+def evaluate(run: RunDir, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, ["eval", "it", "--root", str(run.path.parent), *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_the_result_is_scored_with_what_was_changed(run: RunDir, asked: list[dict[str, Any]]) -> None:
+    evaluate(run, "-o", "evaluation.k=8", "-o", "generation.max_completion_tokens=32")
+    (request,) = asked
+    assert request == {
+        "module": "kit.evaluation.again", "quiet": False, "run_dir": str(run.path.resolve()), "checkpoint": None,
+        "overrides": ["evaluation.k=8", "generation.max_completion_tokens=32"], "name": "again",
+    }  # fmt: skip
+
+
+def test_json_is_all_that_is_printed_when_asked_for(run: RunDir, asked: list[dict[str, Any]]) -> None:
+    output = evaluate(run, "--json", "--checkpoint", "30", "--name", "at-30")
+    assert json.loads(output) == {"pass@8": {"value": 0.5}}
+    assert (asked[0]["quiet"], asked[0]["checkpoint"], asked[0]["name"]) == (True, "30", "at-30")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "optimisation.steps=3"], "keys of the sections evaluation and generation only"),
+        (["-o", "evaluation.kk=3"], "Did you mean 'k'"),
+        (["--checkpoint", "best"], "has no best checkpoint"),
+        (["--checkpoint", "40"], "Its checkpoints: 30"),
+        (["--name", "after"], "cannot be called 'after'"),
+        (["--name", "../up"], "cannot be called"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_at_once(
+    run: RunDir, asked: list[dict[str, Any]], arguments: list[str], words: str
+) -> None:
+    output = evaluate(run, *arguments, code=2)
+    assert output.startswith("error: ")
+    assert words in " ".join(output.split())
+    assert asked == []
+
+
+def test_a_stopped_evaluation_is_no_result_though_an_earlier_one_is_there(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_json("eval/again.json", {"stale": True})
+    monkeypatch.setattr(kit.api, "call", lambda *_, **__: Outcome(STOPPED))
+    assert "stopped before it had a result" in evaluate(run, code=2)

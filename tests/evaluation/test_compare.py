@@ -1,0 +1,225 @@
+"""kit.evaluation.compare: what it says of runs on disk, and which comparisons it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from study_runs import draw, make_run
+from typer.testing import CliRunner
+
+from kit import cli
+from kit.errors import ConfigError, RunError
+from kit.evaluation.compare import compare_runs
+
+BETTER = ["objective.clip.eps_high=0.4"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three seeds of a baseline, of a better arm, and of one that is no different."""
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        make_run(tmp_path, f"base-s{seed}", draw(rng, 80, 0.5), seed)
+        make_run(tmp_path, f"clip-s{seed}", draw(rng, 80, 0.8), seed, overrides=BETTER, shift=0.1)
+        make_run(tmp_path, f"slow-s{seed}", draw(rng, 80, 0.5), seed, overrides=["optimisation.learning_rate=1e-4"])
+    return tmp_path
+
+
+def ids(*arms: str) -> list[str]:
+    return [f"{arm}-s{seed}" for arm in arms for seed in range(3)]
+
+
+def command(root: Path, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, ["compare", *arguments, "--root", str(root)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
+    found = compare_runs(ids("base", "clip", "slow"), root)
+    assert [(arm["name"], arm["seeds"]) for arm in found["arms"]] == [(n, [0, 1, 2]) for n in ("base", "clip", "slow")]
+    verdicts = {each["arm"]: each for each in found["comparisons"]}
+    assert verdicts["clip"]["verdict"] == "better"
+    assert verdicts["clip"]["scope"] == "method"
+    assert verdicts["slow"]["verdict"] == "not distinguishable"
+    assert verdicts["slow"]["p_holm"] >= verdicts["slow"]["p"]
+    assert "at this budget (3 seeds x 80 problems)" in verdicts["slow"]["text"]
+    assert re.search(r"about \d+ seeds an arm would be needed|more held-out problems", verdicts["slow"]["text"])
+    assert found["metric"] == "greedy_accuracy"
+    assert found["notes"] == []
+    assert found["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(found["arms"][1]["value"]))]
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_other_way_round_it_is_worse(root: Path) -> None:
+    found = compare_runs(ids("clip", "base"), root)["comparisons"][0]
+    assert (found["verdict"], found["difference"]["value"] < 0) == ("worse", True)
+
+
+def test_the_value_is_the_mean_over_runs_and_problems(root: Path) -> None:
+    found = compare_runs(ids("base", "clip"), root)
+    columns = [json.loads((root / run / "eval/after.json").read_text())["per_problem"] for run in ids("base")]
+    expected = float(np.mean([column["greedy_correct"] for column in columns]))
+    assert found["arms"][0]["value"] == pytest.approx(expected)
+    pass_at_1 = next(row for row in found["quantities"] if row["name"] == "pass@1")
+    assert pass_at_1["arms"]["base"] == pytest.approx(np.mean([column["sampled_correct"] for column in columns]) / 4)
+
+
+def test_what_else_differs_has_intervals(root: Path) -> None:
+    found = {row["name"]: row for row in compare_runs(ids("base", "clip"), root)["quantities"]}
+    assert found["entropy"]["differences"]["clip"]["value"] == pytest.approx(0.1)
+    assert found["time a step"]["arms"]["base"] == pytest.approx(1.0), "the first step, which is slower, does not count"
+    assert found["training time"]["arms"]["base"] == pytest.approx(9 + 19)
+    assert found["peak memory"]["arms"]["base"] == pytest.approx(501)
+    assert found.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
+
+
+def test_only_what_differs_in_configuration_is_shown(root: Path) -> None:
+    differences = compare_runs(ids("base", "slow"), root)["config_differences"]
+    assert differences == {"optimisation.learning_rate": {"base": 5e-4, "slow": 1e-4}}
+
+
+def test_one_seed_is_about_weights(root: Path) -> None:
+    found = compare_runs(["base-s0", "clip-s0"], root)
+    verdict = found["comparisons"][0]
+    assert verdict["scope"] == "weights"
+    assert "about these weights and not about the method" in verdict["text"]
+    entropy = next(row for row in found["quantities"] if row["name"] == "entropy")["differences"]["clip-s0"]
+    assert entropy["low"] <= 0.1 <= entropy["high"] + 1e-9, "over the steps of the two runs"
+    memory = next(row for row in found["quantities"] if row["name"] == "peak memory")["differences"]["clip-s0"]
+    assert memory["low"] is None
+
+
+def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> None:
+    found = compare_runs([["base-s0", "base-s1"], ["base-s2"]], root)
+    assert any("same configuration" in note for note in found["notes"])
+    assert any("different seeds" in note for note in found["notes"])
+    assert [arm["name"] for arm in compare_runs(["base-s0", "base-s1"], root)["arms"]] == ["base-s0", "base-s1"]
+
+
+def test_problems_are_matched_by_content_and_not_by_place(tmp_path: Path) -> None:
+    names = ["p", "q", "r", "q"]  # q twice: the second one is a problem of its own
+    make_run(tmp_path, "a", [[4, 1], [0, 0], [4, 1], [4, 1]], ids=names)
+    make_run(tmp_path, "b", [[0, 0], [4, 1], [4, 1], [4, 1]], ids=["q", "q", "r", "p"], overrides=BETTER)
+    found = compare_runs(["a", "b"], tmp_path)
+    assert found["comparisons"][0]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    make_run(tmp_path, "c", [[4, 1], [4, 1], [4, 1]], ids=["p", "q", "x"], overrides=["optimisation.steps=3"])
+    assert compare_runs(["a", "c"], tmp_path)["problems"] == 2
+
+
+def test_weak_spots_are_said(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    make_run(tmp_path, "a", draw(rng, 20, 0.5))
+    make_run(tmp_path, "b", draw(rng, 20, 0.5), overrides=BETTER, state="stopped", step=10, data="other")
+    notes = " ".join(compare_runs(["a", "b"], tmp_path)["notes"])
+    assert "b (stopped)" in notes
+    assert "different steps (10, 20)" in notes
+    assert "different data" in notes
+
+
+@pytest.mark.parametrize(
+    ("other", "options", "words"),
+    [
+        ({"checker": "gsm8k/accuracy"}, {}, "different evaluation.checker"),
+        ({"ids": [f"x{n}" for n in range(20)]}, {}, "share 0 held-out problems"),
+        ({"overrides": ["reward.params={format_weight: 0.5}"]}, {"metric": "greedy_reward"}, "different rewards"),
+        ({}, {"metric": "pass@2"}, "They share: greedy_accuracy, pass@1, pass@4"),
+        ({}, {"evaluation": "again"}, "eval/again.json"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(
+    tmp_path: Path, other: dict[str, Any], options: dict[str, str], words: str
+) -> None:
+    rng = np.random.default_rng(0)
+    make_run(tmp_path, "a", draw(rng, 20, 0.5))
+    make_run(tmp_path, "b", draw(rng, 20, 0.5), **({"overrides": BETTER} | other))
+    with pytest.raises((ConfigError, RunError), match=words):
+        compare_runs(["a", "b"], tmp_path, **options)
+
+
+def test_a_run_without_scores_by_problem_is_named(root: Path) -> None:
+    (root / "clip-s1/eval/after.json").write_text('{"step": 20}')
+    with pytest.raises(RunError, match="grpo-kit eval clip-s1"):
+        compare_runs(ids("base", "clip"), root)
+    with pytest.raises(RunError, match="There is no run 'nothing'"):
+        compare_runs(["base-s0", "nothing"], root)
+
+
+def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
+    output = command(root, "base-s0,base-s1,base-s2", "clip-s0,clip-s1,clip-s2")
+    assert "clip against base: better." in output
+    folder = root / "comparisons/base-vs-clip"
+    page = (folder / "comparison.html").read_text()
+    assert json.loads((folder / "comparison.json").read_text())["comparisons"][0]["verdict"] == "better"
+    assert "clip against base: better." in page
+    assert page.count("<svg") >= 5
+    assert "objective.clip.eps_high" in page
+    assert "optimisation.learning_rate" not in page, "configuration that does not differ is left out"
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page), (
+        "nothing is loaded from elsewhere"
+    )
+
+
+def test_the_verb_as_json_prints_nothing_else(root: Path) -> None:
+    assert json.loads(command(root, "base-s0", "clip-s0", "--json"))["kind"] == "comparison"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["base-s0"], "--change section.key=value"),
+        (["base-s0", "base-s0"], "twice"),
+        (["base-s0", "clip-s0", "--name", "../up"], "--name ../up"),
+        (["base-s0", "clip-s0", "--metric", "greedy_acuracy"], "Did you mean 'greedy_accuracy'"),
+    ],
+)
+def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) -> None:
+    output = command(root, *arguments, code=2)
+    assert output.startswith("error: ")
+    assert words in output
+
+
+def test_comparing_needs_nothing_heavy() -> None:
+    code = (
+        "import kit.evaluation.compare, kit.evaluation.compare_text, kit.evaluation.compare_arms, kit.sweeps.config\n"
+        "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna', 'ray'} "
+        "& sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_texts_of_runs_are_data_on_the_page(tmp_path: Path) -> None:
+    rng, evil = np.random.default_rng(0), "<script>alert(1)</script>"
+    make_run(tmp_path, "a", draw(rng, 20, 0.5))
+    make_run(tmp_path, "b", draw(rng, 20, 0.5), overrides=[f"data.system_prompt='{evil}'"])
+    command(tmp_path, "a", "b")
+    page = (tmp_path / "comparisons/a-vs-b/comparison.html").read_text()
+    assert evil not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_documented_figures_are_those_of_the_benchmark() -> None:
+    home = Path(__file__).parents[2]
+    found = json.loads((home / "benchmarks/results/compare_aa.json").read_text(encoding="utf-8"))
+    docs = " ".join((home / "docs/compare.md").read_text(encoding="utf-8").split())
+    unclear, planted = found["a_a"]["not distinguishable"], found["planted_tries"]
+    assert len(found["a_a_tries"]) == 20
+    assert unclear >= 18
+    assert found["planted_improvement"]["found"] == len(planted)
+    gains = sorted(one["value"] for one in planted)
+    assert f"{found['runs']} runs of 6 steps" in docs
+    assert f"{found['training_seconds']} seconds" in docs
+    assert (
+        f"of 20 comparisons of A with A, {unclear} said **not distinguishable** and {20 - unclear} cried wolf" in docs
+    )
+    assert (
+        f"{gains[0]:.2f} to {gains[-1]:.2f} more greedy accuracy) was found in {len(planted)} of {len(planted)}" in docs
+    )

@@ -1,0 +1,257 @@
+"""kit.evaluation.compare_arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from study_runs import draw, make_run
+from typer.testing import CliRunner
+
+from kit import api, cli
+from kit.config import RunConfig, load_config
+from kit.errors import ConfigError, ObjectiveError, RunError
+from kit.evaluation.compare_arms import carry_out, make_plan, parse_change, parse_seeds, run_once
+from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
+from kit.runs.store import RunStore
+
+CLIP = "objective.clip.eps_high=0.4"
+FAST = "fast:optimisation.learning_rate=1e-3"
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs by id in the order of their start; each is written at once, better with a higher clip."""
+    started: list[str] = []
+
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+        started.append(str(config.run.id))
+        share = 0.8 if "eps-high" in str(config.run.id) else 0.5
+        make_run(Path(config.run.root), str(config.run.id), draw(np.random.default_rng(config.run.seed), 60, share),
+                 config.run.seed, overrides=[f"optimisation.learning_rate={config.optimisation.learning_rate}"])  # fmt: skip
+        return None, Outcome(DONE)
+
+    monkeypatch.setattr(api, "launch", launch)
+    return started
+
+
+def plan(root: Path, *changes: str, **options: Any) -> Any:
+    return make_plan("quickstart", changes or (CLIP,), root=root, **({"name": "it", "seeds": 2} | options))
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
+
+
+def test_arms_are_interleaved_and_their_order_rotates(tmp_path: Path, launched: list[str]) -> None:
+    carry_out(plan(tmp_path, CLIP, FAST, seeds=3), silent)
+    arms = ["baseline", "eps-high-0-4", "fast"]
+    rotated = [arms[number:] + arms[:number] for number in range(3)]
+    assert launched == [f"it-{arm}-s{seed}" for seed in range(3) for arm in rotated[seed]]
+
+
+def test_arms_differ_in_their_change_and_in_nothing_else(tmp_path: Path) -> None:
+    runs = {(arm, seed): config for arm, seed, config in plan(tmp_path, "a:optimisation.learning_rate=1e-3").in_order()}
+    for seed in range(2):
+        one, other = (runs[arm, seed].model_dump() for arm in ("baseline", "a"))
+        assert one["run"].pop("id") != other["run"].pop("id")
+        assert (one["optimisation"].pop("learning_rate"), other["optimisation"].pop("learning_rate")) == (5e-4, 1e-3)
+        assert one == other, "the same data, prompts, engine and evaluation seeds"
+        assert one["run"]["seed"] == seed
+
+
+def test_a_finished_comparison_runs_nothing_again_and_more_seeds_add_to_it(tmp_path: Path, launched: list[str]) -> None:
+    first = carry_out(plan(tmp_path), silent)
+    launched.clear()
+    assert carry_out(plan(tmp_path), silent) == first
+    assert launched == []
+    more = carry_out(plan(tmp_path, seeds=3), silent)
+    assert launched == ["it-baseline-s2", "it-eps-high-0-4-s2"]
+    assert more["arms"][1]["seeds"] == [0, 1, 2]
+    assert json.loads((tmp_path / "comparisons/it/comparison.json").read_text())["arms"] == more["arms"]
+
+
+def test_an_interrupted_run_goes_on_in_its_directory(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunStore(tmp_path).create("it-baseline-s0").write_status("interrupted")
+    resumed: list[str] = []
+
+    def relaunch(run_id: str, root: str, *, quiet: bool = False) -> tuple[None, Outcome]:
+        resumed.append(run_id)
+        (tmp_path / run_id).rename(tmp_path / "gone")
+        make_run(tmp_path, run_id, draw(np.random.default_rng(0), 60, 0.5))
+        return None, Outcome(DONE)
+
+    monkeypatch.setattr(api, "relaunch", relaunch)
+    carry_out(plan(tmp_path, seeds=1), silent)
+    assert resumed == ["it-baseline-s0"]
+    assert launched == ["it-eps-high-0-4-s0"]
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted"])
+def test_a_run_that_may_not_go_on_is_put_aside_and_started_again(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RunError("the packages have changed")
+
+    monkeypatch.setattr(api, "relaunch", refuse)
+    RunStore(tmp_path).create("it-baseline-s0").write_status(state)
+    carry_out(plan(tmp_path, seeds=1), silent)
+    assert launched == ["it-baseline-s0", "it-eps-high-0-4-s0"]
+    assert (tmp_path / "comparisons/it/abandoned/it-baseline-s0-1/status.json").is_file()
+
+
+def test_a_live_run_is_left_alone(tmp_path: Path, launched: list[str]) -> None:
+    RunStore(tmp_path).create("it-baseline-s0").write_status("running")
+    config = next(config for arm, _, config in plan(tmp_path).in_order() if arm == "baseline")
+    error = run_once(config, quiet=True, abandoned=tmp_path / "abandoned")
+    assert isinstance(error, RunError)
+    assert "running in another process" in str(error)
+    assert launched == []
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], Outcome | None]) -> None:
+    fine = api.launch
+
+    def launch(config: RunConfig, *, quiet: bool = False) -> Any:
+        outcome = bad(str(config.run.id))
+        return (None, outcome) if outcome else fine(config, quiet=quiet)
+
+    monkeypatch.setattr(api, "launch", launch)
+
+
+def test_a_failed_run_is_told_and_its_seed_left_out(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome(USER_ERROR, ObjectiveError("the loss is not a number"))
+    failing(monkeypatch, lambda run: outcome if run == "it-eps-high-0-4-s1" else None)
+    found = carry_out(plan(tmp_path, seeds=3), silent)
+    assert [arm["seeds"] for arm in found["arms"]] == [[0, 2], [0, 2]]
+    assert any("seed 1: the loss is not a number" in note for note in found["notes"])
+
+
+def test_an_arm_that_always_fails_is_an_error_of_its_own(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda run: Outcome(USER_ERROR, ObjectiveError("no")) if "eps" in run else None)
+    with pytest.raises(RunError, match="baseline 2, eps-high-0-4 0"):
+        carry_out(plan(tmp_path), silent)
+
+
+def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda run: Outcome(STOPPED) if run.endswith("s1") else None)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(plan(tmp_path), silent)
+    assert len(launched) == 2
+
+
+def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(run: str) -> Outcome | None:
+        if run != "it-baseline-s1":
+            return None
+        RunStore(tmp_path).create(run).write_status("stopped", reason="control/stop")
+        return Outcome(STOPPED)
+
+    failing(monkeypatch, stop)
+    found = carry_out(plan(tmp_path, seeds=3), silent)
+    assert found["arms"][0]["seeds"] == [0, 2]
+    assert any("stopped by hand" in note for note in found["notes"])
+
+
+def test_a_name_is_not_used_for_another_comparison(tmp_path: Path, launched: list[str]) -> None:
+    carry_out(plan(tmp_path, seeds=1), silent)
+    with pytest.raises(ConfigError, match="arm 'baseline' has another configuration"):
+        carry_out(plan(tmp_path, seeds=1, steps=7), silent)
+
+
+def test_the_name_follows_from_what_is_compared() -> None:
+    def name(*changes: str, **options: Any) -> str:
+        return make_plan("quickstart", changes, **options).name
+
+    assert name(CLIP) == name(CLIP, seeds=7)
+    assert len({name(CLIP), name(FAST), name(CLIP, steps=7), name(CLIP, FAST)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (CLIP, ("eps-high-0-4", [CLIP])),
+        (FAST, ("fast", ["optimisation.learning_rate=1e-3"])),
+        ("b:objective.recipe=gspo, model.lora.rank=4", ("b", ["objective.recipe=gspo", "model.lora.rank=4"])),
+        ("model.lora.targets=[q_proj, v_proj]", ("targets-q-proj-v-proj", ["model.lora.targets=[q_proj, v_proj]"])),
+        ("c:objective.clip={name: x, a.b=1: 2}", ("c", ["objective.clip={name: x, a.b=1: 2}"])),
+        ("objective.clip=my.py:tanh", ("clip-my-py-tanh", ["objective.clip=my.py:tanh"])),
+    ],
+)
+def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
+    assert parse_change(change, {"baseline"}) == expected
+
+
+def test_seeds_are_a_number_or_a_list() -> None:
+    assert parse_seeds("3", 5) == (5, 6, 7)
+    assert parse_seeds("3,9", 5) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ((), {}, "nothing to compare with"),
+        (("optimisation.stps=3",), {}, "Did you mean 'steps'"),
+        (("objective.clip.eps_hgih=0.3",), {}, "eps_high"),
+        (("run.seed=3",), {}, "--seeds"),
+        (("evaluation.k=8",), {}, "different yardsticks"),
+        (("optimisation.learning_rate=5e-4",), {}, "changes nothing"),
+        ((CLIP,), {"seeds": "x"}, "expected a number of seeds"),
+        ((CLIP,), {"seeds": "3,3"}, "different seeds"),
+        ((CLIP,), {"overrides": ["evaluation.after=false"]}, "evaluation.after"),
+        ((CLIP,), {"name": "Up/../it"}, "cannot be a run id"),
+        (("x:" + CLIP, "x:optimisation.steps=3"), {}, "Two arms are called 'x'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    tmp_path: Path, changes: tuple[str, ...], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan("quickstart", changes, root=tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_verb_trains_and_compares_for_real(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: Any
+) -> None:
+    import kit.train
+
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+        kit.train.run(load_config(config), quiet=True)
+        return None, Outcome(DONE)
+
+    monkeypatch.setattr(api, "launch", launch)
+    tree["evaluation"] |= {"after": True, "prompts": 6}
+    tree["run"].pop("id")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    arguments = ["compare", "tiny.yaml", "--change", "lr:optimisation.learning_rate=1e-5", "--seeds", "2", "--json"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = json.loads(result.stdout)
+    assert [arm["runs"][0].rpartition("-")[2] for arm in found["arms"]] == ["s0", "s0"]
+    assert found["problems"] == 6
+    assert found["config_differences"].keys() == {"optimisation.learning_rate"}
+    assert {"peak memory", "time a step", "entropy", "completion length"} <= {
+        row["name"] for row in found["quantities"]
+    }
+    prompts = [  # the same prompts in the same order, for both arms of a seed
+        [row["prompt"] for row in api.Run(arm["runs"][0], tmp_path / "runs").completions(step=1)]
+        for arm in found["arms"]
+    ]
+    assert prompts[0] == prompts[1]

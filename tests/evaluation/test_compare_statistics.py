@@ -1,0 +1,205 @@
+"""kit.evaluation.paired, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kit.evaluation.paired import Parts, block_bootstrap, difference, holm, resample, scalar_difference, weigh
+from kit.evaluation.power import at_size, detectable, needed_problems, needed_seeds
+from kit.evaluation.student import t_cdf, t_quantile, two_sided_p
+
+Rng = np.random.Generator
+
+
+def arms(
+    rng: Rng,
+    seeds: int,
+    problems: int,
+    *,
+    seed_sd: float,
+    effect: float = 0.0,
+    spread: float = 0.0,
+    shared: float = 0.5,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Right or wrong answers of two arms (S, P): logits of problems that differ in difficulty, seeds that differ in luck.
+
+    `effect` is the second arm's advantage in logits, `spread` its standard deviation over problems, `shared` the share of a
+    seed's variance that both arms have in common.
+    """
+    difficulty, common = rng.normal(0.85, 1.5, problems), rng.normal(0, 1, seeds)
+    found = []
+    for gain in (0.0, effect + spread * rng.normal(0, 1, problems)):
+        own = rng.normal(0, 1, seeds)
+        luck = seed_sd * (math.sqrt(shared) * common + math.sqrt(1 - shared) * own)
+        logits = difficulty + luck[:, None] + 0.7 * rng.normal(0, 1, (seeds, problems)) + gain
+        found.append((rng.random((seeds, problems)) < 1 / (1 + np.exp(-logits))).astype(float))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("df", "t"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814), (30, 2.04227), (120, 1.97993)]
+)
+def test_student_t_is_that_of_the_tables(df: float, t: float) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(t, abs=2e-5)
+    assert t_cdf(-t, df) == pytest.approx(0.025, abs=1e-6)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 2.0, 40.0])
+def test_student_t_has_closed_forms_for_one_and_two_degrees_of_freedom(t: float) -> None:
+    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-9)  # Cauchy
+    assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-9)
+
+
+def test_two_sided_p_without_difference_or_error() -> None:
+    assert two_sided_p(0.0, 0.0, 3) == 1.0
+    assert two_sided_p(0.1, 0.0, 3) == 0.0
+    assert two_sided_p(-4.30265, 1.0, 2) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_the_parts_are_those_of_the_analysis_of_variance() -> None:
+    baseline = np.zeros((2, 3))
+    arm = np.array([[1.0, 2.0, 3.0], [2.0, 3.0, 7.0]])
+    # Run means 2 and 4: variance 2, by S = 2 -> 1. Problem means 1.5, 2.5, 5: variance 13/4 (mean 3: 2.25 + 0.25 + 4 = 6.5,
+    # by 2), by P = 3 -> 13/12. Rest: run 1 is (0.5, 0.5, -1), run 2 its negative: 3 in all, by (2-1)(3-1) = 2, by S·P -> 1/4.
+    found = difference(baseline, arm, paired_seeds=True)
+    assert (found.value, found.parts.seeds, found.parts.problems) == (3.0, pytest.approx(1.0), pytest.approx(13 / 12))
+    assert found.parts.both == pytest.approx(0.25)
+    assert found.standard_error == pytest.approx(math.sqrt(1 + 13 / 12 - 1 / 4))
+
+
+def test_closed_forms_are_the_variances_of_resampling() -> None:
+    rng = np.random.default_rng(1)
+    baseline, arm = rng.normal(0, 1, (6, 40)), rng.normal(0.2, 1, (6, 40)) + rng.normal(0, 0.5, (6, 1))
+    parts = difference(baseline, arm, paired_seeds=True).parts
+    means = (arm - baseline).mean(axis=1)
+    by_seeds = np.var(means[rng.integers(0, 6, (20_000, 6))].mean(axis=1)) * 6 / 5
+    assert parts.seeds == pytest.approx(by_seeds, rel=0.05)
+    # Both at once: the rest counts three times, less what few seeds and problems lack (Owen 2007).
+    both = np.var(resample(baseline, arm, paired_seeds=True))
+    expected = parts.seeds * 5 / 6 + parts.problems * 39 / 40 + parts.both * 5 / 6 * 39 / 40
+    assert both == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize(("seeds", "problems"), [(3, 50), (5, 100)])
+@pytest.mark.parametrize("seed_sd", [0.0, 0.3, 0.6])
+def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, seed_sd: float, paired: bool) -> None:
+    rng, tries, shared = np.random.default_rng(7), 600, 0.5 if paired else 0.0
+    alarms = sum(
+        weigh(*arms(rng, seeds, problems, seed_sd=seed_sd, shared=shared), paired_seeds=paired)[2] < 0.05
+        for _ in range(tries)
+    )
+    # Nominal is 5 %, of 600 tries 30 ± 5.3. Twenty comparisons of A with A then have at least 18 right with 92 %.
+    assert alarms / tries <= 0.075
+
+
+def test_percentiles_of_three_seeds_would_cry_wolf_where_ours_do_not() -> None:
+    rng, tries, ours, percentiles = np.random.default_rng(3), 150, 0, 0
+    for _ in range(tries):
+        luck = rng.normal(0, 0.1, (3, 1)) + rng.normal(0, 0.2, (3, 60))  # seeds differ more than problems do
+        found = difference(np.zeros((3, 60)), luck, paired_seeds=True)
+        ours += found.p < 0.05
+        percentiles += found.bootstrap_low > 0 or found.bootstrap_high < 0
+    assert percentiles / tries > 0.13
+    assert ours / tries < 0.095
+
+
+@pytest.mark.parametrize(("seeds", "problems", "effect", "at_least"), [(3, 200, 1.0, 0.6), (5, 100, 1.0, 0.85)])
+def test_a_planted_improvement_is_found(seeds: int, problems: int, effect: float, at_least: float) -> None:
+    rng, tries = np.random.default_rng(11), 200
+    found = [
+        weigh(*arms(rng, seeds, problems, seed_sd=0.15, effect=effect, spread=0.5), paired_seeds=True)
+        for _ in range(tries)
+    ]
+    assert sum(p < 0.05 and value > 0 for value, _, p in found) / tries >= at_least
+    assert not any(p < 0.05 and value < 0 for value, _, p in found)
+
+
+def test_intervals_hold_the_true_difference() -> None:
+    rng, tries, held = np.random.default_rng(5), 150, 0
+    for _ in range(tries):
+        luck = rng.normal(0, 0.05, (4, 1)) + rng.normal(0, 0.3, (4, 80)) + rng.normal(0, 0.2, (1, 80))
+        found = difference(np.zeros((4, 80)), 0.1 + luck, paired_seeds=True)
+        held += found.low <= 0.1 <= found.high
+    assert 0.92 <= held / tries <= 0.995
+
+
+def test_one_seed_speaks_of_its_weights_only() -> None:
+    rng = np.random.default_rng(2)
+    found = difference(rng.random((1, 50)), rng.random((1, 50)) + 0.5, paired_seeds=True)
+    assert not found.of_the_method
+    assert found.p < 0.01
+    assert difference(rng.random((1, 50)), rng.random((3, 50)), paired_seeds=False).of_the_method is False
+
+
+def test_equal_scores_and_equal_shifts_have_no_error_to_judge_by() -> None:
+    same = difference(np.ones((3, 4)), np.ones((3, 4)), paired_seeds=True)
+    assert (same.value, same.p, same.low, same.high, same.share_better) == (0.0, 1.0, 0.0, 0.0, 0.5)
+    shifted = difference(np.zeros((1, 4)), np.ones((1, 4)), paired_seeds=True)
+    assert shifted.p == 2 * 0.5**4  # a sign test: 4 of 4 problems, two-sided
+
+
+@pytest.mark.parametrize("shapes", [((2, 5), (2, 6)), ((2, 5), (3, 5)), ((2, 1), (2, 1))])
+def test_scores_that_do_not_fit_are_refused(shapes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"scores|paired"):
+        difference(np.zeros(shapes[0]), np.zeros(shapes[1]), paired_seeds=True)
+
+
+def test_holm() -> None:
+    # Sorted: 0.01 x 3, then 0.02 x 2 = 0.04, then 0.04 x 1; never below the one before.
+    assert holm([0.04, 0.01, 0.02]) == [pytest.approx(0.04), pytest.approx(0.03), pytest.approx(0.04)]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_scalars_of_runs_have_t_intervals() -> None:
+    value, low, high = scalar_difference([1.0, 2.0, 3.0], [2.0, 4.0, 3.0], paired=True)
+    # Differences 1, 2, 0: mean 1, standard deviation 1, by √3; t(0.975, 2) = 4.30265.
+    assert (value, low, high) == (
+        1.0,
+        pytest.approx(1 - 4.30265 / math.sqrt(3), abs=1e-5),
+        pytest.approx(1 + 4.30265 / math.sqrt(3), abs=1e-5),
+    )
+    assert scalar_difference([1.0, 1.0], [2.0, 2.0], paired=False) == (1.0, 1.0, 1.0)
+
+
+def test_blocks_of_steps_widen_the_interval_of_a_slow_wave() -> None:
+    wave = np.sin(np.arange(120) / 12)
+    found, shuffled = block_bootstrap(list(wave)), block_bootstrap(list(np.random.default_rng(0).permutation(wave)))
+    assert found is not None
+    assert shuffled is not None
+    assert found[2] - found[1] > 1.5 * (shuffled[2] - shuffled[1])
+    assert block_bootstrap([1.0] * 7) is None
+
+
+def test_as_many_seeds_as_asked_for_find_the_difference_four_times_out_of_five() -> None:
+    seed_sd, problem_sd, cell_sd, problems, gap = 0.06, 0.1, 0.4, 100, 0.09
+    now = Parts(  # what 3 seeds have in expectation
+        problem_sd**2 / problems + cell_sd**2 / (3 * problems), problems - 1,
+        seed_sd**2 / 3 + cell_sd**2 / (3 * problems), 2,
+        cell_sd**2 / (3 * problems), 2 * (problems - 1), problems, 3,
+    )  # fmt: skip
+    seeds = needed_seeds(now, gap)
+    assert seeds is not None
+    assert 3 < seeds < 20
+    rng, tries = np.random.default_rng(9), 300
+    hits = 0
+    for _ in range(tries):
+        luck = rng.normal(0, seed_sd, (seeds, 1)) + rng.normal(0, problem_sd, (1, problems))
+        arm = gap + luck + rng.normal(0, cell_sd, (seeds, problems))
+        hits += weigh(np.zeros((seeds, problems)), arm, paired_seeds=True)[2] < 0.05
+    assert 0.7 <= hits / tries <= 0.9
+
+
+def test_needed_sizes_know_what_more_of_one_kind_cannot_buy() -> None:
+    stuck = Parts(0.01, 49, 0.011, 2, 0.001, 98, 50, 3)  # problems alone leave a standard error near 0.1
+    assert needed_seeds(stuck, 0.05) is None
+    assert needed_problems(stuck, 0.05) is None  # and seeds alone, too
+    easy = Parts(0.0011, 49, 0.001, 2, 0.001, 98, 50, 3)
+    problems = needed_problems(easy, 0.05)
+    assert problems is not None
+    assert detectable(at_size(easy, 3, problems)) <= 0.05 < detectable(at_size(easy, 3, problems - 1))
+    assert needed_seeds(Parts(0.01, 49, n_problems=50), 0.1) is None  # one seed has no spread
+    assert needed_seeds(easy, 0.0) is None

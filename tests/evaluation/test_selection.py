@@ -1,0 +1,154 @@
+"""kit.evaluation.selection: the best so far and the wait for a better one, by hand and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import RunError
+from kit.evaluation.selection import (
+    Mark,
+    course,
+    metric_key,
+    scores_by_problem,
+    standing,
+    value_of,
+    weights_of,
+)
+from kit.runs.store import RunDir, RunStore
+
+KEY = "greedy_accuracy"
+
+
+def results(*values: float | None) -> list[dict[str, Any]]:
+    return [{"step": 10 * place, KEY: {"value": value}} for place, value in enumerate(values)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunStore(tmp_path).create("it")
+
+
+def checkpoint(run: RunDir, step: int, *, whole: bool = True) -> None:
+    folder = run.path / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}" if whole else "{")
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "trained", "waited"),
+    [
+        ((), None, None, 0),
+        ((0.5,), Mark(0, 0.5), None, 0),
+        ((0.5, 0.4, 0.6, 0.6), Mark(20, 0.6), Mark(20, 0.6), 1),  # of equal ones the first
+        ((0.9, 0.4, 0.5, 0.3), Mark(0, 0.9), Mark(20, 0.5), 3),  # before training has no checkpoint, but sets the mark
+        ((0.1, None, 0.2), Mark(20, 0.2), Mark(20, 0.2), 0),  # an evaluation without the score is passed over
+    ],
+)
+def test_the_standing_is_this(
+    values: tuple[float | None, ...], best: Mark | None, trained: Mark | None, waited: int
+) -> None:
+    now = standing(results(*values), KEY)
+    assert (now.best, now.best_trained, now.waited) == (best, trained, waited)
+
+
+def test_small_steps_add_up_to_one_that_counts() -> None:
+    """With min_delta 0.25: 0, 0.125, 0.25 do not count beyond the first, 0.375 does, as it is 0.375 above what counted."""
+    for values, counted, waited in [((0.0, 0.125, 0.25), 0.0, 2), ((0.0, 0.125, 0.25, 0.375), 0.375, 0)]:
+        now = standing(results(*values), KEY, min_delta=0.25)
+        assert now.counted is not None
+        assert (now.counted.value, now.waited) == (counted, waited)
+        assert now.best is not None
+        assert now.best.value == values[-1]  # the best checkpoint is the best, by however little
+
+
+@pytest.mark.parametrize(
+    ("metric", "checked", "key"),
+    [
+        ("auto", True, "greedy_accuracy"),
+        ("auto", False, "greedy_reward"),
+        ("pass@k", True, "pass@4"),
+        ("maj@k", True, "maj@4"),
+        ("pass@1", True, "pass@1"),
+        ("greedy_reward", True, "greedy_reward"),
+    ],
+)
+def test_a_metric_is_a_key_of_the_result(metric: str, checked: bool, key: str) -> None:
+    assert metric_key(metric, 4, checked=checked) == key
+
+
+def test_scores_by_problem_are_those_whose_mean_is_the_score() -> None:
+    columns = {
+        "id": ["a", "b", "a"], "greedy_correct": [True, False, True], "sampled_correct": [0, 1, 4],
+        "majority_correct": [0.0, 0.5, 1.0], "greedy_reward": [1.5, None, 0.5],
+    }  # fmt: skip
+    result = {"k": 4, "per_problem": columns}
+    assert list(scores_by_problem(result, "greedy_accuracy").values()) == [
+        1.0,
+        0.0,
+        1.0,
+    ]  # two rows of one problem count
+    assert list(scores_by_problem(result, "pass@1").values()) == [0.0, 0.25, 1.0]
+    assert list(scores_by_problem(result, "pass@4").values()) == [0.0, 1.0, 1.0]
+    assert list(scores_by_problem(result, "maj@4").values()) == [0.0, 0.5, 1.0]
+    assert list(scores_by_problem(result, "greedy_reward").values()) == [1.5, 0.5]
+    assert scores_by_problem({}, "greedy_accuracy") == {}
+    assert value_of({"pass@1": {"value": None}}, "pass@1") is value_of({}, "pass@1") is None
+
+
+def test_the_course_is_the_runs_own_evaluations_by_step(run: RunDir) -> None:
+    for name, step in (("step-00020", 20), ("after", 30), ("before", 0), ("again", 30), ("step-00010", 10)):
+        run.write_json(f"eval/{name}.json", {"step": step, "name": name})
+    assert [(result["name"], result["step"]) for result in course(run)] == [
+        ("before", 0), ("step-00010", 10), ("step-00020", 20), ("after", 30),
+    ]  # fmt: skip
+    assert [result["step"] for result in course(run, until=10)] == [0, 10]
+
+
+def test_a_score_filed_twice_counts_once(run: RunDir) -> None:
+    """After an early end `after` is the last evaluation, after a rollback an earlier one."""
+    for name, step in (("step-00010", 10), ("step-00020", 20), ("after", 10)):
+        run.write_json(f"eval/{name}.json", {"step": step, "name": name})
+    assert [result["name"] for result in course(run)] == ["step-00010", "step-00020"]
+
+
+def test_evaluations_that_do_not_say_their_step_have_it_by_name(run: RunDir) -> None:
+    run.append_metrics({"step": 7})
+    for name in ("before", "step-00005", "after"):
+        run.write_json(f"eval/{name}.json", {})
+    assert [result["step"] for result in course(run)] == [0, 5, 7]
+
+
+def test_an_evaluation_that_cannot_be_read_is_named(run: RunDir) -> None:
+    run.write_text("eval/before.json", "{")
+    with pytest.raises(RunError, match=r"before\.json cannot be read"):
+        course(run)
+
+
+def test_weights_are_found_by_name_or_step(run: RunDir) -> None:
+    for step in (10, 20):
+        checkpoint(run, step)
+    checkpoint(run, 30, whole=False)
+    run.write_json("best.json", {"step": 10, "checkpoint": "checkpoint-10"})
+    (run.path / "adapter").mkdir()
+    (run.adapter / "adapter_config.json").write_text("{}")
+    run.write_status("finished", step=33)
+    assert weights_of(run, None) == (33, run.adapter)
+    assert weights_of(run, "best") == (10, run.path / "checkpoint-10")
+    assert weights_of(run, "last") == (20, run.path / "checkpoint-20")
+    assert weights_of(run, 20) == weights_of(run, "20") == (20, run.path / "checkpoint-20")
+    run.append_event("rollback", step=33, to_step=10, checkpoint="checkpoint-10")
+    assert weights_of(run, None) == (10, run.adapter)
+
+
+@pytest.mark.parametrize("which", [None, "best", "last", "30", "nonsense"])
+def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, which: str | None) -> None:
+    checkpoint(run, 30, whole=False)
+    with pytest.raises(RunError, match=r"no trained weights|no best checkpoint|no whole checkpoint|no checkpoint '"):
+        weights_of(run, which)
+    checkpoint(run, 40)
+    if which != "last":
+        with pytest.raises(RunError, match="Its checkpoints: 40"):
+            weights_of(run, which)

@@ -1,0 +1,283 @@
+"""Runs in children of one process that has imported everything, killed where a test says: a second a run, not ten.
+
+    with Forks(cwd) as forks:
+        forks.run(tree, kill={"operation": 40})     # SIGKILL at the 40th change of a file of the run
+        forks.run(tree, resume=True)
+
+`kill` is one of
+    {"operation": n}                        before the n-th change of a file in the run directory
+    {"call": "module:Class.name", "nth": n, "when": "before" | "after"}
+    {"half": name, "nth": n}                in the middle of writing a file of that name with torch.save
+    {"line": text}                          in the middle of appending a line that begins so
+    {"seconds": s}                          from outside, so long after the start
+and may name another `signal`, by number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+Tree = dict[str, Any]
+
+
+class Forks:
+    """The process that forks, seen from the test."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.log = folder / "forks.txt"
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+    def run(self, tree: Tree, *overrides: str, kill: Tree | None = None, **ways: bool) -> Tree:
+        """How a run ended: `signal` (None unless it was killed), `code`, `error`, `shown`, `operations`, `seconds`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {"config": tree, "overrides": overrides, "kill": kill, "ways": ways}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, self.log.read_text()[-4000:]
+        return json.loads(answer)
+
+
+def serve() -> None:
+    """Answers each request on stdin with a line on stdout, which is kept from everybody else."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warm_up()
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+def warm_up() -> None:
+    """Whatever a run imports."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in (
+        "datasets", "math_verify", "peft", "pyarrow.parquet", "reasoning_gym", "rewards", "transformers.models.qwen3",
+        "trl", "kit.train", "kit.evaluation.heldout", "kit.training.evaluating", "kit.training.preparation",
+        "kit.training.resumption", "kit.training.rewind",
+    ):  # fmt: skip
+        importlib.import_module(name)
+    from kit.training.trainer import make_trainer_class
+
+    make_trainer_class()
+    import kit.training.console
+
+    kit.training.console.draw_curves = lambda *_: None  # a second of drawing, which is another's test
+    gc.collect()
+    gc.freeze()
+
+
+def answer(request: Tree) -> Tree:
+    said, shown = Path("said.json"), Path("shown.txt")
+    said.unlink(missing_ok=True)
+    kill, started = request["kill"] or {}, time.monotonic()
+    before = os.times().children_user + os.times().children_system
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            work(request, said, shown)
+        os._exit(70)
+    if "seconds" in kill:
+        timer = threading.Timer(kill["seconds"], os.kill, (child, signal.SIGKILL))
+        timer.start()
+    _, status = os.waitpid(child, 0)
+    if "seconds" in kill:
+        timer.cancel()
+    result = {
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "code": os.waitstatus_to_exitcode(status),
+    }
+    told = json.loads(said.read_text()) if said.exists() else {}
+    used = os.times()
+    cpu = used.children_user + used.children_system - before
+    return result | {"shown": shown.read_text(), "seconds": time.monotonic() - started, "cpu": cpu} | told
+
+
+def work(request: Tree, said: Path, shown: Path) -> None:
+    """In the child: one run, and its last words."""
+    for target in (1, 2):
+        os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
+    import kit.train
+    from kit.config import load_config
+    from kit.errors import KitError
+
+    config = load_config(request["config"], request["overrides"])
+    count = plant(request["kill"] or {}, Path(config.run.root) / str(config.run.id))
+    error, code = None, 0
+    try:
+        kit.train.run(config, **request["ways"])
+    except KitError as found:
+        error, code = str(found), found.exit_code
+    except BaseException as found:
+        import traceback
+
+        error, code = f"{type(found).__name__}: {found}\n{traceback.format_exc()}", 1
+    sys.stdout.flush()
+    said.write_text(json.dumps({"error": error, "operations": len(count)}))
+    os._exit(code)
+
+
+def die(kill: Tree) -> None:
+    os.kill(os.getpid(), kill.get("signal", signal.SIGKILL))
+
+
+def plant(kill: Tree, run: Path) -> list[str]:
+    """Sets the trap, and returns the list that grows with every change of a file in the run directory."""
+    if "call" in kill:
+        trap_call(kill)
+    elif "half" in kill:
+        trap_save(kill)
+    elif "line" in kill:
+        trap_line(kill)
+    changes: list[str] = []
+    inside = str(run.resolve())
+
+    def watch(event: str, given: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"):
+            return
+        if event == "open" and not given[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if isinstance(given[0], (str, Path)) and os.path.abspath(given[0]).startswith(inside):
+            changes.append(f"{event} {given[0]}")
+            if len(changes) == kill.get("operation"):
+                die(kill)
+
+    sys.addaudithook(watch)
+    return changes
+
+
+def trap_call(kill: Tree) -> None:
+    module, _, name = kill["call"].partition(":")
+    *owners, name = name.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original, calls = getattr(owner, name), []
+
+    @functools.wraps(original)
+    def trapped(*args: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        mine = len(calls) == kill["nth"]
+        if mine and kill.get("when") != "after":
+            die(kill)
+        result = original(*args, **keywords)
+        if mine and kill.get("when") == "after":
+            die(kill)
+        return result
+
+    setattr(owner, name, trapped)
+
+
+def trap_save(kill: Tree) -> None:
+    import torch
+
+    original, calls = torch.save, []
+
+    def trapped(content: Any, where: Any, *args: Any, **keywords: Any) -> None:
+        original(content, where, *args, **keywords)
+        if Path(str(where)).name == kill["half"]:
+            calls.append(None)
+            if len(calls) == kill["nth"]:
+                os.truncate(where, os.path.getsize(where) // 2)
+                die(kill)
+
+    torch.save = trapped
+
+
+def trap_line(kill: Tree) -> None:
+    original = os.write
+
+    def trapped(handle: int, data: bytes) -> int:
+        if data.startswith(kill["line"].encode()):
+            original(handle, data[: len(data) // 2])
+            die(kill)
+        return original(handle, data)
+
+    os.write = trapped
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+CLOCKS = re.compile(r"time|step_time|.*seconds|.*latency.*")
+OF_THE_PROCESS = ("resumed", "memory")
+"""Events about a process, of which a resumed run has had several."""
+
+
+def without_clocks(value: Any) -> Any:
+    """The same value without whatever is a time or a duration."""
+    if isinstance(value, dict):
+        return {key: without_clocks(item) for key, item in value.items() if not CLOCKS.fullmatch(key)}
+    return [without_clocks(item) for item in value] if isinstance(value, list) else value
+
+
+def trace(run: Path) -> Tree:
+    """All that a run left and that must not depend on whether it was interrupted, by file."""
+    import pyarrow.parquet as pq
+
+    found: Tree = {}
+    for name in ("metrics.jsonl", "events.jsonl"):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        found[name] = [without_clocks(line) for line in lines if line.get("kind") not in OF_THE_PROCESS]
+    for path in [*sorted((run / "eval").glob("*.json")), run / "best.json"]:
+        if path.exists():
+            found[path.name] = without_clocks(json.loads(path.read_text()))
+    for path in sorted((run / "completions").iterdir()):
+        found[path.name] = without_clocks(pq.read_table(path).to_pydict())
+    for folder in [run / "adapter", *sorted(run.glob("checkpoint-*"))]:
+        found |= {f"{folder.name}/{key}": value for key, value in folder_trace(folder).items()}
+    status = json.loads((run / "status.json").read_text())
+    return found | {"status": {key: status[key] for key in ("state", "step", "total_steps", "exit", "reason")}}
+
+
+def folder_trace(folder: Path) -> Tree:
+    found: Tree = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".pt", ".pth"):
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.name in ("objective_state.json", "progress.json"):
+            found[path.name] = json.loads(path.read_text())
+        elif path.name == "trainer_state.json":
+            state = without_clocks(json.loads(path.read_text()))
+            found[path.name] = state | {"best_model_checkpoint": Path(str(state["best_model_checkpoint"])).name}
+    return found
+
+
+def different(one: Tree, other: Tree) -> dict[str, Tree]:
+    """By file, what the two traces say where they differ; short enough to be read."""
+    names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    return {name: {"one": str(one.get(name))[:1500], "other": str(other.get(name))[:1500]} for name in names}
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,99 @@
+"""kit.cli_plan: `grpo-kit doctor` and `grpo-kit plan` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kit.cli import app
+from kit.planning import machine
+from kit.planning.machine import Check
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def config_file(tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(yaml.safe_dump(tree))
+    return "run.yaml"
+
+
+def test_doctor_shows_every_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = RUNNER.invoke(app, ["doctor"])
+    assert done.exit_code == 0, done.output
+    for name in ("Python", "packages", "torch", "disk", "sandbox", "HF_TOKEN"):
+        assert name in done.output
+
+
+def test_doctor_exits_with_1_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "check_machine", lambda root: [Check("disk", "fail", "full", "Free some space.")])
+    done = RUNNER.invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.output) == {
+        "machine": {
+            "failed": True,
+            "checks": [{"name": "disk", "level": "fail", "seen": "full", "fix": "Free some space."}],
+        }
+    }
+
+
+def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    rate = {"value": 0.5, "low": 0.4, "high": 0.6}
+    result = {
+        "verdict": {"verdict": "too hard", "because": "pass@1 is 0%", "change": "Take easier problems"},
+        "prompts": 6, "k": 4, "pass@1": rate, "spread_share": rate, "tokens_per_second": 10.0, "hours": 1.0,
+        "reward_latency_ms": {"p50": 1.0, "p95": 2.0},
+        "seconds": {"rollout": 1.0, "reward": 1.0, "update": 1.0, "step": 3.0},
+    }  # fmt: skip
+
+    def fake(config: Any, **given: Any) -> dict[str, Any]:
+        asked.update(given)
+        return result
+
+    monkeypatch.setattr("kit.planning.signal.check", fake)
+    monkeypatch.setattr(machine, "check_machine", lambda root: [Check("disk", "ok", "much")])
+    done = RUNNER.invoke(app, ["doctor", config_file, "--prompts", "6", "--k", "4"])
+    assert done.exit_code == 0, done.output
+    assert asked == {"prompts": 6, "k": 4, "progress": True}
+    assert "Verdict: too hard: pass@1 is 0%." in done.output
+    assert "Change: Take easier problems" in done.output
+    assert json.loads(RUNNER.invoke(app, ["doctor", config_file, "--json"]).output)["signal"] == result
+
+
+def test_plan_prints_terms_verdict_and_cards(config_file: str) -> None:
+    done = RUNNER.invoke(app, ["plan", config_file])
+    assert done.exit_code == 0, done.output
+    for text in ("weights", "activations", "key-value cache", "fits.", "Estimated:", "T4 16", "H100 80"):
+        assert text in done.output
+
+
+def test_plan_for_a_card_prints_the_command_that_fits(config_file: str, seven_billion: Path) -> None:
+    arguments = ["plan", config_file, "-o", f"model.name={seven_billion}", "-o", "model.dtype=auto", "--card", "t4"]
+    done = RUNNER.invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "does not fit" in done.output
+    assert "Would fit: grpo-kit train run.yaml -o model.name=" in done.output
+    assert "model.load_in_4bit=true" in done.output
+
+
+def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"peak_bytes": 123, "seconds": [3.0, 2.0], "steps": 2}
+    monkeypatch.setattr("kit.planning.probe.probe", lambda config, progress: measured)
+    found = json.loads(RUNNER.invoke(app, ["plan", config_file, "--json", "--probe"]).output)
+    assert found["probe"] == measured
+    assert found["time_is"] == "measured"
+    assert found["seconds_per_step"]["measured"] == 2.0
+    assert found["hours"] == pytest.approx(2 * 2.0 / 3600)
+
+
+def test_an_unknown_card_is_a_user_error(config_file: str) -> None:
+    done = RUNNER.invoke(app, ["plan", config_file, "--card", "h900"])
+    assert done.exit_code == 2

@@ -1,0 +1,123 @@
+"""kit.planning.feasible and cards: what fits, and the least harmful changes that make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kit.config import RunConfig, load_config
+from kit.errors import ConfigError
+from kit.planning.cards import CARDS, find_card
+from kit.planning.feasible import fixes, largest, largest_completion, largest_micro_batch
+from kit.planning.memory import MemoryPlan, plan_memory, workload
+from kit.planning.shapes import ModelShape
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    tree = {"generation": {"num_generations": 4, "max_completion_tokens": 512}, "evaluation": {"batch_size": 64}}
+    return load_config(tree | {"optimisation": {"batch_size": 32}, "data": {"max_prompt_tokens": 128}})
+
+
+class Planned:
+    """Plans of one shape, and how often they were asked for."""
+
+    def __init__(self, shape: ModelShape, device: str = "cpu") -> None:
+        from kit.objective import Objective
+
+        self.shape, self.device, self.objective = shape, device, Objective.from_spec("grpo")
+
+    def work(self, config: RunConfig) -> Any:
+        return workload(config, self.device, self.objective, 128)
+
+    def __call__(self, config: RunConfig) -> MemoryPlan:
+        return plan_memory(self.shape, self.work(config))
+
+
+def test_the_largest_completion_fits_and_the_next_one_does_not(shape: ModelShape, config: RunConfig) -> None:
+    work = Planned(shape).work(config)
+    room = plan_memory(shape, replace(work, completion=300)).peak
+    found = largest_completion(shape, work, room, 100_000)
+    assert plan_memory(shape, replace(work, completion=found)).peak <= room
+    assert plan_memory(shape, replace(work, completion=found + 64)).peak > room
+    assert found == 256  # the multiple of 64 below 300
+    assert largest_completion(shape, work, room, 128 + 100) == 64  # the context has room for 100 tokens
+    assert largest_completion(shape, work, 0, 100_000) == 0
+
+
+def test_the_largest_micro_batch_divides_the_batch(shape: ModelShape, config: RunConfig) -> None:
+    work = Planned(shape).work(config)
+    room = plan_memory(shape, replace(work, micro_batch=12)).peak
+    assert largest_micro_batch(shape, work, room) == 8  # of 1, 2, 4, 8, 16, 32
+    assert largest_micro_batch(shape, work, 0) == 0
+
+
+def test_larger_groups_leave_room_for_shorter_completions(shape: ModelShape, config: RunConfig) -> None:
+    work = Planned(shape).work(config)
+    rows = largest(shape, work, plan_memory(shape, replace(work, micro_batch=1)).peak, 100_000)
+    assert [row["group"] for row in rows] == [4, 8, 16, 32]
+    assert [row["batch"] for row in rows] == [32, 64, 128, 256]  # 8 prompts a step, as configured
+    lengths = [row["completion"] for row in rows]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
+
+
+def test_what_costs_nothing_is_changed_first(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(shape)
+    room = 0.9 * plan(config).peak
+    changes = fixes(config, plan, room, 32, "cpu")
+    assert changes is not None
+    assert [change.override.partition("=")[0] for change in changes] == ["optimisation.micro_batch_size"]
+    fixed = load_config(config, [change.override for change in changes])
+    assert plan(fixed).peak <= room
+
+
+def test_every_change_is_needed(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, layers=200))
+    room = 0.03 * plan(config).peak + 1060 * 2**20
+    changes = fixes(config, plan, room, 32, "cpu")
+    assert changes is not None
+    assert len(changes) > 1
+    for left_out in changes:
+        rest = [change.override for change in changes if change is not left_out]
+        assert plan(load_config(config, rest)).peak > room, left_out
+
+
+def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
+    assert fixes(config, Planned(shape), 1.0, 32, "cpu") is None
+
+
+def test_on_a_gpu_half_precision_comes_before_quantisation(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, parameters=10**9, linear=9 * 10**8), "cuda")
+    config = load_config(config, ["model.dtype=float32"])
+    changes = fixes(config, plan, plan(config).peak - 2e9, 16, "cuda")
+    assert changes is not None
+    overrides = [change.override for change in changes]
+    assert "model.dtype=auto" in overrides
+    assert "model.load_in_4bit=true" not in overrides
+
+
+def test_fixes_keep_the_batch_a_multiple_of_the_group(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, layers=200))
+    changes = fixes(config, plan, 1060 * 2**20 + 0.01 * plan(config).peak, 32, "cpu") or []
+    fixed = load_config(config, [change.override for change in changes])
+    assert fixed.optimisation.batch_size % fixed.generation.num_generations == 0
+
+
+@pytest.mark.parametrize(("asked", "found"), [("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24")])
+def test_cards_are_found_by_their_words(asked: str, found: str) -> None:
+    assert find_card(asked).name == found
+
+
+def test_an_unknown_card_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"no card 'h900'.*T4 16"):
+        find_card("h900")
+
+
+def test_the_cards_of_the_documentation_are_there() -> None:
+    names = {card.name for card in CARDS}
+    assert {"T4 16", "L4 24", "RTX 3060 12", "RTX 4090 24", "A100 40", "A100 80", "H100 80"} <= names
+    assert all(card.usable < float(card.name.split()[-1]) for card in CARDS)
+    assert not find_card("t4").bf16

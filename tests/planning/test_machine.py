@@ -1,0 +1,156 @@
+"""kit.planning.machine: each check with the defect planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.planning import machine
+from kit.planning.machine import Check, check_machine, failed
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def levels(found: Any) -> dict[str, str]:
+    return {check.name: check.level for check in found}
+
+
+def test_this_machine_can_train(tmp_path: Path) -> None:
+    checks = check_machine(tmp_path)
+    assert not failed(checks), [check for check in checks if check.level == "fail"]
+    named = {check.name for check in checks}
+    assert {
+        "Python",
+        "packages",
+        "torch",
+        "GPU",
+        "run folder",
+        "disk",
+        "memory",
+        "cores",
+        "sandbox",
+        "HF_TOKEN",
+    } <= named
+    assert all(check.fix for check in checks if check.level == "fail")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda name: "0.1" if name == "trl" else real(name))
+    found = {check.name: check for check in machine.packages()}
+    assert found["trl"].level == "fail"
+    assert found["trl"].seen.startswith("0.1, expected ")
+    assert found["trl"].fix.startswith("pip install 'trl")
+
+
+def test_a_package_that_is_missing_fails_and_an_extra_that_is_missing_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda name: None if name in ("peft", "optuna") else real(name))
+    found = levels(machine.packages())
+    assert found["peft"] == "fail"
+    assert "optuna" not in found
+
+
+def test_an_old_extra_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda name: "0.0.1" if name == "optuna" else real(name))
+    assert levels(machine.packages())["optuna"] == "warn"
+
+
+@pytest.mark.parametrize(("free", "level"), [(10 * 2**20, "fail"), (3 * 2**30, "warn"), (50 * 2**30, "ok")])
+def test_the_disk(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free, 0, free))
+    (found,) = machine.disk(tmp_path / "runs")
+    assert found.level == level
+    assert bool(found.fix) is (level != "ok")
+
+
+def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", refuse)
+    (found,) = machine.run_folder(tmp_path)
+    assert (found.level, "Permission denied" in found.seen, "run.root" in found.fix) == ("fail", True, True)
+
+
+def test_too_little_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 1e9)
+    assert levels(machine.memory()) == {"memory": "fail"}
+
+
+def test_a_gpu_that_torch_cannot_use_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(machine, "_nvidia_device", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = machine.torch_build()
+    assert found.level == "fail"
+    assert "Install torch for CUDA" in found.fix
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    (found,) = machine.torch_build()
+    assert "driver" in found.fix
+
+
+@pytest.mark.parametrize(("capability", "level"), [((9, 0), "ok"), ((7, 5), "warn"), ((6, 1), "fail")])
+def test_bfloat16_by_compute_capability(
+    capability: tuple[int, int], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    card = namedtuple("Card", "name major minor")("Some GPU", *capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 * 2**30, 24 * 2**30))
+    found = levels(machine.gpu())
+    assert found == {"GPU": "ok", "GPU memory": "warn", "bfloat16": level}
+
+
+def test_the_value_of_a_token_is_never_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    found = {check.name: check.seen for check in machine.tokens()}
+    assert found["HF_TOKEN"].startswith("set")
+    assert found["WANDB_API_KEY"].startswith("not set")
+    assert "secretsecret" not in str(check_machine(tmp_path))
+
+
+def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * 2**20, 0, 64 * 2**20))
+    (found,) = machine.shared_memory()
+    assert found.level == "warn"
+    assert "--shm-size" in found.fix
+
+
+def test_without_isolation_the_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.sandbox.level", lambda: None)
+    (found,) = machine.sandbox()
+    assert (found.level, "bubblewrap" in found.fix) == ("warn", True)
+
+
+def test_a_cache_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert set(levels(machine.caches()).values()) == {"fail"}
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise RuntimeError("driver mismatch")
+        yield
+
+    monkeypatch.setattr(machine, "gpu", broken)
+    found = [check for check in check_machine(tmp_path) if "driver mismatch" in check.seen]
+    assert [check.level for check in found] == ["warn"]
+
+
+def test_only_a_failure_fails() -> None:
+    assert not failed([Check("a", "ok", ""), Check("b", "warn", "", "do")])
+    assert failed([Check("a", "fail", "", "do")])

@@ -1,0 +1,202 @@
+"""kit.planning.memory: every term against arithmetic, activations against autograd itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import load_config
+from kit.planning.memory import NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
+from kit.planning.shapes import ModelShape, shape_of
+
+ROOT = Path(__file__).parents[2]
+WORK = Workload(
+    device="cpu", weight_bytes=4, compute_bytes=4, four_bit=False, rank=8, targets="all-linear",
+    eight_bit_optimiser=False, batch=8, micro_batch=3, group=4, prompt=30, completion=20, checkpointing=False,
+    reference=False, old_logps=False, entropy_gradient=False, hidden_rows=0, evaluation=0,
+)  # fmt: skip
+
+
+def saved_bytes(layers: int, *, lora: bool, bf16: bool, padded: bool) -> int:
+    """Bytes that autograd really keeps of a forward pass of 3 x 50 tokens, weights not counted."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config).to(torch.bfloat16 if bf16 and lora else torch.float32)
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+        for weight in model.parameters():
+            weight.data = weight.data.float() if weight.requires_grad else weight.data
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    ids = torch.ones(3, 50, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[0, : 10 if padded else 0] = 0
+    base = model.get_base_model() if lora else model
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        torch.autocast("cpu", torch.bfloat16, enabled=bf16),
+    ):
+        output = base.model(input_ids=ids, attention_mask=mask, use_cache=False)
+    assert output is not None
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("lora", "bf16", "padded"),
+    [(True, False, True), (True, False, False), (False, False, True), (True, True, True), (False, True, True)],
+)
+def test_activations_are_what_autograd_keeps(shape: ModelShape, lora: bool, bf16: bool, padded: bool) -> None:
+    measured = saved_bytes(2, lora=lora, bf16=bf16, padded=padded) - saved_bytes(1, lora=lora, bf16=bf16, padded=padded)
+    if bf16:  # autocast's half-precision copies of weights are a term of their own, adapters' copies are negligible
+        measured -= 2 * (shape.lora_parameters(8, "all-linear") if lora else shape.linear) // 2
+    work = replace(WORK, compute_bytes=2 if bf16 else 4, rank=8 if lora else None)
+    assert layer_bytes(shape, work, padded) * 150 == pytest.approx(measured, rel=0.01)
+
+
+def test_shapes_are_read_from_the_configuration_alone(shape: ModelShape) -> None:
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    norms = 2 * (2 * 128 + 2 * 32) + 128
+    assert shape_of(config) == replace(shape, parameters=shape.parameters + norms)
+
+
+def test_fixed_terms_are_bytes_times_weights(shape: ModelShape) -> None:
+    # LoRA of rank 8: 8 x (in + out) a layer; in float32, with two moments of AdamW
+    lora = 2 * 8 * (128 + 192 + 2 * (128 + 64) + 192 + 128 + 2 * (128 + 352) + 352 + 128)
+    assert fixed_terms(shape, WORK) == {
+        "weights": 4 * shape.parameters, "adapters": 4 * lora, "optimiser states": 8 * lora,
+    }  # fmt: skip
+    full = replace(WORK, rank=None, reference=True)
+    assert fixed_terms(shape, full) == {
+        "weights": 4 * shape.parameters, "reference copy": 4 * shape.parameters, "optimiser states": 8 * shape.parameters,
+    }  # fmt: skip
+    assert certain_bytes(shape, full) == 20 * shape.parameters  # and 4 for gradients
+    assert fixed_terms(shape, replace(WORK, eight_bit_optimiser=True))["optimiser states"] == 2 * lora
+
+
+def test_a_gpu_needs_16_bytes_a_weight_when_all_train(shape: ModelShape, tree: Any) -> None:
+    from kit.objective import Objective
+
+    # weights 4, gradients 4, AdamW's two moments 8: in float32 whatever the GPU computes in
+    work = workload(load_config(tree, ["model.lora=null", "model.dtype=auto"]), "cuda", Objective.from_spec("grpo"), 77)
+    assert certain_bytes(shape, work) == 16 * shape.parameters
+
+
+def test_four_bits_are_for_linear_layers_only(shape: ModelShape) -> None:
+    # 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales; the embedding stays in 16 bits
+    work = replace(WORK, four_bit=True, weight_bytes=2, compute_bytes=2)
+    packed = shape.linear * (0.5 + 1 / 64 + 4 / 16384)
+    assert fixed_terms(shape, work)["weights"] == pytest.approx(packed + 2 * (shape.parameters - shape.linear))
+    assert pytest.approx(0.51587, abs=1e-5) == NF4_BYTES
+
+
+def test_the_cache_grows_with_every_completion_of_the_batch_not_of_the_micro_batch(shape: ModelShape) -> None:
+    def cache(**changes: Any) -> float:
+        return plan_memory(shape, replace(WORK, prompt=2, completion=48, **changes)).phases["rollout"][
+            "key-value cache"
+        ]
+
+    assert cache() == 2 * 2 * 64 * 4 * 8 * 50  # keys and values, layers, key width, bytes, completions, tokens
+    assert cache(batch=16) == 2 * cache()
+    assert cache(micro_batch=1) == cache()
+
+
+def test_checkpointing_and_smaller_micro_batches_lower_the_update(shape: ModelShape) -> None:
+    def update(**changes: Any) -> float:
+        return sum(plan_memory(shape, replace(WORK, **changes)).phases["update"].values())
+
+    assert update(checkpointing=True) < update()
+    assert update(micro_batch=1) < update()
+    assert update(completion=40) > update()
+
+
+def test_the_scorer_never_holds_the_vocabulary_times_the_tokens(shape: ModelShape) -> None:
+    wide = replace(shape, vocab=150_000)
+    work = replace(WORK, micro_batch=16, completion=1024)
+    assert plan_memory(wide, work).phases["update"]["scorer"] < 16 * 1024 * 150_000 * 4 / 100
+
+
+def test_phases_exist_for_what_the_run_does(shape: ModelShape) -> None:
+    assert set(plan_memory(shape, WORK).phases) == {"rollout", "update", "optimiser"}
+    more = plan_memory(shape, replace(WORK, reference=True, evaluation=64))
+    assert {"scoring", "evaluation"} <= set(more.phases)
+    assert more.phase == max(more.phases, key=lambda name: sum(more.phases[name].values()))
+    assert more.peak == pytest.approx(sum(more.always.values()) + sum(more.phases[more.phase].values()))
+
+
+def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> None:
+    share = 1e9
+    work = replace(WORK, device="cuda", vllm_bytes=share)
+    awake = plan_memory(shape, replace(work, vllm_sleeps=False))
+    asleep = plan_memory(shape, work)
+    assert awake.always["vLLM"] == share
+    assert "vLLM" not in asleep.always
+    assert asleep.phases["rollout"]["vLLM"] == share
+
+
+def test_a_configuration_becomes_a_workload(tree: Any) -> None:
+    from kit.objective import Objective
+
+    kl = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
+    config = load_config(
+        tree, ["optimisation.micro_batch_size=2", "optimisation.iterations=2", "evaluation.after=true"]
+    )
+    work = workload(config, "cpu", kl, 77)
+    assert (work.batch, work.micro_batch, work.prompt, work.completion, work.rank) == (8, 2, 77, 12, 4)
+    assert work.reference
+    assert work.old_logps
+    assert work.evaluation == 8  # 4 prompts x 2, below the batch of 128
+    assert not work.checkpointing
+    assert workload(config, "cuda", kl, 77).checkpointing
+
+
+def test_the_measured_configurations_are_planned_within_15_per_cent() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/memory_plan.json").read_text())["configurations"]
+    assert len(rows) >= 8
+    assert {row["use"] for row in rows} == {"calibration", "hold-out"}
+    for row in rows:
+        assert abs(row["planned_mib"] / row["measured_mib"] - 1) <= 0.15, row["name"]
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    """benchmarks/memory_plan.py as a module."""
+    spec = importlib.util.spec_from_file_location("memory_plan", ROOT / "benchmarks/memory_plan.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_formula_still_gives_what_the_benchmark_recorded(benchmark: Any) -> None:
+    for row in json.loads(benchmark.FILE.read_text())["configurations"]:
+        assert benchmark.predict(row["name"])[1].peak / 2**20 == pytest.approx(row["planned_mib"], abs=1), row["name"]
+
+
+def test_the_documents_table_is_the_recorded_one(benchmark: Any) -> None:
+    text = (ROOT / "docs/planning.md").read_text()
+    for row in json.loads(benchmark.FILE.read_text())["configurations"]:
+        assert benchmark.cells(row) in text, row["name"]

@@ -1,0 +1,143 @@
+"""kit.planning.plan, fit and probe: from a configuration to a plan, a refusal, a measurement."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from kit.config import load_config
+from kit.errors import ModelError
+from kit.objective import Objective
+from kit.planning import fit
+from kit.planning.cards import find_card
+from kit.planning.fit import check_memory, note, planned
+from kit.planning.memory import GIB, certain_bytes, workload
+from kit.planning.plan import plan
+from kit.planning.shapes import ModelShape
+from kit.planning.timing import Speed, estimate
+
+GRPO = Objective.from_spec("grpo")
+KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
+
+
+def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: Any) -> None:
+    config = load_config(
+        tree, [f"model.name={seven_billion}", "generation.max_completion_tokens=1024", "model.dtype=auto"]
+    )
+    found = plan(config, card=find_card("l4"), name="run.yaml")
+    assert found["model"]["parameters"] == 7_615_616_512  # of Qwen2.5-7B
+    assert found["memory"]["always"]["weights"] == 2 * 7_615_616_512
+    assert found["prompt_tokens"] == 512
+    assert any("prompts were not measured" in note for note in found["notes"])
+    assert found["time_is"] == "estimated"
+    assert {card["card"] for card in found["cards"]} >= {"T4 16", "H100 80"}
+    peaks = {card["card"]: card["fits"] for card in found["cards"]}
+    assert peaks["H200 141"]
+    assert not peaks["T4 16"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_command_that_is_printed_fits(seven_billion: Any, tree: Any) -> None:
+    given = [f"model.name={seven_billion}", "generation.max_completion_tokens=2048", "model.dtype=auto"]
+    card = find_card("rtx 4090")
+    found = plan(load_config(tree, given), card=card, name="run.yaml", given=given)
+    assert not found["fits"]
+    words = shlex.split(found["command"])
+    assert words[:3] == ["grpo-kit", "train", "run.yaml"]
+    overrides = [word for before, word in itertools.pairwise(words) if before == "-o"]
+    assert overrides[: len(given)] == given
+    assert plan(load_config(tree, overrides), card=card)["fits"]
+
+
+def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> None:
+    found = plan(load_config(tree))
+    assert 10 < found["prompt_tokens"] < 60
+    assert found["notes"] == []
+    assert found["fits"]
+    assert found["command"] is None
+
+
+def test_without_any_room_it_is_said_that_nothing_helps(tree: Any) -> None:
+    found = plan(load_config(tree), room=1e6)
+    assert (found["fits"], found["fixes"], found["command"]) == (False, None, None)
+
+
+def test_code_of_its_own_is_refused_with_the_reason(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.planning.plan.shape_of", lambda config: None)
+    with pytest.raises(ModelError, match="Python code of its own"):
+        plan(load_config(tree))
+
+
+def test_a_folder_without_config_is_refused(tree: Any, tmp_path: Any) -> None:
+    with pytest.raises(ModelError, match=r"configuration of .* could not be read"):
+        plan(load_config(tree, [f"model.name={tmp_path}/nothing"]))
+
+
+@pytest.mark.parametrize("override", ["run.seed=0", "model.dtype=bfloat16", "model.lora=null"])
+def test_what_is_certain_not_to_fit_is_refused_before_loading(
+    override: str, tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tree, [override])
+    needed = certain_bytes(shape, workload(config, "cpu", GRPO, 512))
+    monkeypatch.setattr("kit.training.models.free_memory", lambda device: needed)
+    check_memory(config, shape, "cpu", GRPO)
+    monkeypatch.setattr("kit.training.models.free_memory", lambda device: needed - 1)
+    with pytest.raises(ModelError, match="needs at least") as failure:
+        check_memory(config, shape, "cpu", GRPO)
+    assert ("keep model.lora" in str(failure.value)) is ("null" in override)
+
+
+def test_the_reference_copy_of_full_training_is_counted(
+    tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tree, ["model.lora=null"])
+    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 16 * shape.parameters)
+    check_memory(config, shape, "cpu", GRPO)
+    with pytest.raises(ModelError, match="a reference copy included"):
+        check_memory(config, shape, "cpu", KL)  # 4 bytes a weight more
+    check_memory(load_config(tree), shape, "cpu", KL)  # with LoRA the reference is the model itself
+
+
+def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.validation import check
+
+    assert any(line.startswith("memory: ") and "planned" in line for line in check(load_config(tree)))
+    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 1e8)
+    assert any("It will not fit: see grpo-kit plan" in line for line in check(load_config(tree)))
+
+
+def test_the_note_compares_the_peak_with_what_is_free(tree: Any, shape: ModelShape) -> None:
+    memory = planned(load_config(tree), shape, "cpu", GRPO)
+    assert note(memory, memory.peak).endswith(f"{memory.peak / GIB:.1f} GiB free")
+    assert "It will not fit" in note(memory, memory.peak - 1)
+    assert fit.prompt_tokens(load_config(tree), 33) == 33
+
+
+def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
+    work = workload(load_config(tree), "cpu", GRPO, 20)
+    found = estimate(shape, work, Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0))
+    # 8 completions of 20 + 12 tokens; update 4 operations a weight and token (frozen weights), no checkpointing
+    assert found["update"] == pytest.approx(4 * shape.parameters * 8 * 32 / 1e9)
+    assert found["rollout"] == pytest.approx(2 * shape.parameters * 8 * 32 / 1e9)
+    assert found["scoring"] == 0
+    launched = estimate(shape, work, Speed(flops=1e30, bandwidth=1e30, layer_seconds=0.5))
+    assert launched["rollout"] == pytest.approx(12 * shape.layers * 0.5)
+
+
+def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> None:
+    from kit.planning.probe import two_steps, worst_rows
+    from kit.training.preparation import prepare
+
+    parts = prepare(load_config(tree), fresh=False)
+    from kit.evaluation.heldout import count_tokens
+
+    lengths = count_tokens(parts.files.tokenizer, parts.data.train["prompt"])
+    chosen = count_tokens(parts.files.tokenizer, worst_rows(parts)["prompt"])
+    assert chosen == sorted(lengths, reverse=True)[: len(chosen)]
+    found = two_steps(parts, tmp_path)
+    assert len(found["seconds"]) == 2
+    assert found["peak_bytes"] > 100 * 2**20

@@ -1,0 +1,233 @@
+"""kit.planning.signal on a real tiny model: every kind of task, and the rates against a count by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import rewards
+from kit.config import load_config
+from kit.planning.signal import BaseModel, check, describe, measure
+from kit.runs.child import Outcome
+from rewards.protocol import Context, ItemComponent, Sample, Score
+
+Rule = Callable[[Sample], Score]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ruled(ItemComponent):
+    """A component that is a function."""
+
+    rule: Rule
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        return self.rule(sample)
+
+
+def preset(rule: Rule, checker: str | None = "rule") -> rewards.Preset:
+    return rewards.Preset([(Ruled(name="rule", rule=rule), 1.0)], name="ruled", checker=checker)
+
+
+def sometimes(sample: Sample) -> Score:
+    """Right for about half of what a model writes that cannot calculate: by the last digit."""
+    digits = [character for character in sample.text if character.isdigit()]
+    right = bool(digits) and int(digits[-1]) % 2 == 0
+    return Score(float(right), "ok" if right else "wrong")
+
+
+def always(sample: Sample) -> Score:
+    return Score(1.0)
+
+
+def never(sample: Sample) -> Score:
+    return Score(0.0, "wrong")
+
+
+def constant(sample: Sample) -> Score:
+    return Score(0.5)
+
+
+def fails(sample: Sample) -> Score:
+    raise KeyError("no such column")
+
+
+def unreadable(sample: Sample) -> Score:
+    return Score(0.0, "format")
+
+
+def slow(sample: Sample) -> Score:
+    time.sleep(0.002)
+    return sometimes(sample)
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder: Any) -> tuple[Any, Any]:
+    """Parts of a run on the tiny model, and the model."""
+    from kit.training.models import load_model
+    from kit.training.preparation import prepare
+
+    tree = {
+        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
+        "data": {"task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, "limit": 80},
+        "generation": {"num_generations": 8, "max_completion_tokens": 32},
+        "optimisation": {"steps": 100, "batch_size": 64},
+        "evaluation": {"before": False, "after": False},
+        "run": {"threads": 1},
+    }
+    tree["data"]["heldout"] = 8
+    parts = prepare(load_config(tree), fresh=False)
+    return parts, load_model(parts.files, parts.config.model).model
+
+
+def verdict_of(loaded: Any, rule: Rule, *, prompts: int = 16, checker: str | None = "rule", **changes: Any) -> Any:
+    parts, model = loaded
+    own = preset(rule, checker)
+    config = parts.config
+    if changes:
+        config = config.model_copy(update={"generation": config.generation.model_copy(update=changes)})
+    return measure(dataclasses.replace(parts, preset=own, checker=own, config=config), model, prompts, 8)
+
+
+def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
+    found = verdict_of(loaded, sometimes)
+    assert found["verdict"]["verdict"] == "will learn"
+    assert 0 < found["pass@1"]["value"] < found["pass@8"]["value"]
+    assert found["pass@1"]["low"] <= found["pass@1"]["value"] <= found["pass@1"]["high"]
+    assert found["spread_share"]["value"] == pytest.approx(1 - found["zero_spread_share"]["value"])
+    assert found["reward_spread_mean"] > 0
+    assert found["tokens_per_second"] > 0
+    assert found["hours"] == pytest.approx(found["seconds"]["step"] * 100 / 3600)
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_task_that_is_solved_already_is_too_easy(loaded: Any) -> None:
+    found = verdict_of(loaded, always)
+    assert found["verdict"]["verdict"] == "too easy"
+    assert found["pass@1"]["value"] == 1.0
+    assert found["zero_spread_share"]["value"] == 1.0
+
+
+def test_a_task_that_is_never_solved_is_too_hard(loaded: Any) -> None:
+    found = verdict_of(loaded, never, prompts=48)
+    assert found["verdict"]["verdict"] == "too hard"
+    assert found["pass@8"]["value"] == 0.0
+
+
+def test_few_prompts_do_not_decide(loaded: Any) -> None:
+    found = verdict_of(loaded, never, prompts=4)
+    assert found["verdict"]["verdict"] == "sample more"
+    assert found["verdict"]["change"].startswith("--prompts ")
+
+
+def test_completions_that_are_cut_are_named_before_anything_else(loaded: Any) -> None:
+    found = verdict_of(loaded, never, max_completion_tokens=4)
+    assert found["verdict"]["verdict"] == "truncated"
+    assert found["verdict"]["change"] == "-o generation.max_completion_tokens=8"
+    assert found["truncated_share"]["value"] > 0.9
+    assert 3.5 < found["completion_tokens_mean"] <= 4
+
+
+def test_a_constant_reward_gives_no_signal(loaded: Any) -> None:
+    found = verdict_of(loaded, constant, checker=None)
+    assert found["verdict"]["verdict"] == "no signal"
+    assert "0.5" in found["verdict"]["because"]
+    assert "pass@1" not in found
+
+
+def test_a_reward_that_fails_is_named_with_its_reason(loaded: Any) -> None:
+    found = verdict_of(loaded, fails)
+    assert found["verdict"]["verdict"] == "reward fails"
+    assert "no such column" in found["verdict"]["change"]
+    assert found["failure_share"]["value"] == 1.0
+
+
+def test_completions_in_the_wrong_format_are_named(loaded: Any) -> None:
+    found = verdict_of(loaded, unreadable)
+    assert found["verdict"]["verdict"] == "wrong format"
+    assert found["format_share"]["value"] == 1.0
+
+
+def test_a_slow_reward_is_named_with_its_time(loaded: Any) -> None:
+    parts, model = loaded
+    own = preset(slow)
+    config = parts.config.model_copy(
+        update={"optimisation": parts.config.optimisation.model_copy(update={"batch_size": 3200})}
+    )
+    base = BaseModel(
+        parts.data.train.select(range(16)).to_list(), own, parts.files.tokenizer, _evaluation(), config.generation, own
+    )
+    sampled = base.sample(model)
+    assert sampled.reward_seconds >= 0.002 * 128
+    # Beside a rollout and an update that take no time: what is said does not depend on how fast this machine is.
+    found = describe(config, dataclasses.replace(sampled, generation_seconds=0.01), 8, 0.1)
+    assert found["verdict"]["verdict"] == "slow reward"
+    assert found["reward_latency_ms"]["p95"] >= found["reward_latency_ms"]["p50"] >= 2.0
+
+
+def _evaluation() -> Any:
+    from kit.config import EvaluationConfig
+
+    return EvaluationConfig(prompts=16, k=8, batch_size=64)
+
+
+def test_the_update_is_estimated_for_prompts_and_completions_as_they_are(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def remember(parts: Any, prompt: int, completion: int) -> float:
+        asked.append((prompt, completion))
+        return 7.0
+
+    monkeypatch.setattr("kit.planning.signal.estimate_update", remember)
+    found = verdict_of(loaded, sometimes)
+    assert found["seconds"]["update"] == 7.0
+    ((prompt, completion),) = asked
+    assert 10 < prompt < 60  # not data.max_prompt_tokens, 512
+    assert completion - 1 < found["completion_tokens_mean"] <= completion
+
+
+def test_rates_are_counts(loaded: Any) -> None:
+    parts, model = loaded
+    own = preset(sometimes)
+    rows = parts.data.train.select(range(16)).to_list()
+    base = BaseModel(rows, own, parts.files.tokenizer, _evaluation(), parts.config.generation, own)
+    sampled = base.sample(model)
+    found = describe(parts.config, sampled, 8, 0.0)
+    right = [
+        [sampled.verdict.totals[8 * group + one] == 1.0 for one in range(8)] for group in range(16)
+    ]  # by the reward, which is 1 where the checker says right
+    assert found["pass@1"]["value"] == pytest.approx(sum(map(sum, right)) / 128)
+    assert found["pass@8"]["value"] == pytest.approx(sum(any(group) for group in right) / 16)
+    assert found["spread_share"]["value"] == pytest.approx(sum(len(set(group)) == 2 for group in right) / 16)
+    assert found["completion_tokens_mean"] == pytest.approx(sum(len(ids) for ids, _ in sampled.completions) / 128)
+
+
+def test_the_same_seed_gives_the_same_numbers(loaded: Any) -> None:
+    timing = ("seconds", "hours", "tokens_per_second", "reward_latency_ms")
+    first, second = verdict_of(loaded, sometimes), verdict_of(loaded, sometimes)
+    assert {k: v for k, v in first.items() if k not in timing} == {k: v for k, v in second.items() if k not in timing}
+
+
+def test_the_process_prepares_as_a_run_does_and_writes_no_run(
+    tree: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.planning import signal
+
+    def here(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
+        assert module == signal.__name__
+        signal.job(json.loads(json.dumps(request)), quiet)
+        return Outcome(0)
+
+    monkeypatch.setattr(signal, "call", here)
+    found = check(load_config(tree), prompts=4, k=4, progress=False)
+    assert not (tmp_path / "runs").exists()
+    assert found["prompts"] == 4
+    assert found["k"] == 4
+    assert {"pass@1", "pass@4", "verdict", "hours"} <= set(found)

@@ -1,0 +1,71 @@
+"""kit.planning.verdict: each verdict, and that none is given without support."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kit.evaluation.statistics import Estimate, wilson
+from kit.planning.verdict import INFORMATIVE, Signal, judge, prompts_needed
+
+NEVER, MIDDLING, ALWAYS = wilson(0, 64), wilson(32, 64), wilson(64, 64)
+GOOD = Signal(
+    prompts=64, k=8, spread=wilson(50, 64), truncated=NEVER, malformed=NEVER, failures=NEVER, pass_at_1=MIDDLING,
+    constant=False, reward=Estimate(0.5, 0.4, 0.6), reward_seconds=0.1, step_seconds=2.0, max_completion_tokens=256,
+    group=8,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "change"),
+    [
+        ({}, "will learn", ""),
+        ({"failures": ALWAYS, "failure": "'f' on completion 1: error"}, "reward fails", "Mend the reward ('f'"),
+        ({"truncated": ALWAYS}, "truncated", "-o generation.max_completion_tokens=512"),
+        ({"malformed": ALWAYS, "spread": NEVER}, "wrong format", "data.system_prompt"),
+        ({"spread": NEVER, "pass_at_1": ALWAYS}, "too easy", "harder"),
+        ({"spread": NEVER, "pass_at_1": NEVER}, "too hard", "easier"),
+        ({"spread": NEVER, "constant": True}, "no signal", "Choose a reward"),
+        ({"spread": NEVER, "constant": True, "pass_at_1": None}, "no signal", "Choose a reward"),
+        ({"spread": NEVER}, "no signal", "-o generation.num_generations=16"),
+        ({"spread": NEVER, "group": 16}, "no signal", "Mix problems"),
+        ({"reward_seconds": 30.0, "step_seconds": 40.0}, "slow reward", "faster"),
+        ({"reward_seconds": 0.5, "step_seconds": 0.6}, "will learn", ""),  # half a second is nobody's trouble
+        ({"malformed": ALWAYS}, "will learn", ""),  # rewards differ: the format itself is learned
+    ],
+)
+def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None:
+    found = judge(replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert found.verdict == verdict
+    assert change in found.change
+    assert bool(found.change) is bool(change)
+
+
+@pytest.mark.parametrize("name", ["failures", "truncated"])
+def test_a_share_beyond_its_threshold_with_an_interval_across_it_asks_for_more(name: str) -> None:
+    found = judge(replace(GOOD, **{name: wilson(4, 8)}))  # type: ignore[arg-type]  # [0.22, 0.78]
+    assert found.verdict == ("reward fails" if name == "failures" else "sample more")
+
+
+def test_a_spread_across_the_threshold_asks_for_as_many_as_would_decide() -> None:
+    share = wilson(5, 16)  # 0.31 [0.14, 0.56], threshold 0.25
+    found = judge(replace(GOOD, prompts=16, spread=share))
+    assert found.verdict == "sample more"
+    # 1.96^2 x 0.3125 x 0.6875 / 0.0625^2 = 211.3
+    assert found.change == "--prompts 212"
+    assert "[14%, 56%]" in found.because
+
+
+def test_the_prompts_asked_for_would_move_the_threshold_out_of_the_interval() -> None:
+    share = wilson(5, 16)
+    more = prompts_needed(16, share, INFORMATIVE)
+    assert wilson(round(0.3125 * more), more).low > 0.245
+    assert prompts_needed(16, wilson(4, 16), INFORMATIVE) == 256  # on the threshold itself: at most 16 times as many
+    assert prompts_needed(4000, wilson(1000, 4000), INFORMATIVE) == 4096
+
+
+def test_small_samples_do_not_condemn_a_task() -> None:
+    # No group of 6 with spread: the interval is [0, 0.39], and 0.25 lies within
+    found = judge(replace(GOOD, prompts=6, spread=wilson(0, 6), pass_at_1=wilson(0, 6)))
+    assert found.verdict == "sample more"

@@ -1,0 +1,107 @@
+"""Run directories written by hand: a finished run of any length with everything that a report shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kit.config import load_config
+from kit.runs.store import RunDir, RunStore
+
+
+def score(right: list[bool], step: int, text: str = "answer") -> dict[str, Any]:
+    """What an evaluation leaves, of problems of which `right` were solved."""
+    share = sum(right) / len(right)
+    return {
+        "problems": len(right),
+        "step": step,
+        "k": 4,
+        "temperature": 1.0,
+        "checker": "exact",
+        "greedy_accuracy": {"value": share, "low": max(0.0, share - 0.1), "high": min(1.0, share + 0.1)},
+        "pass@1": {"value": share, "low": max(0.0, share - 0.1), "high": min(1.0, share + 0.1)},
+        "greedy_reward": {"value": share, "low": share - 0.1, "high": share + 0.1},
+        "completion_tokens_mean": 12.5,
+        "truncated_share": 0.02,
+        "per_problem": {
+            "id": [f"{i:016x}" for i in range(len(right))],
+            "greedy_correct": right,
+            "sampled_correct": [4 * one for one in right],
+            "greedy_reward": [float(one) for one in right],
+        },
+        "samples": [{"prompt": "2 + 2 =", "reference": "4", "completion": f"{text} {step}", "reward": share}],
+    }
+
+
+def line(step: int) -> dict[str, Any]:
+    """A step's metrics."""
+    wave = (step * 7919 % 101) / 101
+    return {
+        "step": step,
+        "time": 1000.0 + step,
+        "reward": 0.5 + 0.4 * wave,
+        "reward_std": 0.2,
+        "rewards/accuracy/mean": wave,
+        "rewards/format/mean": 1.0,
+        "completions/mean_length": 20 + wave,
+        "completions/min_length": 3,
+        "completions/max_length": 40,
+        "completions/clipped_ratio": 0.1 * wave,
+        "kl": 0.01 * wave,
+        "entropy": 1 - 0.5 * wave,
+        "clip_fraction/low": 0.0,
+        "clip_fraction/high": 0.01 * wave,
+        "clip_fraction/region": 0.01 * wave,
+        "groups/zero_spread": 0.2,
+        "grad_norm": 1 + wave,
+        "learning_rate": 1e-5,
+        "step_time": 2 + wave,
+        "num_tokens": 100.0 * step,
+    }
+
+
+def completions(folder: Path, step: int, texts: list[str]) -> None:
+    """One batch: a group of completions of one prompt."""
+    folder.mkdir(exist_ok=True)
+    table = {
+        "step": [step] * len(texts),
+        "prompt": ["2 + 2 ="] * len(texts),
+        "reference": ["4"] * len(texts),
+        "completion": texts,
+        "tokens": [5] * len(texts),
+        "finish_reason": ["stop"] * len(texts),
+        "advantage": [1.0 if i else -1.0 for i in range(len(texts))],
+        "reward/accuracy": [float(i > 0) for i in range(len(texts))],
+        "reward/accuracy/status": ["timeout" if i == 0 else "ok" for i in range(len(texts))],
+    }
+    pq.write_table(pa.table(table), folder / f"step-{step:05d}.parquet")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunDir]:
+    """`make_run(steps=20)`: a finished run; `overrides` are of its configuration."""
+
+    def make(steps: int = 20, overrides: tuple[str, ...] = (), texts: tuple[str, ...] = ("four", "4")) -> RunDir:
+        run = RunStore(tmp_path / "runs").create("one")
+        config = load_config("quickstart", [f"optimisation.steps={steps}", "run.id=one", *overrides])
+        run.write_text("config.yaml", config.to_yaml())
+        run.write_json("data.json", {"source": "sums", "rows": {"train": 90, "heldout": 10}, "sha256": "ab" * 32})
+        run.write_json(
+            "env.json", {"packages": {"torch": "2.13.0"}, "python": "3.11", "seeds": {"run": 0}, "threads": 1}
+        )
+        run.metrics_file.write_text("".join(json.dumps(line(step)) + "\n" for step in range(1, steps + 1)))
+        run.write_json("eval/before.json", score([False] * 18 + [True] * 2, 0))
+        run.write_json("eval/after.json", score([True] * 18 + [False] * 2, steps))
+        for step in (1, steps):
+            completions(run.completions, step, list(texts))
+        run.append_event("checkpoint", step=steps)
+        run.write_status("finished", step=steps, total_steps=steps, exit=0)
+        return run
+
+    return make

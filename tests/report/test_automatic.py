@@ -1,0 +1,83 @@
+"""The report that a run writes by itself at its end, whatever that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kit.errors import RewardError
+from kit.runs.store import RunDir
+from kit.training.console import Reporter, draw_report
+from kit.training.lifecycle import lifecycle
+from kit.training.quiet import LogBook
+
+Make = Callable[..., RunDir]
+
+
+def ended(run: RunDir, error: BaseException | None = None) -> str:
+    """Lets a run end, by `error` if there is one; returns its report."""
+    run.write_status("running", step=7, total_steps=20)
+    with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogBook(), Reporter(quiet=True)):
+        if error is not None:
+            raise error
+    return (run.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_ends_leaves_a_report_of_its_end(make_run: Make) -> None:
+    run = make_run()
+    assert "This run ran to its end after 7 of 20 steps." in ended(run)
+    assert run.status()["state"] == "finished"
+
+
+def test_a_run_that_fails_leaves_a_report_with_the_reason(make_run: Make) -> None:
+    run = make_run()
+    assert "This run failed after 7 of 20 steps. Reason: RewardError: the judge is down." in ended(
+        run, RewardError("the judge is down")
+    )
+    assert run.status()["state"] == "failed"
+
+
+def test_a_run_that_is_stopped_at_once_leaves_a_report(make_run: Make) -> None:
+    run = make_run()
+    assert "was stopped before its end after 7 of 20 steps" in ended(run, KeyboardInterrupt())
+    assert run.status()["state"] == "stopped"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), MemoryError(), RecursionError()])
+def test_a_report_that_cannot_be_made_ends_no_run(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    run = make_run()
+    monkeypatch.setattr("kit.report.run_report.write_report", fail)
+    run.write_status("running", step=20)
+    with lifecycle(run, LogBook(), Reporter(quiet=True)):
+        pass
+    assert run.status()["state"] == "finished"
+    assert not (run.path / "report.html").exists()
+
+
+def test_the_last_word_is_written_even_when_the_report_is_interrupted(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    run = make_run()
+    monkeypatch.setattr("kit.report.run_report.write_report", interrupt)
+    with pytest.raises(KeyboardInterrupt), lifecycle(run, LogBook(), Reporter(quiet=True)):
+        pass
+    assert json.loads(run.status_file.read_text())["state"] == "finished"
+
+
+def test_on_a_full_disk_the_space_is_left_to_the_last_word(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    monkeypatch.setattr("kit.runs.store.free_bytes", lambda path: 100_000)
+    assert draw_report(run, "failed", "no space") is None
+    assert not (run.path / "report.html").exists()

@@ -1,0 +1,179 @@
+"""kit.report.charts, kit.report.scale and kit.runs.curves: what is drawn of numbers, and what is chosen to be drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.report.charts import bars, intervals, lines
+from kit.report.page import Section, page
+from kit.report.scale import number, ticks
+from kit.runs.curves import downsample, panels, placed, points, running_mean, step_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+def drawn(svg: str) -> list[list[tuple[float, float]]]:
+    """The polylines of a chart."""
+    root = ElementTree.fromstring(svg)
+    found = [line.attrib["points"].split() for line in root.iter(f"{SVG}polyline")]
+    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in line)] for line in found]
+
+
+@given(st.lists(NUMBERS, max_size=3000), st.integers(4, 600))
+def test_downsampling_keeps_the_ends_the_extremes_and_the_limit(values: list[float], most: int) -> None:
+    series = [(float(x), y) for x, y in enumerate(values)]
+    kept = downsample(series, most)
+    assert len(kept) <= max(most, 0)
+    assert [point for point in series if point in set(kept)] == kept  # in order, and nothing made up
+    if values:
+        assert (kept[0], kept[-1]) == (series[0], series[-1])
+        assert {min(y for _, y in kept), max(y for _, y in kept)} == {min(values), max(values)}
+
+
+def test_every_stretch_keeps_its_own_peak() -> None:
+    series = [(float(x), 1.0 if x % 100 == 50 else 0.0) for x in range(10_000)]  # a hundred peaks one step wide
+    assert sum(y for _, y in downsample(series)) == 100
+
+
+def test_downsampling_to_fewer_than_the_ends_and_extremes_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 4"):
+        downsample([], 3)
+
+
+def test_the_running_mean_takes_what_there_is_at_the_ends() -> None:
+    # window 3 of 0 3 6 9: (0+3)/2, (0+3+6)/3, (3+6+9)/3, (6+9)/2
+    assert running_mean([(1, 0.0), (2, 3.0), (3, 6.0), (4, 9.0)], 3) == [(1, 1.5), (2, 3.0), (3, 6.0), (4, 7.5)]
+
+
+@given(NUMBERS, NUMBERS)
+def test_ticks_cover_the_range_evenly_and_are_few(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    marks = ticks(low, high)
+    slack = 1e-6 * max(1.0, abs(low), abs(high))
+    assert marks[0] <= low + slack
+    assert marks[-1] >= high - slack
+    assert 2 <= len(marks) <= 12
+    gaps = [b - a for a, b in pairwise(marks)]
+    assert max(gaps) - min(gaps) <= slack
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0.07, 0.93) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert ticks(1, 60) == pytest.approx([0, 20, 40, 60])
+    assert ticks(5, 5) == pytest.approx([4.5, 4.75, 5.0, 5.25, 5.5])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.9152, "0.915"), (12.84, "12.8"), (1.5e-5, "1.5e-5"), (-0.25, "−0.25"), (12_345.0, "12,345"), (0, "0"), (2e7, "2e7"),
+     (None, "–"), (math.nan, "–"), (math.inf, "–"), (-3.1e-4, "−3.1e-4"), (100, "100")],
+)  # fmt: skip
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_line_is_where_its_numbers_are() -> None:
+    svg = lines({"a": [(0, 0.0), (5, 0.5), (10, 1.0)]}, "T", "step", "y")
+    ((left, bottom), (middle, half), (right, top)) = drawn(svg)[0]
+    assert middle == pytest.approx((left + right) / 2, abs=0.06)
+    assert half == pytest.approx((bottom + top) / 2, abs=0.06)
+    assert bottom > top  # SVG counts downward
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    svg = lines({"a": [(1, 1.0), (2, math.nan), (3, math.inf), (4, 2.0)], "none": [(1, math.nan)]}, "T", "step", "y")
+    assert [len(line) for line in drawn(svg)] == [2]
+    assert "nan" not in svg
+
+
+@pytest.mark.parametrize("svg", [lines({}, "T", "x", "y"), lines({"a": []}, "T", "x", "y"), intervals([], "T")])
+def test_without_numbers_a_chart_says_so(svg: str) -> None:
+    assert "nothing to draw yet" in svg
+    ElementTree.fromstring(svg)
+
+
+def test_long_noisy_series_get_their_mean_drawn_over_them() -> None:
+    series = [(float(x), float(x % 2)) for x in range(10_000)]
+    single, mean = drawn(lines({"a": series}, "T", "step", "y"))
+    assert len(single) <= 500
+    assert max(y for _, y in mean) - min(y for _, y in mean) < 0.1 * (
+        max(y for _, y in single) - min(y for _, y in single)
+    )
+    assert len(drawn(lines({"a": series}, "T", "step", "y", smooth=False))) == 1
+
+
+def test_a_chart_is_told_in_words() -> None:
+    root = ElementTree.fromstring(lines({"reward": [(1, 0.25), (9, 0.75)]}, "Reward", "step", "mean"))
+    assert root.attrib["role"] == "img"
+    assert root.findtext(f"{SVG}title") == "Reward"
+    words = "mean over step. reward: from 0.25 at 1 to 0.75 at 9, lowest 0.25, highest 0.75."
+    assert root.findtext(f"{SVG}desc") == words
+
+
+def test_names_and_labels_are_text() -> None:
+    bad = '<script>"&'
+    whiskers = {bad: [(1.0, 0.0, 2.0), (2.0, 0.0, 2.0)]}
+    for svg in (
+        lines({bad: [(1, 1), (2, 1)], "b": [(1, 1)]}, bad, bad, bad, whiskers=whiskers, marks=[(1, bad)]),
+        intervals([(bad, 1, 0, 2)], bad, reference=0),
+        bars([(bad, 1.0)], bad),
+    ):
+        assert "<script" not in svg
+        assert ElementTree.fromstring(svg).findtext(f"{SVG}title") == bad
+
+
+def test_an_interval_stands_between_its_ends_and_the_reference_is_marked() -> None:
+    root = ElementTree.fromstring(intervals([("a", 0.5, 0.0, 1.0)], "T", reference=0.0))
+    bar = next(line for line in root.iter(f"{SVG}line") if "stroke-width:3" in line.attrib.get("style", ""))
+    mark = next(line for line in root.iter(f"{SVG}line") if line.attrib.get("class") == "mark")
+    dot = next(root.iter(f"{SVG}circle"))
+    assert float(dot.attrib["cx"]) == pytest.approx((float(bar.attrib["x1"]) + float(bar.attrib["x2"])) / 2, abs=0.06)
+    assert mark.attrib["x1"] == bar.attrib["x1"]
+
+
+def test_a_page_escapes_text_and_takes_pieces_as_they_are() -> None:
+    document = page("<T>", [("One", "<b>text</b>"), Section("Two", lines({}, "C", "x", "y")), ("Three", "")])
+    assert "&lt;b&gt;text&lt;/b&gt;" in document
+    assert "<svg" in document
+    assert "<title>&lt;T&gt;</title>" in document
+    assert re.findall(r'href="#(\w+)"', document) == ["one", "two", "three"]
+
+
+def test_lines_without_a_quantity_leave_no_gap_and_the_first_name_counts() -> None:
+    metrics = [{"step": 1, "kl/k3": 0.5}, {"step": 2}, {"step": 3, "kl/k3": None}, {"step": 4, "kl/k3": 1.0}]
+    assert points(metrics, "kl", "kl/k3") == [(1.0, 0.5), (4.0, 1.0)]
+    assert points([*metrics, {"step": 5, "kl": 9.0}], "kl", "kl/k3") == [(5.0, 9.0)]
+
+
+def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> None:
+    metrics = [{"step": step} for step in range(1, 31)]
+    found = {
+        "after": {"n": 3},
+        "before": {"n": 0},
+        "step-00010": {"n": 1},
+        "again": {"n": 9},
+        "step-00020": {"n": 2, "step": 21},
+    }
+    assert [(step, score["n"]) for step, score in placed(metrics, found)] == [(0, 0), (10, 1), (21, 2), (30, 3)]
+    assert step_of("again", 30) is None
+
+
+def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
+    score = {"greedy_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": None, "low": 0, "high": 1}}
+    (panel,) = panels([], {"before": score})
+    assert panel.lines == {"greedy accuracy": [(0, 50.0)]}
+    assert panel.whiskers == {"greedy accuracy": [(0, 40.0, 60.0)]}
+    assert (panel.low, panel.high) == (0.0, 100.0)
+
+
+def test_a_run_without_numbers_has_no_panels() -> None:
+    assert panels([], {}) == []
+    assert panels([{"step": 1, "reward": None}], {"before": {}}) == []

@@ -1,0 +1,88 @@
+"""kit.report.scores: what can be said about a difference between two evaluations."""
+
+from __future__ import annotations
+
+from math import comb, sqrt
+from typing import Any
+
+import pytest
+
+from kit.report.scores import column, difference, sign_test
+
+from .conftest import score
+
+
+def binomial_tail(better: int, worse: int) -> float:
+    """Reference: probability of a split at least as uneven, counted over every possible one."""
+    total = better + worse
+    observed = comb(total, better)
+    return sum(comb(total, k) for k in range(total + 1) if comb(total, k) <= observed) / 2**total
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"), [(0, 0), (1, 0), (5, 0), (6, 0), (7, 3), (3, 7), (18, 2), (10, 10), (170, 4)]
+)
+def test_the_sign_test_is_the_exact_one(better: int, worse: int) -> None:
+    assert sign_test(better, worse) == pytest.approx(binomial_tail(better, worse))
+
+
+def test_the_sign_test_of_a_thousand_changes_neither_overflows_nor_lies() -> None:
+    assert sign_test(1000, 1000) == 1.0
+    assert 0 <= sign_test(1000, 0) < 1e-250
+
+
+def test_the_same_problems_are_compared_one_by_one() -> None:
+    before, after = [True, False, False, False] * 10, [True, True, True, False] * 10
+    change = difference("greedy_accuracy", score(before, 0), score(after, 9))
+    assert change is not None
+    assert (change.value, change.paired, change.better, change.worse) == (0.5, True, 20, 0)
+    assert change.low > 0.3
+    assert change.verdict == "better"
+
+
+def test_a_worse_model_is_called_worse() -> None:
+    change = difference("greedy_accuracy", score([True] * 20, 0), score([False] * 15 + [True] * 5, 9))
+    assert change is not None
+    assert change.verdict == "worse"
+
+
+@pytest.mark.parametrize("key", ["greedy_accuracy", "pass@1", "greedy_reward"])
+def test_five_changed_problems_are_never_enough(key: str) -> None:
+    def verdict(changed: int) -> str:
+        found = difference(key, score([False] * changed, 0), score([True] * changed, 9))
+        assert found is not None
+        return found.verdict
+
+    assert verdict(5) == "not distinguishable"  # the bootstrap interval is [1, 1]: it cannot see how few they are
+    assert verdict(6) == "better"
+
+
+def test_other_problems_are_not_paired() -> None:
+    before, after = score([False] * 10, 0), score([True] * 10, 9)
+    after["per_problem"]["id"] = [f"{i:016x}" for i in range(10, 20)]
+    change = difference("greedy_accuracy", before, after)
+    assert change is not None
+    assert not change.paired
+    # before 0 [0, 0.1], after 1 [0.9, 1]: 1 - sqrt(0.1² + 0.1²) and 1 + sqrt(0 + 0)
+    assert (change.value, change.low, change.high) == pytest.approx((1.0, 1 - sqrt(0.02), 1.0))
+
+
+def test_scores_of_sampled_completions_are_paired_by_their_counts() -> None:
+    scores: dict[str, Any] = {"k": 4, "per_problem": {"sampled_correct": [0, 1, 4], "majority_correct": [0, 0.5, 1]}}
+    assert column("pass@1", scores) == [0.0, 0.25, 1.0]
+    assert column("pass@4", scores) == [0.0, 1.0, 1.0]
+    assert column("maj@4", scores) == [0.0, 0.5, 1.0]
+    assert column("pass@8", scores) is None
+    assert column("greedy_reward", scores) is None
+
+
+def test_problems_without_a_reward_on_one_side_are_left_out() -> None:
+    before, after = score([False] * 8, 0), score([True] * 8, 9)
+    after["per_problem"]["greedy_reward"][0] = None
+    change = difference("greedy_reward", before, after)
+    assert change is not None
+    assert (change.problems, change.better) == (7, 7)
+
+
+def test_a_score_that_one_side_lacks_has_no_difference() -> None:
+    assert difference("greedy_accuracy", {}, score([True], 9)) is None

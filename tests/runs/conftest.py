@@ -1,0 +1,137 @@
+"""Jobs that take the place of training, so that whatever can happen to processes can be tried in a second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import wait_for
+
+from kit import api
+from kit.runs import supervisor
+from kit.runs.process import kill_all
+from kit.runs.store import RunDir, RunStore
+
+JOB = """
+import os, signal, sys, time
+from kit.runs.child import serve
+from kit.runs.store import RunStore
+
+def job(request, quiet):
+    section = request["config"]["run"]
+    store = RunStore(section["root"])
+    if request.get("adopt"):
+        run = store.open(section["id"])
+        {before}
+        run.adopt()
+    else:
+        run = store.create(section["id"])
+    {body}
+
+sys.exit(serve(job))
+"""
+STEPS = """
+for step in range(1, 600):
+    time.sleep(0.05)
+    run.append_metrics({"step": step, "reward": step / 600, "time": time.time(), "step_time": 0.05})
+    run.write_status("running", step=step, total_steps=600)
+    print("step", step, flush=True)
+    if (run.control / "stop").exists():
+        (run.path / f"checkpoint-{step}").mkdir()
+        run.write_status("stopped", reason="control/stop", exit=130)
+        raise KeyboardInterrupt
+"""
+
+
+def _text(body: str, indent: int) -> str:
+    return textwrap.indent(textwrap.dedent(body), " " * indent).strip()
+
+
+@pytest.fixture
+def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`write_job(body, before="")`: what `start`, `train` and `resume` run from now on; `before` comes before adoption."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(api, "TRAINER", "a_job")
+    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.chdir(tmp_path)
+
+    def write(body: str = STEPS, before: str = "pass") -> None:
+        text = JOB.replace("{body}", _text(body, 4)).replace("{before}", _text(before, 8))
+        (tmp_path / "a_job.py").write_text(text)
+
+    write()
+    return write
+
+
+@pytest.fixture
+def start(write_job: Callable[..., None]) -> Iterator[Callable[..., RunDir]]:
+    """Starts the job detached and returns its directory; whatever still runs at the end is killed."""
+    started: list[RunDir] = []
+
+    def begin(run_id: str = "one", **given: Any) -> RunDir:
+        folder = RunDir(api.start("quickstart", run_id=run_id, **given).path.resolve())
+        started.append(folder)
+        return folder
+
+    yield begin
+    for run in started:
+        for who in (run.record().get("supervisor"), run.record()):
+            if who and who.get("pid") != os.getpid():
+                kill_all(who)
+
+
+@pytest.fixture
+def running(start: Callable[..., RunDir]) -> RunDir:
+    """A detached run at its second step or later."""
+    run = start()
+    wait_for(lambda: (run.status().get("step") or 0) >= 2)
+    return run
+
+
+@pytest.fixture
+def shell(write_job: Callable[..., None]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A process of its own that runs Python code with the job in place; killed at the end."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def run(code: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", f"from kit import api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}"]
+        begun.append(subprocess.Popen(command, **options))
+        return begun[-1]
+
+    yield run
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`disk("size=1m")`: a real file system of its own; skips where this user may not mount one."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip("this user may not mount a file system")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "runs")

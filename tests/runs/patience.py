@@ -1,0 +1,32 @@
+"""Waiting for what processes do, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kit.runs.process import runs
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Polls until `what()` is true, and returns it."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def dead(who: Mapping[str, Any] | None) -> bool:
+    return not runs(who)
+
+
+def kill(who: Mapping[str, Any]) -> None:
+    """SIGKILL for one process alone, and waits until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(who["pid"], signal.SIGKILL)
+    wait_for(lambda: dead(who))

@@ -1,0 +1,96 @@
+"""kit.runs.follow: what `tail -n` and `tail -F` show, until the run has ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kit.errors import RunError
+from kit.runs.follow import BLOCK, Log, follow
+from kit.runs.store import RunDir, RunStore
+
+
+@pytest.fixture
+def run(store: RunStore) -> RunDir:
+    return store.create("one")
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb", "\n\n\n", "ä" * BLOCK + "\nx\n" + "y\n" * BLOCK])
+@pytest.mark.parametrize("lines", [0, 1, 2, 1000])
+def test_a_tail_is_the_last_lines(tmp_path: Path, text: str, lines: int) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    assert Log(path).tail(lines) == "".join(text.splitlines(keepends=True)[-lines:] if lines else "")
+
+
+def test_what_is_added_comes_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Log(path)
+    assert log.tail(5) == ""
+    assert log.added() == ""
+    path.write_text("a\nb")
+    assert log.added() == "a\nb"
+    assert log.added() == ""
+    with open(path, "ab") as file:
+        file.write("ä".encode()[:1])
+        file.flush()
+        assert log.added() == ""  # half a letter
+        file.write("ä".encode()[1:])
+    assert log.added() == "ä"
+
+
+def test_a_log_that_is_replaced_or_cut_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("first\n" * 10)
+    log = Log(path)
+    log.tail(0)
+    (tmp_path / "new").write_text("second\n" * 100)
+    os.replace(tmp_path / "new", path)
+    assert log.added() == "second\n" * 100
+    path.write_text("third\n")
+    assert log.added() == "third\n"
+
+
+def test_following_ends_with_the_run_and_misses_nothing(run: RunDir) -> None:
+    run.log.write_text("1\n2\n3\n")
+    run.write_status("running")
+    asleep = []
+
+    def sleep(seconds: float) -> None:
+        asleep.append(seconds)
+        with open(run.log, "a") as log:
+            log.write(f"more {len(asleep)}\n")
+        if len(asleep) == 3:
+            run.write_status("finished")
+
+    assert "".join(follow(run, 2, sleep)) == "2\n3\nmore 1\nmore 2\nmore 3\n"
+    assert len(asleep) == 3
+
+
+def test_the_words_between_the_last_look_and_the_end_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write_status("running")
+    status = RunDir.status
+
+    def ends_after_the_look(self: RunDir) -> dict[str, object]:
+        found = status(self)
+        with open(run.log, "a") as log:
+            log.write("last words\n")
+        run.write_status("finished")
+        return found
+
+    monkeypatch.setattr(RunDir, "status", ends_after_the_look)
+    assert "last words\n" in "".join(follow(run, 0, lambda seconds: None))
+
+
+def test_following_a_dead_run_ends_at_once(run: RunDir) -> None:
+    run.log.write_text("words\n")
+    run.write_status("running", pid=2**22 + 1)
+    assert "".join(follow(run, 10, lambda seconds: pytest.fail("it waited"))) == "words\n"
+
+
+def test_a_log_that_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(RunError, match="cannot be read"):
+        Log(tmp_path / "log").tail(1)

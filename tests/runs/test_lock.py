@@ -1,0 +1,208 @@
+"""kit.runs.lock and the queue: one run on one GPU at a time, and a lock that no death leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from patience import dead, kill, wait_for
+
+from kit import api
+from kit.runs import lock, supervisor
+from kit.runs.lock import GpuLock, exclusive, gpus, lock_folder
+from kit.runs.store import RunDir, RunStore
+
+ME = {"run": "mine", "pid": 1}
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, write_job: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one GPU, for this process and the supervisors that it starts."""
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / "nvidia0").touch()
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import kit.runs.lock, pathlib\nkit.runs.lock.gpus.__defaults__ = (None, pathlib.Path({str(devices)!r}))\n"
+    )
+    monkeypatch.setattr(lock.gpus, "__defaults__", (None, devices))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(supervisor, "QUEUE_POLL_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "expected"),
+    [
+        ([], None, []),
+        (["nvidiactl", "nvidia-uvm"], None, []),
+        (["nvidia0"], None, ["0"]),
+        (["nvidia0", "nvidia1"], None, ["0"]),  # the trainer is shown the first one
+        (["nvidia0", "nvidia1"], "1,0", ["0", "1"]),
+        (["nvidia0"], "", []),
+        (["nvidia0"], "-1", []),
+        (["nvidia0", "nvidia1"], "1,-1,0", ["1"]),
+        (["nvidia0"], "GPU-8a5c", ["GPU-8a5c"]),
+        (["dxg"], None, ["0"]),
+    ],
+)
+def test_the_gpus_of_a_run_are_known_without_torch(
+    tmp_path: Path, files: list[str], visible: str | None, expected: list[str]
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert gpus(environment, tmp_path) == expected
+
+
+def test_a_second_run_hears_who_has_the_gpu(tmp_path: Path) -> None:
+    first, second = GpuLock(["0"], tmp_path), GpuLock(["0"], tmp_path)
+    assert first.take({"run": "a", "pid": 12}) is None
+    assert second.take(ME) == "GPU 0, which run 'a' (process 12) uses"
+    assert second.handles == []
+    first.release()
+    assert second.take(ME) is None
+    second.release()
+
+
+def test_of_several_gpus_all_are_taken_or_none(tmp_path: Path) -> None:
+    one, both = GpuLock(["1"], tmp_path), GpuLock(["0", "1"], tmp_path)
+    assert one.take(ME) is None
+    assert both.take(ME) is not None
+    third = GpuLock(["0"], tmp_path)
+    assert third.take(ME) is None
+    one.release()
+    third.release()
+    assert both.take(ME) is None
+    assert len(both.handles) == 2
+    both.release()
+
+
+def test_where_nothing_can_be_locked_a_run_is_not_kept_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    held = GpuLock(["0"], tmp_path / "file" / "below")
+    assert held.take(ME) is None
+    assert held.handles == []
+
+
+def test_the_lock_goes_with_its_holder_however_it_dies(tmp_path: Path) -> None:
+    code = "import sys, time, pathlib; from kit.runs.lock import GpuLock\n"
+    code += "GpuLock(['0'], pathlib.Path(sys.argv[1])).take({'run': 'a', 'pid': 1}) or print('has', flush=True)\n"
+    code += "time.sleep(60)"
+    mine = GpuLock(["0"], tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"has\n"
+        assert mine.take(ME) is not None
+        holder.kill()
+    assert mine.take(ME) is None
+    mine.release()
+
+
+def test_a_lock_that_a_forked_process_has_inherited_is_given_back_all_the_same(tmp_path: Path) -> None:
+    mine, other = GpuLock(["0"], tmp_path), GpuLock(["0"], tmp_path)
+    mine.take(ME)
+    with subprocess.Popen(["sleep", "60"], pass_fds=mine.handles) as child:
+        mine.release()
+        assert other.take(ME) is None
+        other.release()
+        child.kill()
+
+
+def test_the_folder_of_locks_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_KIT_CACHE", "/somewhere")
+    assert lock_folder() == Path("/somewhere/locks")
+    monkeypatch.delenv("GRPO_KIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert lock_folder() == Path("/cache/grpo-kit/locks")
+
+
+def test_a_folder_is_one_processs_at_a_time_and_never_for_ever(tmp_path: Path) -> None:
+    code = """
+import pathlib, sys, time
+from kit.runs.lock import exclusive
+folder = pathlib.Path(sys.argv[1])
+with exclusive(folder):
+    print("in", flush=True)
+    time.sleep(0.5)
+    (folder / "out").touch()
+"""
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"in\n"
+        with exclusive(tmp_path):
+            assert (tmp_path / "out").exists()
+    with exclusive(tmp_path / "nowhere"):
+        pass
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+def queued(run: RunDir) -> bool:
+    return run.status()["state"] == "queued"
+
+
+def test_a_second_run_waits_its_turn_and_says_for_whom(gpu: None, start: Callable[..., RunDir]) -> None:
+    first = start("first")
+    wait_for(lambda: first.status()["state"] == "running")
+    second = start("second")
+    wait_for(lambda: queued(second))
+    holder = first.status()["supervisor"]["pid"]
+    assert second.status()["reason"] == f"waits for GPU 0, which run 'first' (process {holder}) uses"
+    api.Run("first").stop()
+    wait_for(lambda: second.status()["state"] == "running")
+    assert second.status()["reason"] is None
+    api.Run("second").stop()
+
+
+def test_a_gpu_stays_taken_while_a_trainer_lives_on_without_its_supervisor(
+    gpu: None, start: Callable[..., RunDir]
+) -> None:
+    first = start("first")
+    wait_for(lambda: first.status()["state"] == "running" and first.status().get("supervisor"))
+    kill(first.status()["supervisor"])
+    second = start("second")
+    wait_for(lambda: queued(second))
+    assert first.status()["state"] == "running"
+    kill(first.status())
+    wait_for(lambda: second.status()["state"] == "running")
+    api.Run("second").stop()
+
+
+@pytest.mark.parametrize("how", ["sentinel", "sigterm", "sigkill"])
+def test_a_run_that_waits_can_be_stopped(gpu: None, start: Callable[..., RunDir], how: str) -> None:
+    first = start("first")
+    wait_for(lambda: first.status()["state"] == "running")
+    second = start("second")
+    wait_for(lambda: queued(second))
+    watcher = second.status()["supervisor"]
+    if how == "sentinel":
+        assert api.Run("second").stop()["state"] == "stopped"
+        assert "while it waited for a GPU" in second.status()["reason"]
+    else:
+        os.kill(watcher["pid"], signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
+    wait_for(lambda: dead(watcher))
+    assert second.status()["state"] == ("interrupted" if how == "sigkill" else "stopped")
+    assert first.status()["state"] == "running"
+    api.Run("first").stop()
+
+
+def test_a_face_that_waits_for_a_gpu_makes_the_run_to_be_seen(
+    gpu: None, start: Callable[..., RunDir], write_job: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    held = GpuLock(gpus())
+    held.take({"run": "first", "pid": 12})
+    write_job("run.write_status('finished')")
+    code = "import kit; from kit import api; api.TRAINER = 'a_job'; print(kit.train('quickstart', run_id='one').status)"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as face:
+        run = wait_for(lambda: Path("runs/one/config.yaml").exists() and RunStore("runs").open("one"))
+        wait_for(lambda: queued(run))
+        assert run.config.is_file()
+        held.release()
+        assert face.wait(30) == 0
+    assert run.status()["state"] == "finished"
+    assert "Waiting for GPU 0, which run 'first'" in capfd.readouterr().err

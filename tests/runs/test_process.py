@@ -1,0 +1,123 @@
+"""kit.runs.process: a process is told apart from every other that had, has or will have its pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from patience import wait_for
+
+from kit.runs import process
+from kit.runs.process import descendants, identity, kill_all, runs, send_signal
+from kit.runs.store import RunDir, RunStore
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as child:
+        yield child
+        child.kill()
+
+
+@pytest.fixture
+def run(store: RunStore) -> RunDir:
+    return store.create("one")
+
+
+def test_this_process_runs_and_is_itself() -> None:
+    assert runs(identity())
+    assert abs(identity()["create_time"] - time.time()) < HOUR
+    assert not runs(None)
+    assert not runs({"pid": -1})
+    assert not runs({"pid": True, "create_time": None})
+
+
+@pytest.mark.parametrize("shift", [-HOUR, -3.0, 3.0, 10 * HOUR])
+def test_setting_the_clock_does_not_end_a_run(run: RunDir, monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    run.write_status("running", supervisor=identity())
+    moved = process._boot_time() + shift  # type: ignore[operator]
+    monkeypatch.setattr(process, "_boot_time", lambda: moved)
+    now = time.time() + shift
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert run.status()["state"] == "running"
+    assert run.status()["reason"] is None  # nor does its supervisor seem dead
+    run.write_status("running")
+    assert run.status()["state"] == "running"
+
+
+def test_after_a_reboot_no_process_is_taken_for_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write_status("running")  # the same pid, created as long after the boot: only the boot itself is another
+    monkeypatch.setattr(process, "_boot_id", lambda: "another")
+    assert run.status()["state"] == "interrupted"
+
+
+def test_after_a_reboot_the_create_time_tells_where_boots_have_no_id(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_status("running")
+    record = json.loads(run.status_file.read_text())
+    record["boot"] |= {"id": None, "time": record["boot"]["time"] - HOUR}
+    run.status_file.write_text(json.dumps(record))
+    assert run.status()["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("age", [-1.0, 1.0, HOUR])
+def test_a_pid_that_another_process_got_is_not_the_run(run: RunDir, age: float) -> None:
+    run.write_status("running")
+    record = json.loads(run.status_file.read_text())
+    run.status_file.write_text(json.dumps(record | {"create_time": record["create_time"] - age}))
+    assert run.status()["state"] == "interrupted"
+
+
+def test_a_signal_reaches_the_process_it_is_meant_for_and_no_other(sleeper: subprocess.Popen[bytes]) -> None:
+    who = identity(sleeper.pid)
+    assert not send_signal(who | {"create_time": who["create_time"] - 5}, signal.SIGKILL)
+    assert sleeper.poll() is None
+    assert send_signal(who, signal.SIGTERM)
+    assert sleeper.wait() == -signal.SIGTERM
+    assert not send_signal(who, signal.SIGTERM)
+
+
+def test_a_signal_is_sent_also_where_processes_have_no_handles(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    assert send_signal(identity(sleeper.pid), signal.SIGTERM)
+    assert sleeper.wait() == -signal.SIGTERM
+
+
+FAMILY = """
+import subprocess, sys, time
+subprocess.Popen(["sleep", "99"], start_new_session=True)
+subprocess.Popen(["sleep", "98"])
+print("ready", flush=True)
+time.sleep(97)
+"""
+
+
+@pytest.mark.parametrize("own_group", [True, False])
+def test_all_of_a_family_is_killed_and_nobody_else(own_group: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=own_group
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        family = [identity(pid) for pid in descendants(parent.pid)]
+        assert len(family) == 2
+        who = identity(parent.pid)
+        kill_all(who | {"create_time": 0.0})
+        assert parent.poll() is None
+        kill_all(who)
+        assert parent.wait() == -signal.SIGKILL
+        wait_for(lambda: not any(runs(each) for each in family))

@@ -1,0 +1,262 @@
+"""kit.runs.stopping: a run ends the mildest way that works, and says how."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from patience import dead, kill, wait_for
+
+from kit import api
+from kit.errors import RunError
+from kit.runs import stopping
+from kit.runs.process import descendants, identity, runs
+from kit.runs.stopping import GRACE_LEAST, GRACE_STARTING, GRACE_UNKNOWN, grace, stop
+from kit.runs.store import RunDir, RunStore
+
+Start = Callable[..., RunDir]
+WriteJob = Callable[..., None]
+
+COUNTING = """
+    terms = []
+    def note(number, frame):
+        terms.append(time.monotonic())
+        run.write_status("running", terms=len(terms))
+    signal.signal(signal.SIGTERM, note)
+    run.write_status("running", terms=0)
+"""
+DEAF = (
+    COUNTING
+    + """
+    while True:
+        time.sleep(0.05)
+"""
+)
+SECOND_TERM_ENDS = (
+    COUNTING
+    + """
+    while len(terms) < 2:
+        time.sleep(0.02)
+    run.write_status("stopped", reason="interrupted at once", exit=130)
+    raise KeyboardInterrupt
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "TERM_SECONDS", 0.3)
+    monkeypatch.setattr(stopping, "NOW_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "POLL_SECONDS", 0.02)
+
+
+def begun(start: Start, write_job: WriteJob, body: str) -> RunDir:
+    write_job(body)
+    run = start()
+    wait_for(lambda: run.status()["state"] == "running" and run.status().get("supervisor"))
+    return run
+
+
+def test_a_healthy_run_saves_and_ends_by_its_sentinel(running: RunDir) -> None:
+    watcher = running.status()["supervisor"]
+    said: list[str] = []
+    status = stop(running, tell=said.append)
+    assert (status["state"], status["reason"], status["exit"]) == ("stopped", "control/stop", 130)
+    assert len(running.checkpoints) == 1
+    assert said == []
+    wait_for(lambda: dead(watcher))
+    assert running.status() == status | {"supervisor": watcher}
+
+
+def test_while_it_ends_it_is_stopping(start: Start, write_job: WriteJob) -> None:
+    run = begun(start, write_job, COUNTING + "    time.sleep(0.5)\n    os._exit(1)")
+    stopper = threading.Thread(target=stop, args=(run,))
+    stopper.start()
+    wait_for(lambda: run.status()["state"] == "stopping")
+    stopper.join()
+    assert run.status()["state"] == "failed"  # it was asked to stop, and crashed for a reason of its own
+
+
+def test_a_run_that_does_not_look_at_its_sentinel_is_interrupted(start: Start, write_job: WriteJob) -> None:
+    run = begun(start, write_job, SECOND_TERM_ENDS)
+    said: list[str] = []
+    status = stop(run, timeout=0.1, tell=said.append)
+    assert (status["state"], status["reason"]) == ("stopped", "interrupted at once")
+    assert [line.split()[0] for line in said] == ["SIGTERM", "SIGTERM"]
+
+
+def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, write_job: WriteJob) -> None:
+    run = begun(start, write_job, "import subprocess\nsubprocess.Popen(['sleep', '60'])\n" + _dedented(DEAF))
+    family = [identity(pid) for pid in descendants(run.status()["pid"])]
+    assert len(family) == 1
+    said: list[str] = []
+    status = stop(run, timeout=0.1, tell=said.append)
+    assert (status["state"], status["exit"]) == ("stopped", 137)
+    assert status["reason"] == "SIGKILL: it did not end by itself"
+    assert [line.split()[0] for line in said] == ["SIGTERM", "SIGTERM", "SIGKILL"]
+    wait_for(lambda: not any(runs(each) for each in family))
+
+
+def test_a_killed_run_without_a_supervisor_is_stopped_too(start: Start, write_job: WriteJob) -> None:
+    run = begun(start, write_job, DEAF)
+    kill(run.status()["supervisor"])
+    status = stop(run, timeout=0.1)
+    assert (status["state"], status["exit"], status["reason"]) == ("stopped", 137, "SIGKILL: it did not end by itself")
+
+
+def test_now_does_not_wait_for_the_step(start: Start, write_job: WriteJob) -> None:
+    run = begun(start, write_job, DEAF)
+    before = time.monotonic()
+    assert stop(run, now=True)["state"] == "stopped"
+    assert time.monotonic() - before < 5
+
+
+def test_two_stops_at_once_send_one_sigterm(start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "TERM_SECONDS", 20.0)
+    body = (
+        COUNTING
+        + """
+    while not terms:
+        time.sleep(0.02)
+    time.sleep(1.0)  # it saves
+    (run.path / "checkpoint-1").mkdir()
+    run.write_status("stopped", reason="SIGTERM", exit=130)
+    raise KeyboardInterrupt
+    """
+    )
+    run = begun(start, write_job, body)
+    ends: list[dict[str, object]] = []
+    stoppers = [threading.Thread(target=lambda: ends.append(stop(run, timeout=0.1))) for _ in range(3)]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        stopper.join()
+    assert [end["reason"] for end in ends] == ["SIGTERM"] * 3
+    assert run.status()["terms"] == 1
+    assert len(run.checkpoints) == 1
+
+
+def test_a_run_is_waited_for_as_long_as_its_checkpoint_grows(
+    start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "grace", lambda run, status: 0.3)
+    monkeypatch.setattr(stopping, "SAVING_SECONDS", 0.3)
+    body = (
+        COUNTING
+        + """
+    while not (run.control / "stop").exists():
+        time.sleep(0.02)
+    for part in range(20):
+        run.write_text(f"checkpoint-1/part-{part}", "x")
+        time.sleep(0.05)
+    run.write_status("stopped", reason="control/stop", exit=130)
+    raise KeyboardInterrupt
+    """
+    )
+    run = begun(start, write_job, body)
+    assert stop(run)["reason"] == "control/stop"
+    assert run.status()["terms"] == 0
+
+
+def test_an_ended_run_is_left_as_it_is(running: RunDir) -> None:
+    stop(running)
+    (running.control / "stop").unlink()
+    before = running.status_file.read_bytes()
+    assert stop(running)["state"] == "stopped"
+    assert running.status_file.read_bytes() == before
+    assert not (running.control / "stop").exists()
+
+
+def test_an_interrupted_run_is_not_called_stopped(running: RunDir) -> None:
+    os.kill(running.status()["supervisor"]["pid"], signal.SIGKILL)
+    kill(running.status())
+    assert stop(running)["state"] == "interrupted"
+
+
+def test_a_read_only_folder_does_not_keep_a_run_from_being_stopped(disk: Callable[[str], Path]) -> None:
+    folder = disk("size=1m")
+    run = RunStore(folder).create("one")
+    with subprocess.Popen(["sleep", "60"]) as trainer:
+        run.write_status("running", pid=trainer.pid)
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        status = stop(run, timeout=0.1)
+        assert trainer.wait() == -signal.SIGTERM
+    assert status["state"] == "interrupted"  # nothing could be written; it is not live, and that is what is told
+
+
+def test_a_full_disk_does_not_keep_a_run_from_saving_first(
+    disk: Callable[[str], Path], write_job: WriteJob, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "grace", lambda run, status: 20.0)
+    folder = disk("size=1m")
+    body = (
+        COUNTING
+        + """
+    with open(run.path / "junk", "wb", buffering=0) as junk:
+        try:
+            while True:
+                junk.write(bytes(4096))
+        except OSError:
+            (run.path / "full").touch()
+    while not terms:
+        time.sleep(0.02)
+    time.sleep(0.5)  # longer than it would get after a second SIGTERM
+    (run.path / "junk").unlink()
+    run.write_status("stopped", reason=f"SIGTERM, {len(terms)} times", exit=130)
+    raise KeyboardInterrupt
+    """
+    )
+    write_job(body.replace('run.write_status("running", terms=len(terms))', "pass"))
+    run = start(overrides=[f"run.root={folder}"])
+    wait_for((run.path / "full").exists)
+    assert stop(run)["reason"] == "SIGTERM, 1 times"
+
+
+def test_a_run_on_another_machine_is_asked_but_not_signalled(store: RunStore) -> None:
+    run = store.create("one")
+    with subprocess.Popen(["sleep", "60"]) as unrelated:
+        run.write_status("running", host="elsewhere", pid=unrelated.pid)
+        with pytest.raises(RunError, match="lives on elsewhere"):
+            stop(run, timeout=0.1)
+        assert (run.control / "stop").exists()
+        assert unrelated.poll() is None
+        unrelated.kill()
+
+
+def test_a_pid_that_is_used_again_is_never_signalled(store: RunStore) -> None:
+    run = store.create("one")
+    with subprocess.Popen(["sleep", "60"]) as unrelated:
+        run.write_status("running", pid=unrelated.pid)
+        record = json.loads(run.status_file.read_text())
+        run.status_file.write_text(json.dumps(record | {"create_time": record["create_time"] - 30}))
+        assert stop(run, now=True)["state"] == "interrupted"
+        assert unrelated.poll() is None
+        unrelated.kill()
+
+
+def test_patience_follows_the_longest_recent_step(store: RunStore) -> None:
+    run = store.create("one")
+    assert grace(run, run.status()) == GRACE_STARTING
+    run.write_status("running")
+    assert grace(run, run.status()) == GRACE_UNKNOWN
+    run.append_metrics({"step": 1, "time": 1000.0, "step_time": 2.0})
+    assert grace(run, run.status()) == GRACE_LEAST  # 3 * 2 s is less
+    run.append_metrics({"step": 2, "time": 1100.0, "step_time": 2.0})  # an evaluation lay between
+    assert grace(run, run.status()) == 3 * 100
+    run.append_metrics({"step": 3, "time": 900.0, "step_time": 2.0})  # the clock was set back
+    assert grace(run, run.status()) == 3 * 100
+
+
+def test_a_handle_stops_its_run(running: RunDir) -> None:
+    assert api.Run("one").stop()["state"] == "stopped"
+
+
+def _dedented(body: str) -> str:
+    return "\n".join(line[4:] for line in body.splitlines())

@@ -1,0 +1,463 @@
+"""kit.runs.supervisor: a run outlives whoever started it, and its status is true after whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from patience import dead, kill, wait_for
+
+from kit import api
+from kit.errors import ConfigError, DataError, RunError
+from kit.runs import supervisor
+from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
+from kit.runs.process import identity, runs
+from kit.runs.store import RunDir, RunStore
+from kit.runs.supervisor import detach, settle
+
+Start = Callable[..., RunDir]
+
+
+def test_a_detached_run_goes_on_by_itself_to_its_end(start: Start, write_job: Callable[..., None]) -> None:
+    write_job("print('hello'); run.write_status('finished', step=3)")
+    run = start("mine", steps=3)
+    assert api.Run("mine").wait(20).status["state"] == "finished"
+    assert "hello" in run.log.read_text()
+    supervised = run.status()["supervisor"]
+    assert run.status()["adopted"] is True
+    wait_for(lambda: dead(supervised))
+
+
+def test_the_supervisor_has_a_session_of_its_own_and_the_trainer_another(running: RunDir) -> None:
+    status = running.status()
+    trainer, watcher = status["pid"], status["supervisor"]["pid"]
+    assert len({os.getsid(0), os.getsid(trainer), os.getsid(watcher)}) == 3
+    assert (os.getpgid(trainer), os.getpgid(watcher)) == (trainer, watcher)
+    for pid in (trainer, watcher):
+        files = [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1, 2)]
+        assert files == ["/dev/null", str(running.log), str(running.log)]
+
+
+# --- SIGKILL of whatever there is ------------------------------------------------------------------------------------
+
+
+def test_a_killed_trainer_is_failed_with_its_signal(running: RunDir) -> None:
+    kill(running.status())
+    wait_for(lambda: running.status()["state"] == "failed")
+    status = running.status()
+    assert status["exit"] == 128 + signal.SIGKILL
+    assert "signal 9" in status["reason"]
+    assert "signal 9" in running.log.read_text()
+    assert status["ended"] is not None
+
+
+def test_with_its_trainer_all_that_it_had_started_is_killed(start: Start, write_job: Callable[..., None]) -> None:
+    write_job("""
+        import subprocess
+        worker = subprocess.Popen(["sleep", "100"])
+        run.write_status("running", worker=worker.pid)
+        time.sleep(100)
+    """)
+    run = start()
+    wait_for(lambda: run.status().get("worker"))
+    worker = identity(run.status()["worker"])
+    assert runs(worker)
+    kill(run.status())
+    wait_for(lambda: dead(worker))
+
+
+def test_a_run_goes_on_without_its_supervisor_says_so_and_ends_by_itself(
+    start: Start, write_job: Callable[..., None]
+) -> None:
+    write_job("""
+        run.write_status("running")
+        while not (run.control / "go").exists():
+            time.sleep(0.02)
+        run.write_status("finished")
+    """)
+    run = start()
+    wait_for(lambda: run.status()["state"] == "running" and run.status().get("supervisor"))
+    kill(run.status()["supervisor"])
+    status = run.status()
+    assert status["state"] == "running"
+    assert "supervisor" in status["reason"]
+    assert "goes on without it" in status["reason"]
+    run.write_text("control/go", "")
+    wait_for(lambda: run.status()["state"] == "finished")
+    assert run.status()["reason"] is None
+
+
+def test_a_trainer_that_dies_without_its_supervisor_is_interrupted(running: RunDir) -> None:
+    kill(running.status()["supervisor"])
+    kill(running.status())
+    assert running.status()["state"] == "interrupted"
+
+
+def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) -> None:
+    status = running.status()
+    os.kill(status["supervisor"]["pid"], signal.SIGSTOP)  # so that it cannot say a word between the two
+    kill(status)
+    kill(status["supervisor"])
+    assert running.status()["state"] == "interrupted"
+    assert "without a word" in running.status()["reason"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP])
+def test_a_run_outlives_the_shell_that_started_it(shell: Callable[..., subprocess.Popen[bytes]], end: int) -> None:
+    code = "import time; api.start('quickstart', run_id='one'); print('ready', flush=True); time.sleep(60)"
+    started_from = shell(code, stdout=subprocess.PIPE, start_new_session=True)
+    assert started_from.stdout is not None
+    assert started_from.stdout.readline() == b"ready\n"
+    os.killpg(started_from.pid, end)
+    started_from.wait()
+    run = RunStore("runs").open("one")
+    step = run.status()["step"]
+    wait_for(lambda: run.status()["step"] > step + 2)
+    for who in (run.status(), run.status()["supervisor"]):
+        os.kill(who["pid"], signal.SIGHUP)  # even straight at them
+    step = run.status()["step"]
+    wait_for(lambda: run.status()["step"] > step + 2)
+    api.Run("one").stop()
+
+
+def test_a_run_outlives_its_terminal(write_job: Callable[..., None]) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = "from kit import api; api.TRAINER = 'a_job'; api.start('quickstart', run_id='one'); input()"
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    run = wait_for(lambda: Path("runs/one/metrics.jsonl").exists() and RunStore("runs").open("one"))
+    os.close(terminal)  # the kernel hangs up
+    os.waitpid(pid, 0)
+    step = run.status()["step"]
+    wait_for(lambda: run.status()["step"] > step + 2)
+    api.Run("one").stop()
+
+
+def test_a_face_that_is_killed_leaves_a_run_that_goes_on(shell: Callable[..., subprocess.Popen[bytes]]) -> None:
+    face = shell("api.train('quickstart', run_id='one')", start_new_session=True, stdout=subprocess.DEVNULL)
+    run = wait_for(lambda: Path("runs/one/metrics.jsonl").exists() and RunStore("runs").open("one"))
+    wait_for(lambda: run.status()["state"] == "running")
+    face.kill()
+    face.wait()
+    assert run.status()["state"] == "running"
+    api.Run("one").stop()
+    assert run.status()["state"] == "stopped"
+
+
+def test_a_foreground_run_that_is_killed_is_written_by_its_face(write_job: Callable[..., None]) -> None:
+    write_job("run.write_status('running'); os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(RunError, match="memory ran out"):
+        api.train("quickstart", run_id="one")
+    status = api.Run("one").status
+    assert (status["state"], status["exit"]) == ("failed", 137)
+
+
+def test_a_native_crash_is_found_in_the_log(start: Start, write_job: Callable[..., None]) -> None:
+    write_job("import ctypes; os.write(2, b'native words\\n'); ctypes.string_at(0)")
+    run = start()
+    wait_for(lambda: run.status()["state"] == "failed")
+    assert "SIGSEGV" in run.status()["reason"]
+    assert "native words" in run.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "reason"),
+    [
+        ("os._exit(0)", "failed", "ended with code 0 and without a word"),
+        ("os._exit(7)", "failed", "exit code 7"),
+        ("1 / 0", "failed", "exit code 1"),
+        ("from kit.errors import DataError; raise DataError('no rows')", "failed", "DataError: no rows"),
+        ("raise KeyboardInterrupt", "stopped", "interrupted"),
+    ],
+)
+def test_a_job_that_ends_without_a_word_is_never_finished(
+    start: Start, write_job: Callable[..., None], body: str, state: str, reason: str
+) -> None:
+    write_job(body)
+    run = start()
+    wait_for(lambda: run.status()["state"] not in ("starting", "interrupted"))
+    assert run.status()["state"] == state
+    assert reason in run.status()["reason"]
+
+
+def test_the_end_that_the_job_itself_wrote_stands(tmp_path: Path, store: RunStore) -> None:
+    run = store.create("one")
+    run.write_status("stopped", reason="control/stop", exit=130)
+    settle(run, os.getpid(), Outcome(CRASHED, RunError("x"), exit=1))
+    assert run.status()["reason"] == "control/stop"
+
+
+def test_the_end_of_another_process_is_not_ours_to_write(store: RunStore) -> None:
+    run = store.create("one")
+    settle(run, os.getppid(), Outcome(CRASHED, RunError("x"), exit=1))
+    run.write_status("running", pid=os.getppid())
+    settle(run, 12345678, Outcome(CRASHED, RunError("x"), exit=1))
+    assert run.status()["state"] == "running"
+
+
+# --- who has the run -------------------------------------------------------------------------------------------------
+
+
+def test_of_several_that_start_one_id_exactly_one_gets_it(shell: Callable[..., subprocess.Popen[bytes]]) -> None:
+    code = f"""
+        from kit.errors import RunError
+        import time
+        while time.time() < {time.time() + 1.5}: pass
+        try:
+            api.start('quickstart', run_id='one')
+            print('won')
+        except RunError as error:
+            print(error)
+    """
+    racers = [shell(code, stdout=subprocess.PIPE) for _ in range(3)]
+    said = [racer.communicate(timeout=60)[0].decode() for racer in racers]
+    assert sum(text == "won\n" for text in said) == 1
+    assert sum("already a run 'one'" in text for text in said) == 2
+    api.Run("one").stop()
+
+
+def test_of_several_that_resume_one_run_exactly_one_gets_it(
+    running: RunDir, shell: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    api.Run("one").stop()
+    code = f"""
+        from kit.errors import RunError
+        import time
+        while time.time() < {time.time() + 1.5}: pass
+        try:
+            api.resume('one', detach=True)
+            print('won')
+        except RunError as error:
+            print(error)
+    """
+    racers = [shell(code, stdout=subprocess.PIPE) for _ in range(3)]
+    said = [racer.communicate(timeout=60)[0].decode() for racer in racers]
+    assert sum(text == "won\n" for text in said) == 1, said
+    assert sum("one run is trained by one process" in text for text in said) == 2
+    wait_for(lambda: running.status()["state"] == "running")
+    api.Run("one").stop()
+
+
+def test_of_several_claims_exactly_one_succeeds(store: RunStore) -> None:
+    run = store.create("one")
+    run.write_status("stopped")
+    code = """
+import sys, time
+from kit.runs import RunStore
+from kit.errors import RunError
+run = RunStore(sys.argv[1]).open("one")
+while time.time() < float(sys.argv[2]): pass
+try: run.claim(); print("won", flush=True); time.sleep(2)
+except RunError: print("lost", flush=True)
+"""
+    arguments = [sys.executable, "-c", code, str(store.root), str(time.time() + 0.8)]
+    racers = [subprocess.Popen(arguments, stdout=subprocess.PIPE) for _ in range(6)]
+    said = [racer.communicate(timeout=60)[0] for racer in racers]
+    assert sorted(said) == [b"lost\n"] * 5 + [b"won\n"]
+
+
+def test_of_two_that_adopt_one_run_exactly_one_succeeds(store: RunStore) -> None:
+    run = store.create("one")
+    run.change_status(lambda record: {"supervisor": identity()})
+    other = RunDir(run.path)
+    run.adopt(step=0)
+    with pytest.raises(RunError, match="does not wait for this process"):
+        other.adopt()
+
+
+def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> None:
+    run = store.create("one")
+    run.write_status("starting", pid=os.getppid())
+    with pytest.raises(RunError, match="does not wait for this process"):
+        run.adopt()
+    run.write_status("finished")
+    with pytest.raises(RunError, match="it is finished"):
+        run.adopt()
+
+
+def test_a_claim_forgets_old_wishes_and_remembers_the_end(store: RunStore) -> None:
+    run = store.create("one")
+    run.write_text("control/stop", "")
+    run.write_status("failed", reason="why", exit=1)
+    run.claim()
+    assert not (run.control / "stop").exists()
+    assert run.status()["before"]["reason"] == "why"
+    with pytest.raises(RunError, match=r"is starting .*grpo-kit logs -f one"):
+        run.claim()
+
+
+def test_a_run_is_resumed_in_its_directory(running: RunDir, write_job: Callable[..., None]) -> None:
+    with pytest.raises(RunError, match="one run is trained by one process"):
+        api.resume("one")
+    api.Run("one").stop()
+    write_job("run.write_json('seen.json', request); run.write_status('finished')")
+    assert api.resume("one", force=True).status["state"] == "finished"
+    seen = json.loads((running.path / "seen.json").read_text())
+    assert (seen["resume"], seen["force"], seen["adopt"]) == (True, True, True)
+    assert (seen["config"]["run"]["id"], seen["config"]["run"]["root"]) == ("one", "runs")
+    with pytest.raises(RunError, match="has finished"):
+        api.resume("one")
+
+
+def test_a_run_that_may_not_go_on_stays_as_it_was(running: RunDir, write_job: Callable[..., None]) -> None:
+    api.Run("one").stop()
+    earlier = running.status()
+    write_job(before="from kit.errors import DataError; raise DataError('the data changed')")
+    with pytest.raises(DataError, match="the data changed"):
+        api.resume("one")
+    for key in ("state", "reason", "exit", "ended"):
+        assert running.status()[key] == earlier[key]
+    supervisor_of = api.resume("one", detach=True).status["supervisor"]
+    wait_for(lambda: dead(supervisor_of))
+    assert running.status()["state"] == "stopped"
+    assert "the data changed" in running.log.read_text()
+
+
+def test_a_run_without_a_configuration_cannot_go_on(store: RunStore) -> None:
+    store.create("one").write_status("failed")
+    with pytest.raises(RunError, match=r"no config\.yaml"):
+        api.resume("one", store.root)
+
+
+def test_a_taken_id_is_refused_and_the_run_there_untouched(start: Start, write_job: Callable[..., None]) -> None:
+    run = start()
+    wait_for(lambda: run.status().get("step"))
+    with pytest.raises(RunError, match="already a run 'one'"):
+        api.start("quickstart", run_id="one")
+    with pytest.raises(RunError, match="already a run 'one'"):
+        api.train("quickstart", run_id="one", progress=False)
+    assert run.status()["state"] == "running"
+
+
+def test_a_faulty_configuration_starts_nothing(write_job: Callable[..., None]) -> None:
+    with pytest.raises(ConfigError):
+        api.start("quickstart", overrides=["optimisation.batch_size=100"])
+    assert not Path("runs").exists()
+
+
+def test_waiting_has_an_end(running: RunDir) -> None:
+    with pytest.raises(RunError, match=r"still running after 0\.05 s"):
+        api.Run("one").wait(0.05)
+
+
+# --- what the disk does ----------------------------------------------------------------------------------------------
+
+
+def test_on_a_full_disk_the_end_is_told_from_what_was_set_aside(
+    disk: Callable[[str], Path], start: Start, write_job: Callable[..., None]
+) -> None:
+    write_job("""
+        (run.path / ".reserve").write_bytes(bytes(65536))
+        run.write_status("running")
+        try:
+            with open(run.path / "junk", "wb", buffering=0) as junk:
+                while True:
+                    junk.write(bytes(4096))
+        except OSError:
+            pass
+        while True:
+            run.append_metrics({"step": 1})
+    """)
+    run = start(overrides=[f"run.root={disk('size=1m')}"])
+    wait_for(lambda: run.status()["state"] == "failed")
+    assert "No space left" in run.status()["reason"]
+
+
+def test_on_a_full_disk_without_a_reserve_the_run_reads_interrupted(
+    disk: Callable[[str], Path], start: Start, write_job: Callable[..., None]
+) -> None:
+    write_job("""
+        run.write_status("running")
+        try:
+            with open(run.path / "junk", "wb", buffering=0) as junk:
+                while True:
+                    junk.write(bytes(4096))
+        except OSError:
+            os._exit(1)
+    """)
+    run = start(overrides=[f"run.root={disk('size=1m')}"])
+    before = run.record()["supervisor"]
+    wait_for(lambda: run.status()["state"] == "interrupted" and dead(before))
+    assert run.status()["state"] == "interrupted"
+
+
+def test_a_disk_that_is_full_from_the_first_leaves_nothing(disk: Callable[[str], Path], start: Start) -> None:
+    folder = disk("size=16k")
+    with open(folder / "junk", "wb", buffering=0) as junk:
+        while junk.write(bytes(4096)) == 4096:
+            if os.statvfs(folder).f_bavail <= 0:
+                break
+    with pytest.raises(RunError, match="No space left"):
+        start(overrides=[f"run.root={folder}"])
+    assert os.listdir(folder) == ["junk"]
+
+
+def test_a_read_only_folder_is_refused_in_words(disk: Callable[[str], Path], start: Start) -> None:
+    with pytest.raises(RunError, match="read-only file system"):
+        start(overrides=[f"run.root={disk('ro')}/runs"])
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_the_environment_are_never_written(
+    start: Start, write_job: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_thisIsASecretToken")
+    write_job("assert os.environ['HF_TOKEN'].startswith('hf_'); 1 / 0")
+    run = start()
+    wait_for(lambda: run.status()["state"] == "failed")
+    assert "ZeroDivisionError" in run.log.read_text()
+    written = [path for path in run.path.rglob("*") if path.is_file()]
+    assert {path.name for path in written} >= {"config.yaml", "log.txt", "status.json"}
+    assert not [path for path in written if b"hf_thisIsASecretToken" in path.read_bytes()]
+
+
+def test_signs_of_life_come_while_the_job_is_silent(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.02)
+    run = store.create("one")
+    run.write_status("running", heartbeat=1.0)
+    watch = supervisor.Watch(run, adopted=False)
+    with watch:
+        watch.started(os.getpid())
+        wait_for(lambda: run.status()["heartbeat"] > 1.0)
+    assert run.status()["supervisor"]["pid"] == os.getpid()
+    run.write_status("finished", heartbeat=1.0)
+    with supervisor.Watch(run, adopted=False) as _:
+        time.sleep(0.1)
+    assert run.status()["heartbeat"] == 1.0
+
+
+def test_a_supervisor_that_cannot_be_started_leaves_a_failed_run(
+    write_job: Callable[..., None], store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.create("one")
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(RunError):
+        detach(run, {}, module="a_job")
+    assert run.status()["state"] == "failed"
+
+
+def test_a_job_that_cannot_be_spawned_is_not_live_for_ever(
+    write_job: Callable[..., None], store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.create("one")
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(FileNotFoundError):
+        supervisor.supervise(run, {"adopt": True, "config": {}}, module="a_job")
+    assert run.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(("code", "state"), [(DONE, "failed"), (USER_ERROR, "failed"), (STOPPED, "stopped")])
+def test_last_words_are_never_finished(store: RunStore, code: int, state: str) -> None:
+    run = store.create("one")
+    error = RunError("why") if code == USER_ERROR else None
+    assert supervisor.last_words(run, run.record(), Outcome(code, error, exit=code))["state"] == state

@@ -1,0 +1,286 @@
+"""Two processes, started by a launcher, are one run: the steps of one process, one directory, one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kit.config import load_config
+from kit.errors import ConfigError, ModelError, RunError
+from kit.runs.store import RunDir
+from kit.training.processes import (
+    Onlooker,
+    Processes,
+    check_division,
+    clear_failures,
+    is_gone,
+    join,
+    note_failure,
+    told_failure,
+)
+
+ROOT = Path(__file__).parents[1]
+GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:27266: Connection reset by peer.")
+
+# What every process imports as a reward: completions that depend on their place in the batch alone, and mishaps.
+MISHAPS = """
+import os
+import random
+import signal
+
+from kit.training import halving
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def placed(self, prompt_ids, images, fields, *rest, **keywords):
+    step, made = self.state.global_step + 1, []
+    for row in range(len(prompt_ids)):
+        draw = random.Random(f"{step}/{self.accelerator.process_index * len(prompt_ids) + row}")
+        made.append([draw.randrange(20, 60) for _ in range(draw.randint(2, 9))] + [self.eos_token_ids[0]])
+    if os.environ.get("MISHAP") == f"stop {step} {RANK}":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if os.environ.get("MISHAP") == f"fail {step} {RANK}":
+        raise ZeroDivisionError("planted")
+    return made, None
+
+
+halving.HalvingSide._generate_single_turn = placed
+
+
+def score(completion_ids, **_):
+    return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+"""
+
+# Forks after the imports, which take longer than all the rest.
+SCRIPT = """
+import os
+import sys
+import traceback
+
+import torch
+
+torch.set_num_threads(1)
+import kit.train
+import trl.trainer.grpo_trainer
+from kit.runs.child import serve
+
+YAML, PORT = sys.argv[1], int(sys.argv[2])
+
+
+def start(overrides, processes, mishap="", port=0, **ways):
+    pids = []
+    for rank in range(processes):
+        pid = os.fork()
+        if not pid:
+            os.environ["MISHAP"] = mishap
+            if processes > 1:
+                local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+                os.environ |= {name: str(value) for name, value in local.items()}
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT + port)}
+            changes = [word for override in overrides for word in ("-o", override)]
+            read = lambda source, given: kit.train.read_request(source, given) | ways
+            code = 1
+            try:
+                code = serve(kit.train.main, [YAML, *changes], read=read)
+            except Exception:
+                traceback.print_exc()
+            except SystemExit as end:
+                code = end.code
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+print("codes", start(["run.id=one"], 1))
+print("codes", start(["run.id=fails"], 2, "fail 2 1", port=1))
+print("codes", start(["run.id=two"], 2, port=2, resume=True))
+print("codes", start(["run.id=odd", "optimisation.batch_size=24", "optimisation.micro_batch_size=8"], 2, port=3))
+"""
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, Any]:
+    """A run of two processes that the second one's SIGTERM stops at step 2, then resumed; beside it `one` and `fails`."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "mishaps.py").write_text(MISHAPS)
+    tree = {
+        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
+        "data": {
+            "source": "reasoning-gym:chain_sum",
+            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "limit": 40,
+            "heldout": 4,
+        },
+        "reward": {"functions": [{"path": f"{folder}/mishaps.py:score"}]},
+        "objective": {"regularizers": [{"name": "kl", "coef": 0.1}]},
+        "generation": {"num_generations": 8, "max_completion_tokens": 12},
+        "optimisation": {"steps": 3, "batch_size": 16, "learning_rate": 1e-3, "micro_batch_size": 4},
+        "evaluation": {"before": True, "after": False, "every": 1, "prompts": 2, "k": 1},
+        "run": {"root": str(folder / "runs"), "threads": 1, "save_every": 0},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
+    launcher += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launcher += [f"--main_process_port={free_port()}", "-m", "kit.train", "run.yaml", "-o", "run.id=two"]
+    keywords: dict[str, Any] = {"cwd": folder, "capture_output": True, "text": True, "timeout": 240, "check": False}
+    first = subprocess.run(launcher, env=environment | {"MISHAP": "stop 2 1"}, **keywords)
+    two = RunDir(folder / "runs" / "two")
+    assert two.path.is_dir(), first.stderr[-4000:]
+    found: dict[str, Any] = {
+        "launcher": first,
+        "stopped": two.status(),
+        "checkpoints": [checkpoint.name for checkpoint in two.checkpoints],
+    }
+    (folder / "script.py").write_text(SCRIPT)
+    script = [sys.executable, "script.py", "run.yaml", str(free_port())]
+    second = subprocess.run(script, env=environment, **keywords)
+    assert second.returncode == 0, second.stderr[-4000:]
+    codes = [json.loads(line) for line in re.findall(r"^codes (.*)$", second.stdout, re.M)]
+    found |= {"codes": codes, "shown": second.stderr}
+    return found | {name: RunDir(folder / "runs" / name) for name in ("one", "two", "fails", "odd")}
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_at_the_same_step(launched: dict[str, Any]) -> None:
+    status = launched["stopped"]
+    assert (status["state"], status["step"], status["exit"]) == ("stopped", 2, 130), launched["launcher"].stderr[-4000:]
+    assert status["reason"] == "SIGTERM"
+    assert launched["checkpoints"][-1] == "checkpoint-2"
+    assert launched["launcher"].stdout.count("grpo-kit: run 'two' on 2 processes") == 1
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_steps_of_one(launched: dict[str, Any]) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    assert launched["codes"][0] == [0]
+    assert launched["codes"][2] == [0, 0], launched["shown"][-4000:]
+    one, two = launched["one"], launched["two"]
+    assert two.status()["state"] == "finished"
+    want, got = one.metrics(), two.metrics()
+    assert [line["step"] for line in got] == [1, 2, 3]
+    compared = ("loss", "reward", "reward_std", "grad_norm", "entropy", "advantage/std", "objective/kl")
+    for ours, theirs in zip(got, want, strict=True):
+        for name in (*compared, "completions/mean_length", "num_tokens"):
+            assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=1e-6), (ours["step"], name)
+    weights, expected = (load_file(run.adapter / "adapter_model.safetensors") for run in (two, one))
+    start = max(float(value.abs().max()) for name, value in expected.items() if "lora_B" in name)
+    assert start > 1e-4  # lora_B begins at zero: it has been trained
+    assert all(torch.allclose(weights[name], value, rtol=0, atol=2e-5) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
+    import pyarrow.parquet as pq
+
+    one, two = launched["one"], launched["two"]
+    for path in sorted(one.completions.glob("*.parquet")):
+        want, got = pq.read_table(path).to_pylist(), pq.read_table(two.completions / path.name).to_pylist()
+        assert len(got) == 16  # two groups of eight, each of them of both processes' prompts
+        for ours, theirs in zip(got, want, strict=True):
+            assert {name: ours[name] for name in ("prompt", "completion", "tokens", "reference")} == {
+                name: theirs[name] for name in ("prompt", "completion", "tokens", "reference")
+            }
+            assert ours["advantage"] == pytest.approx(theirs["advantage"], abs=1e-5)
+    assert {path.name for path in two.eval.iterdir()} == {path.name for path in one.eval.iterdir()}
+    assert not list(two.control.glob("failed-*"))
+    arguments = json.loads(two.env.read_text())["trainer_arguments"]
+    assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_all_and_its_reason_is_told(launched: dict[str, Any]) -> None:
+    assert launched["codes"][1][0] == 2
+    assert launched["codes"][1][1] != 0
+    status = launched["fails"].status()
+    assert (status["state"], status["exit"]) == ("failed", 2)
+    assert status["reason"] == "RunError: Process 2 of 2 failed. ZeroDivisionError: planted"
+
+
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_shared_is_refused_by_all_before_anything_is_written(launched: dict[str, Any]) -> None:
+    assert launched["codes"][3] == [2, 2]
+    assert not launched["odd"].path.exists()
+    assert launched["shown"].count("24 completions a step, over all processes, cannot be shared by 2 processes") == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "processes", "advice"),
+    [
+        (8, None, 3, "Use 12 or 24."),
+        (8, 4, 3, "Use 12 or 24."),
+        (8, 8, 2, "Use 16 or 32, or a micro_batch_size that divides 4."),
+        (8, None, 2, None),
+        (24, 4, 3, None),
+    ],
+)
+def test_a_batch_is_shared_evenly_or_refused(batch: int, micro: int | None, processes: int, advice: str | None) -> None:
+    optimisation = {"batch_size": batch, "micro_batch_size": micro}
+    config = load_config({"optimisation": optimisation, "generation": {"num_generations": 4}})
+    if advice is None:
+        check_division(config, processes)
+        return
+    with pytest.raises(ConfigError, match=re.escape(advice)):
+        check_division(config, processes)
+
+
+def test_one_process_waits_for_nobody() -> None:
+    alone = join()
+    assert (alone.rank, alone.size, alone.note()) == (0, 1, "")
+    assert alone.everyone("x") == ["x"]
+    assert alone.of_first("x") == "x"
+    assert alone.first_then_others(lambda: 3) == 3
+    with pytest.raises(ModelError, match="no"):
+        alone.first_then_others(lambda: (_ for _ in ()).throw(ModelError("no")))
+    alone.leave()
+
+
+def test_what_another_process_failed_of_is_told_in_place_of_the_lost_connection(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert is_gone(GLOO)
+    assert not is_gone(RuntimeError("shape mismatch"))
+    assert "ended without a word" in str(told_failure(run, GLOO))
+    note_failure(run, Processes(1, 2), GLOO)  # follows from the end of another one: no news
+    assert "ended without a word" in str(told_failure(run, GLOO))
+    note_failure(run, Processes(1, 2), ModelError("out of memory"))
+    told = told_failure(run, GLOO)
+    assert isinstance(told, ModelError)
+    assert str(told) == "Process 2 of 2 failed. out of memory"
+    clear_failures(run)
+    note_failure(run, Processes(2, 4), ValueError("odd"))
+    told = told_failure(run, GLOO)
+    assert type(told) is RunError
+    assert str(told) == "Process 3 of 4 failed. ValueError: odd"
+
+
+def test_the_other_processes_write_nothing(tmp_path: Path) -> None:
+    run = Onlooker(tmp_path)
+    run.write_status("running", step=1)
+    run.append_metrics({"step": 1})
+    run.append_event("out_of_memory", step=1)
+    run.write_json("data.json", {})
+    run.write_text("config.yaml", "")
+    assert list(tmp_path.iterdir()) == []
+    assert run.pending == [{"kind": "out_of_memory", "step": 1}]

@@ -1,0 +1,260 @@
+"""A run that was killed at whatever moment, and resumed, leaves what the uninterrupted run of its seed leaves, to the bit.
+
+Metrics, events, completions, held-out scores, weights, optimiser, random numbers, controllers: see `forked_runs.trace`.
+`KIT_KILL_POINTS=all` kills before every single change of a file in the run directory instead of before a few.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_runs import Forks, Tree, different, trace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+KILL_POINTS = os.environ.get("KIT_KILL_POINTS", "4")
+STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}
+PLANTED = {
+    "in the optimiser's file": {"half": "optimizer.pt", "nth": 3},
+    "in the completions that steps are left for": {"half": "rollout.pt", "nth": 1},
+    "with the checkpoint written, not yet in place": {"call": "kit.training.checkpoints:publish", "nth": 3},
+    "with the checkpoint just in place, and the old one too": {
+        "call": "kit.training.checkpoints:publish", "nth": 3, "when": "after",
+    },
+    "with the old checkpoint put aside, not yet removed": {
+        "call": "kit.training.checkpoints:_put_aside", "nth": 4, "when": "after",
+    },
+    "in a metrics line": {"line": '{"step": 5'},
+    "between the optimiser's step and its metrics line": {
+        "call": "torch.optim:AdamW.step", "nth": 4, "when": "after",
+    },
+    "in a held-out evaluation": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 4},
+    "in the evaluation before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
+    "with completions written whose step is not made": {
+        "call": "kit.training.recording:CompletionWriter.__call__", "nth": 3, "when": "after",
+    },
+    "after the last step, before the score after it": {"call": "kit.training.evaluating:conclude", "nth": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kills")
+
+
+@pytest.fixture(scope="module")
+def forks(base: Path) -> Iterator[Forks]:
+    with Forks(base) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def steady(base: Path, model_folder: Path) -> Tree:
+    """All that may go wrong at once: several epochs, steps on old completions, accumulation, dropout, a controller, a
+    learning rate that changes, evaluations, and one checkpoint at a time."""
+    return {
+        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+        "data": {
+            "source": "reasoning-gym:chain_sum",
+            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "limit": 10,
+            "heldout": 5,
+        },
+        "reward": {"preset": "reasoning-gym"},
+        "objective": {"recipe": "grpo", "regularizers": [STEERED]},
+        "generation": {"num_generations": 4, "max_completion_tokens": 12},
+        "optimisation": {
+            "steps": 7,
+            "batch_size": 8,
+            "micro_batch_size": 4,
+            "iterations": 2,
+            "learning_rate": 5e-3,
+            "schedule": "cosine",
+            "warmup_steps": 2,
+        },
+        "evaluation": {"before": True, "after": True, "every": 3, "prompts": 4, "k": 2},
+        "run": {"id": "x", "root": str(base / "runs"), "threads": 1, "save_every": 2, "keep_checkpoints": 1},
+    }
+
+
+Named = Callable[..., Tree]
+
+
+@pytest.fixture
+def tree(steady: Tree, base: Path, request: pytest.FixtureRequest) -> Iterator[Named]:
+    """A copy under another id, with changes by section."""
+    made: list[Path] = []
+
+    def named(name: str, **changes: Tree) -> Tree:
+        copied = copy.deepcopy(steady)
+        for section, values in changes.items():
+            copied[section] |= values
+        copied["run"]["id"] = name
+        made.append(folder(copied))
+        return copied
+
+    yield named
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def folder(tree: Tree) -> Path:
+    return Path(tree["run"]["root"]) / str(tree["run"]["id"])
+
+
+def whole(forks: Forks, tree: Tree) -> Tree:
+    """The trace of an uninterrupted run."""
+    result = forks.run(tree)
+    assert result["code"] == 0, result
+    return trace(folder(tree))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(forks: Forks, steady: Tree) -> tuple[Tree, int]:
+    """The trace of the run that is never interrupted, and how often it changes a file."""
+    result = forks.run(steady)
+    assert result["code"] == 0, result
+    return trace(folder(steady)), result["operations"]
+
+
+def resumed(forks: Forks, tree: Tree, **ways: bool) -> str:
+    """Resumes, and returns what was printed."""
+    result = forks.run(tree, resume=True, **ways)
+    assert result["code"] == 0, (result["error"], result["shown"][-2000:], forks.log.read_text()[-2000:])
+    return str(result["shown"])
+
+
+@pytest.mark.parametrize("moment", PLANTED)
+def test_killed(moment: str, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
+    mine = tree("planted")
+    assert forks.run(mine, kill=PLANTED[moment])["signal"] == signal.SIGKILL
+    assert "Resuming" in resumed(forks, mine)
+    assert different(uninterrupted[0], trace(folder(mine))) == {}
+
+
+def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
+    expected, changes = uninterrupted
+    points = list(range(2, changes + 1))  # the first makes the directory
+    if KILL_POINTS != "all":
+        points = sorted(random.Random(6).sample(points, int(KILL_POINTS)))
+    wrong: dict[str, Any] = {}
+    for point in points:
+        mine = tree(f"at-{point}")
+        assert forks.run(mine, kill={"operation": point})["signal"] == signal.SIGKILL, point
+        result = forks.run(mine, resume=True)
+        if result["code"] == 0:
+            wrong |= {f"{point}: {key}": value for key, value in different(expected, trace(folder(mine))).items()}
+        elif not (point >= changes - 6 and "is finished" in str(result["error"])):  # its last word was said
+            wrong[f"{point}"] = result
+        shutil.rmtree(folder(mine))
+    assert wrong == {}
+
+
+def test_killed_by_the_clock_and_killed_again_while_resuming(
+    forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
+) -> None:
+    mine, lot = tree("often"), random.Random(7)
+    forks.run(mine, kill={"call": "kit.training.checkpoints:publish", "nth": 2})
+    for _ in range(2):
+        forks.run(mine, resume=True, kill={"seconds": lot.uniform(0.1, 0.9)})
+    forks.run(mine, resume=True, kill={"call": "kit.training.rewind:_note", "nth": 1})
+    forks.run(mine, resume=True, kill={"half": "scheduler.pt", "nth": 1})
+    result = forks.run(mine, resume=True)
+    assert result["code"] == 0 or "is finished" in result["error"], result  # a quick machine may have come to the end
+    assert different(uninterrupted[0], trace(folder(mine))) == {}
+
+
+@pytest.mark.parametrize("moment", [4, 5])
+def test_a_stop_and_a_resume_change_nothing(
+    moment: int, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
+) -> None:
+    """At the end of the completions that two steps are made on, and in the middle of them."""
+    mine = tree("stopped")
+    ctrl_c = {"call": "torch.optim:AdamW.step", "nth": moment, "signal": int(signal.SIGINT)}
+    assert "Stopping" in forks.run(mine, kill=ctrl_c)["shown"]
+    status = json.loads((folder(mine) / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("stopped", moment)
+    assert f"checkpoint-{moment}" in resumed(forks, mine)
+    expected, found = uninterrupted[0], trace(folder(mine))
+    found["events.jsonl"] = [e for e in found["events.jsonl"] if (e["kind"], e["step"]) in _kinds(expected)]
+    assert different(expected, found) == {}
+
+
+def _kinds(trace: Tree) -> set[tuple[str, int]]:
+    return {(event["kind"], event["step"]) for event in trace["events.jsonl"]}
+
+
+VARIANTS: dict[str, dict[str, Tree]] = {
+    "a value head": {"objective": {"recipe": "ppo", "regularizers": [STEERED]}},
+    "the full divergence": {
+        "objective": {"recipe": "grpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]},
+    },
+    "all weights, and a reference apart": {"model": {"lora": None}, "optimisation": {"learning_rate": 1e-3}},
+    "a greedy baseline": {"objective": {"recipe": "remax", "regularizers": []}, "optimisation": {"iterations": 1}},
+    "an early end": {"evaluation": {"patience": 1, "min_delta": 2.0}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
+    mine, other = tree("variant", **VARIANTS[variant]), tree("whole", **VARIANTS[variant])
+    expected = whole(forks, other)
+    point = (
+        {"call": "kit.training.evaluating:conclude", "nth": 1}
+        if variant == "an early end"
+        else PLANTED["in a metrics line"]
+    )
+    assert forks.run(mine, kill=point)["signal"] == signal.SIGKILL
+    resumed(forks, mine)
+    assert different(expected, trace(folder(mine))) == {}
+    if variant == "an early end":
+        assert expected["status"]["step"] == 3, "it was to end early"
+
+
+def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(forks: Forks, tree: Named) -> None:
+    level = {"optimisation": {"schedule": "constant"}, "evaluation": {"every": 2}}
+    longer, short = tree("longer", **level), tree("short", **level)
+    expected = whole(forks, longer)
+    result = forks.run(short, "optimisation.steps=4")
+    assert result["code"] == 0, result
+    assert "there is nothing to resume" in forks.run(short, "optimisation.steps=4", resume=True)["error"]
+    assert json.loads((folder(short) / "status.json").read_text())["state"] == "finished"
+    assert "checkpoint-4" in resumed(forks, short)
+    found = trace(folder(short))
+    expected["events.jsonl"] = [e for e in expected["events.jsonl"] if (e["kind"], e["step"]) != ("evaluation", 4)]
+    for each in (expected, found):
+        del each["checkpoint-2/trainer_state.json"]  # which says how many steps there were to be
+    assert different(expected, found) == {}
+
+
+def test_what_has_changed_is_refused_with_its_reason_or_forced_and_noted(forks: Forks, tree: Named) -> None:
+    mine = tree("changed")
+    forks.run(mine, kill={"line": '{"step": 5'})
+    env = json.loads((folder(mine) / "env.json").read_text())
+    env["packages"]["torch"] = "1.0"
+    (folder(mine) / "env.json").write_text(json.dumps(env))
+    before = {name: (folder(mine) / name).read_bytes() for name in ("status.json", "metrics.jsonl", "config.yaml")}
+    other = mine | {"data": mine["data"] | {"seed": 5}, "run": mine["run"] | {"save_every": 3}}
+    refused = forks.run(other, resume=True)
+    assert refused["code"] == 2
+    for words in ("torch: 1.0 when it was started", "data.seed: 0", "the rows of", "--force"):
+        assert words in refused["error"]
+    assert "save_every" not in refused["error"]
+    assert before == {name: (folder(mine) / name).read_bytes() for name in before}, "a refusal changes nothing"
+    resumed(forks, other, force=True)
+    event = next(e for e in map(json.loads, (folder(mine) / "events.jsonl").open()) if e["kind"] == "resumed")
+    assert (event["step"], event["checkpoint"], event["forced"]) == (4, "checkpoint-4", True)
+    assert len(event["changes"]) == 3
+    steps = [json.loads(line)["step"] for line in (folder(mine) / "metrics.jsonl").open()]
+    assert steps == [1, 2, 3, 4, 5, 6, 7]
+    env = json.loads((folder(mine) / "env.json").read_text())
+    assert (env["earlier"][0]["packages"]["torch"], env["earlier"][0]["until_step"]) == ("1.0", 4)

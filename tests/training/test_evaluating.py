@@ -1,0 +1,192 @@
+"""Held-out scores during training and what follows from them: best checkpoint, early end, alarm, rollback. Real runs of
+the tiny model whose scores are scripted, so that what follows is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import kit
+from kit.evaluation.heldout import HeldOut
+
+PROBLEMS = 40
+RISING = 'reward.functions=[{"path": "rising.py:score"}]'
+
+
+@pytest.fixture
+def scripted(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run whose training reward rises, evaluated at every step, whose held-out scores are those given, by step."""
+    Path("rising.py").write_text(
+        "calls = []\n\ndef score(prompts, completions, **columns):\n    calls.append(1)\n"
+        "    return [len(calls) + len(set(str(text))) / 40 for text in completions]\n"
+    )
+
+    def run(shares: dict[int, float], *overrides: str) -> Any:
+        def score(self: HeldOut, model: Any, progress: Any = None, *, step: int = 0) -> dict[str, Any]:
+            right = [place < round(shares[step] * PROBLEMS) for place in range(PROBLEMS)]
+            scored.append(step)
+            return {
+                "problems": PROBLEMS, "step": step, "k": 2, "seconds": 0.0, "samples": [], "truncated_share": 0.0,
+                "greedy_accuracy": {"value": sum(right) / PROBLEMS, "low": 0.0, "high": 1.0}, "completion_tokens_mean": 1.0,
+                "per_problem": {"id": [str(place) for place in range(PROBLEMS)], "greedy_correct": right},
+            }  # fmt: skip
+
+        scored: list[int] = []
+        monkeypatch.setattr(HeldOut, "score", score)
+        steps = f"optimisation.steps={max(shares)}"
+        result = attempt(
+            RISING, steps, "evaluation.every=1", "evaluation.before=true", "evaluation.after=true", *overrides
+        )
+        assert result.code == 0, result.message
+        result.scored = scored
+        return result
+
+    return run
+
+
+def kinds(result: Any, *wanted: str) -> list[tuple[str, int]]:
+    return [(event["kind"], event["step"]) for event in result.folder.events() if event["kind"] in wanted]
+
+
+def best(result: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.folder.path / "best.json").read_text())
+    return found
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def test_the_best_checkpoint_is_kept_and_saved_once(scripted: Any) -> None:
+    result = scripted(
+        {0: 0.2, 1: 0.3, 2: 0.6, 3: 0.5, 4: 0.4, 5: 0.4, 6: 0.3}, "run.keep_checkpoints=1", "run.save_every=1"
+    )
+    assert best(result) == {"step": 2, "metric": "greedy_accuracy", "value": 0.6, "checkpoint": "checkpoint-2"}
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2", "checkpoint-6"]
+    assert kinds(result, "best") == [("best", 1), ("best", 2)]
+    assert kinds(result, "checkpoint") == [("checkpoint", step) for step in range(1, 7)]  # once a step, best or not
+    assert (result.folder.status()["state"], result.folder.status()["reason"]) == ("finished", None)
+    assert "Best greedy accuracy: 0.600 at step 2" in result.shown
+
+
+def test_a_new_best_is_saved_though_no_checkpoint_was_due_and_its_score_is_there_first(scripted: Any) -> None:
+    result = scripted({0: 0.2, 1: 0.3, 2: 0.2, 3: 0.2})
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-1", "checkpoint-3"]
+    order = kinds(result, "evaluation", "checkpoint", "best")
+    assert order[:3] == [("evaluation", 1), ("checkpoint", 1), ("best", 1)]
+    state = json.loads((result.folder.path / "checkpoint-3" / "trainer_state.json").read_text())
+    assert Path(state["best_model_checkpoint"]).name == "checkpoint-1"
+
+
+def test_the_last_score_may_be_the_best(scripted: Any) -> None:
+    result = scripted({0: 0.2, 1: 0.3, 2: 0.8})
+    assert best(result)["checkpoint"] == "checkpoint-2"
+    assert kinds(result, "best") == [("best", 1), ("best", 2)]
+
+
+def test_nothing_is_kept_where_it_is_not_wanted(scripted: Any) -> None:
+    result = scripted({0: 0.2, 1: 0.3, 2: 0.2, 3: 0.2}, "evaluation.keep_best=false")
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-3"]
+    assert not (result.folder.path / "best.json").exists()
+    assert not kinds(result, "best")
+
+
+def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> None:
+    shares = {0: 0.2, 1: 0.5, 2: 0.52, 3: 0.5, 4: 0.9, 5: 0.9}
+    result = scripted(shares, "evaluation.patience=2", "evaluation.min_delta=0.05")
+    status = result.folder.status()
+    assert (status["state"], status["exit"], status["step"]) == ("finished", 0, 3)
+    assert status["reason"] == (
+        "held-out greedy accuracy has not been better than the 0.500 of step 1 for 2 evaluations (evaluation.patience)"
+    )
+    (event,) = [event for event in result.folder.events() if event["kind"] == "early_stop"]
+    assert {key: event[key] for key in ("step", "metric", "value", "best_step", "cause")} == {
+        "step": 3, "metric": "greedy_accuracy", "value": 0.5, "best_step": 2, "cause": "patience",
+    }  # fmt: skip
+    assert result.scored == [0, 1, 2, 3]  # the weights at the end have been scored already
+    assert json.loads((result.folder.eval / "after.json").read_text())["step"] == 3
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert "Training ends early at step 3" in result.shown
+
+
+@pytest.fixture
+def hacked() -> dict[int, float]:
+    """Held-out scores that are best at step 9 of 36 and then fall, beside a training reward that rises."""
+    return {0: 0.3, 9: 0.9, 18: 0.4, 27: 0.3, 36: 0.3}
+
+
+@pytest.mark.parametrize("alarm", ["off", "warn"])
+def test_the_alarm_only_warns_and_once(scripted: Any, hacked: dict[int, float], alarm: str) -> None:
+    result = scripted(hacked, f"evaluation.alarm={alarm}", "evaluation.every=9")
+    found = [
+        event for event in result.folder.events() if event["kind"] == "alert" and event["name"] == "reward_hacking"
+    ]
+    assert [(event["step"], event["severity"]) for event in found] == ([(27, "warning")] if alarm == "warn" else [])
+    assert (result.folder.status()["state"], result.folder.status()["step"]) == ("finished", 36)
+    if alarm == "warn":
+        assert "held-out greedy accuracy fell from 0.900 (step 9) to 0.300 (step 27)" in result.shown
+
+
+def test_the_alarm_stops_the_run(scripted: Any, hacked: dict[int, float]) -> None:
+    result = scripted(hacked, "evaluation.alarm=stop", "evaluation.every=9")
+    status = result.folder.status()
+    assert (status["state"], status["step"]) == ("finished", 27)
+    assert status["reason"].startswith("reward hacking: held-out greedy accuracy fell from 0.900 (step 9) to 0.300")
+    assert kinds(result, "early_stop", "rollback") == [("early_stop", 27)]
+    last = weights(result.folder.path / "checkpoint-27")
+    assert all((last[name] == value).all() for name, value in weights(result.folder.adapter).items())
+
+
+def test_a_rollback_ends_with_the_weights_of_the_best_checkpoint(scripted: Any, hacked: dict[int, float]) -> None:
+    result = scripted(hacked, "evaluation.alarm=rollback", "evaluation.every=9")
+    run = result.folder
+    (event,) = [event for event in run.events() if event["kind"] == "rollback"]
+    assert (event["step"], event["to_step"], event["checkpoint"]) == (27, 9, "checkpoint-9")
+    kept, result_weights, last = (weights(run.path / name) for name in ("checkpoint-9", "adapter", "checkpoint-27"))
+    assert result_weights.keys() == kept.keys()
+    assert all((kept[name] == value).all() for name, value in result_weights.items())
+    assert any((last[name] != value).any() for name, value in result_weights.items())
+    assert not {"optimizer.pt", "trainer_state.json", "rng_state.pth"} & {path.name for path in run.adapter.iterdir()}
+    after = json.loads((run.eval / "after.json").read_text())
+    assert (after["step"], after["greedy_accuracy"]["value"]) == (9, 0.9)
+    assert run.status()["state"] == "finished"
+    from kit.evaluation.selection import weights_of
+
+    assert weights_of(run, None)[0] == weights_of(run, "best")[0] == 9
+
+
+def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
+    """The tiny model's rewards are all alike here: no group has a spread."""
+    Path("flat.py").write_text("def score(prompts, completions, **columns):\n    return [1.0 for _ in completions]\n")
+    flat = ['reward.functions=[{"path": "flat.py:score"}]', "optimisation.steps=13", "data.limit=80"]
+    result = attempt(*flat, "reward.preset=null")
+    assert result.code == 0, result.message
+    found = [event for event in result.folder.events() if event["kind"] == "alert"]
+    assert [(event["step"], event["severity"]) for event in found if event["name"] == "zero_spread"] == [
+        (10, "warning")
+    ]
+    assert "Alert at step 10: 100% of the groups of the last 10 steps" in result.shown
+
+
+def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_checkpoint(
+    attempt: Any, tmp_path: Path
+) -> None:
+    from kit.evaluation.again import evaluate_run
+
+    result = attempt("evaluation.every=1", "evaluation.after=true")
+    assert result.code == 0, result.message
+    run, request = kit.Run("it", tmp_path / "runs"), {"run_dir": str(result.folder.path), "name": "more"}
+    again = evaluate_run(request, True)
+    after = run.evaluations()["after"]
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
+    first = evaluate_run(request | {"checkpoint": "1", "name": "first"}, True)
+    step = run.evaluations()["step-00001"]
+    assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in step.items() if k != "seconds"}
+    more = evaluate_run(request | {"checkpoint": "best", "overrides": ["evaluation.k=3"], "name": "best-3"}, True)
+    assert more["step"] == best(result)["step"]
+    assert {"pass@3", "maj@3"} <= more.keys()
+    assert list(run.evaluations())[-3:] == ["best-3", "first", "more"]

@@ -1,0 +1,438 @@
+"""Running out of memory: smaller parts, the same step. Failures are planted where a real one would come from."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.errors import ModelError
+from kit.objective import Objective
+from kit.training.failures import explained, is_out_of_memory
+from kit.training.out_of_memory import Halved, Memory
+
+from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
+
+CPU_MESSAGE = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "34359738368 bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.56 GiB"
+
+
+class Shortage(torch.autograd.Function):
+    """The identity, until its backward pass: then memory is short."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, due: Callable[[int], bool]) -> Tensor:
+        ctx.due, ctx.rows = due, len(values)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.due(ctx.rows):
+            raise torch.OutOfMemoryError(CUDA_MESSAGE)
+        return gradient, None
+
+
+class Machine:
+    """A machine that cannot take more than `rows` rows at once through the first layer, `place` says in which pass.
+
+    `from_call`: it is short of memory from that pass on, so that earlier micro-batches of the step have come through.
+    """
+
+    def __init__(self, place: str, rows: int, from_call: int = 0) -> None:
+        self.place, self.rows, self.from_call = place, rows, from_call
+        self.calls = self.failures = 0
+        self.seen: list[int] = []
+
+    def due(self, rows: int) -> bool:
+        self.calls += 1
+        short = rows > self.rows and self.calls > self.from_call
+        self.failures += short
+        return short
+
+    @contextmanager
+    def of(self, trainer: Any) -> Iterator[Machine]:
+        layer = trainer.accelerator.unwrap_model(trainer.model).get_decoder().layers[0]
+        handle = layer.register_forward_hook(self._after)
+        try:
+            yield self
+        finally:
+            handle.remove()
+
+    def _after(self, layer: Any, given: Any, output: Tensor) -> Tensor:
+        kind = "forward" if torch.is_grad_enabled() else "no_grad"
+        if kind == "forward":
+            self.seen.append(len(output))
+        if self.place == "backward" and kind == "forward":
+            return Shortage.apply(output, self.due)  # type: ignore[no-any-return, no-untyped-call]
+        if self.place == kind and self.due(len(output)):
+            raise RuntimeError(CPU_MESSAGE)
+        return output
+
+
+def stepped(
+    trainer: Any, machine: Machine | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Trains; the gradient before the first optimiser step, the weights at the end, and what was logged of each step."""
+    gradients: dict[str, Tensor] = {}
+    clip = trainer._clip_grad_norm
+
+    def watched(model: Any) -> Any:
+        if not gradients:
+            named = dict(trainer.model.named_parameters())
+            gradients.update({name: w.grad.clone() for name, w in named.items() if w.requires_grad})
+            if trainer._critic is not None:
+                gradients.update({f"head.{n}": w.grad.clone() for n, w in trainer._critic.head.named_parameters()})
+        return clip(model)
+
+    trainer._clip_grad_norm = watched
+    if machine is None:
+        train(trainer)
+    else:
+        with machine.of(trainer):
+            train(trainer)
+    logs = {f"{line['step']}/{name}": value for line in trainer.state.log_history for name, value in line.items()}
+    return gradients, adapter(trainer), {name: value for name, value in logs.items() if "time" not in name}
+
+
+def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    left_out = ("runtime", "per_second", "flos", "memory")
+    names = [name for name in theirs if not any(part in name for part in left_out)]
+    assert {"1/loss", "1/entropy", "1/ratio/p50", "1/grad_norm"} <= set(names)
+    for name in names:
+        assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6, nan_ok=True), name
+
+
+# What looks across completions, or depends on how the window is divided, besides the plain recipes.
+ACROSS = {
+    "dapo": "dapo",
+    "bnpo": "bnpo",
+    "gspo": "gspo",
+    "luspo": "luspo",
+    "dr_grpo": "dr_grpo",
+    "ppo": {
+        "recipe": "ppo",
+        "regularizers": [{"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}],
+    },
+    "high_entropy_only": {
+        "recipe": "grpo",
+        "weights": ["high_entropy_only"],
+        "regularizers": [{"name": "entropy_bonus", "coef": 0.01}],
+    },
+    "clip_cov": {"recipe": "dapo", "clip": "clip_cov"},
+    "full_kl": {"recipe": "bnpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]},
+    "reference_free_l2": {"recipe": "grpo", "regularizers": [{"name": "reference_free_l2", "coef": 0.1}, KL]},
+}
+
+
+@pytest.mark.parametrize(("name", "place"), [("bnpo", "forward"), *((name, "backward") for name in ACROSS)])
+def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name: str, place: str) -> None:
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
+    want = stepped(new_trainer(objective=ACROSS[name], **settings))
+    told: list[Halved] = []
+    trainer = new_trainer(objective=ACROSS[name], extra={"memory": Memory(told.append)}, **settings)
+    machine = Machine(place, rows=2, from_call=1)  # the second micro-batch of the first step
+    got = stepped(trainer, machine)
+    assert machine.failures == 1
+    assert [(each.work, each.rows) for each in told] == [("training", 2)]
+    assert_gradients_close(got[0], want[0], rtol=2e-5)
+    for weight, value in want[1].items():
+        assert torch.allclose(got[1][weight], value, rtol=0, atol=5e-5), weight
+    assert_logs_equal(got[2], want[2])
+
+
+def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTrainer) -> None:
+    memory = Memory()
+    trainer = new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory})
+    machine = Machine("forward", rows=2)
+    want = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True))
+    got = stepped(trainer, machine)
+    assert machine.failures == 1
+    assert machine.seen == [4] + 3 * [2, 2]  # refused once; then three steps of two parts
+    assert_logs_equal(got[2], want[2])
+    assert memory.state_dict() == {"training": 2}
+    assert memory.in_a_row == 0
+
+    memory = Memory()
+    machine = Machine("backward", rows=1)
+    got = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory}), machine)
+    assert memory.state_dict() == {"training": 1}
+    assert machine.failures == 2
+    assert_gradients_close(got[0], want[0], rtol=2e-5)
+
+
+def test_three_times_in_a_row_end_the_run_with_what_to_change(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(
+        objective="dapo", per_device_train_batch_size=8, max_steps=3, unchecked=True, extra={"memory": Memory()}
+    )
+    start = adapter(trainer)
+    with pytest.raises(ModelError, match=r"3 times in a row, at last in training, with 2 completions at once") as error:
+        stepped(trainer, Machine("forward", rows=0))
+    assert "Lower optimisation.micro_batch_size, to 1 for example" in str(error.value)
+    assert "can't allocate memory" in str(error.value)
+    assert all(torch.equal(value, start[name]) for name, value in adapter(trainer).items())
+
+
+def test_a_finished_step_breaks_the_row_and_one_completion_is_the_least() -> None:
+    memory = Memory()
+    for _ in range(2):
+        memory.halve("training", 64, MemoryError())
+    memory.finished()
+    memory.halve("training", 64, MemoryError())
+    assert (memory.rows("training", 64), memory.rows("training", 5), memory.rows("scoring", 5)) == (8, 5, 5)
+    memory.finished()
+    memory.load_state_dict({"training": 1, "nothing": 3})
+    assert memory.state_dict() == {"training": 1}
+    with pytest.raises(ModelError, match="in training, with 1 completion at once"):
+        memory.halve("training", 64, MemoryError())
+    odd = Memory()
+    odd.halve("evaluation", 5, MemoryError())
+    assert odd.rows("evaluation", 5) == 3
+
+
+def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None:
+    greedy = {"top_k": 1, "gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
+    objective = {"recipe": "reinforce_pp", "regularizers": [KL]}
+    want = stepped(new_trainer(objective=objective, unchecked=True, **greedy))
+
+    told: list[Halved] = []
+    trainer = new_trainer(objective=objective, unchecked=True, extra={"memory": Memory(told.append)}, **greedy)
+    got = stepped(trainer, Machine("no_grad", rows=4))
+    assert [(each.work, each.rows) for each in told] == [("generation", 4)]
+    assert_logs_equal(got[2], want[2])
+
+    told.clear()
+    trainer = new_trainer(objective=objective, unchecked=True, extra={"memory": Memory(told.append)}, **greedy)
+    trainer.memory.load_state_dict({"generation": 2})
+    got = stepped(trainer, Machine("no_grad", rows=2))
+    assert [(each.work, each.rows) for each in told] == [("scoring", 2)]
+    assert_logs_equal(got[2], want[2])
+
+    with pytest.raises(ModelError, match="3 times in a row, at last in generation, with 2 completions"):
+        stepped(new_trainer(objective="dapo", extra={"memory": Memory()}, **greedy), Machine("no_grad", rows=0))
+
+
+def test_random_numbers_are_drawn_again(new_trainer: NewTrainer) -> None:
+    drawn: list[Tensor] = []
+
+    def work(size: int) -> Tensor:
+        drawn.append(torch.rand(3))
+        if size > 2:
+            raise RuntimeError(CUDA_MESSAGE)
+        return drawn[-1]
+
+    result = Memory().attempt("generation", 4, work)
+    assert len(drawn) == 2
+    assert torch.equal(drawn[0], result)
+
+
+def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer) -> None:
+    from peft import LoraConfig
+
+    from .conftest import TARGETS as targets
+
+    lora = LoraConfig(r=4, lora_alpha=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.5)
+    memory = Memory()
+    memory.load_state_dict({"training": 2})
+    trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": memory, "peft_config": lora})
+    score, seen = trainer._score, []
+
+    def watched(model: Any, inputs: Any) -> Any:
+        result = score(model, inputs)
+        seen.append((torch.is_grad_enabled(), result[0].logps.detach()))
+        return result
+
+    trainer._score = watched
+    train(trainer)
+    assert [graph for graph, _ in seen] == [False, False, True, True]
+    assert all(torch.equal(seen[index][1], seen[index + 2][1]) for index in (0, 1))
+    assert not torch.equal(*(trainer._score(trainer.model.train(), trainer._buffered_inputs[0])[0].logps for _ in "12"))
+
+
+def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": Memory()})
+    score, found = trainer._score, []
+
+    def watched(model: Any, inputs: Any) -> Any:
+        found.append([reference() is None for reference in alive])
+        result = score(model, inputs)
+        alive.append(weakref.ref(result[0].logps))
+        return result
+
+    trainer._score = watched
+    gc.disable()  # it must not take a collection
+    try:
+        stepped(trainer, Machine("backward", rows=2))
+    finally:
+        gc.enable()
+    assert found[1] == [True]
+
+
+def test_hooks_with_state_are_called_once_a_micro_batch(new_trainer: NewTrainer) -> None:
+    hook = Counting()
+    objective = Objective(regularizers=[{"name": hook, "coef": 1.0}])
+    trainer = new_trainer(
+        objective=objective, unchecked=True, extra={"memory": Memory()}, gradient_accumulation_steps=2, max_steps=2
+    )
+    machine = Machine("backward", rows=2, from_call=1)
+    stepped(trainer, machine)
+    assert machine.failures == 1
+    assert hook.calls == 4
+
+
+def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+
+    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
+    monkeypatch.setattr(trainer.objective, "loss", broken)
+    with pytest.raises(RuntimeError, match="size of tensor a"):
+        train(trainer)
+    assert trainer.memory.in_a_row == 0
+
+    def short(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError(CUDA_MESSAGE)
+
+    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
+    trainer.create_optimizer()
+    monkeypatch.setattr(trainer.optimizer, "step", short)  # an update cannot be taken back
+    with pytest.raises(ModelError, match=r"out of memory.*adamw_8bit"), explained():
+        train(trainer)
+    assert trainer.memory.in_a_row == 0
+
+
+def test_without_a_memory_or_with_a_loss_of_its_own_nothing_is_divided(new_trainer: NewTrainer) -> None:
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        stepped(new_trainer(objective="dapo"), Machine("forward", rows=2))
+
+    from kit.training.trainer import make_trainer_class
+
+    class Penalised(make_trainer_class()):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) + sum(w.square().sum() for w in model.parameters())
+
+    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
+    trainer.__class__ = Penalised
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        stepped(trainer, Machine("forward", rows=2))
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machine]:
+    """Puts every trainer that is built from now on a machine of its own, from the start of `train`."""
+    from kit.training.trainer import make_trainer_class
+
+    def make(place: str, rows: int) -> Machine:
+        machine, begin = Machine(place, rows), make_trainer_class().train
+
+        def started(trainer: Any, *given: Any, **named: Any) -> Any:
+            with machine.of(trainer):
+                return begin(trainer, *given, **named)
+
+        monkeypatch.setattr(make_trainer_class(), "train", started)
+        return machine
+
+    return make
+
+
+def test_a_run_halves_files_it_and_remembers_it(attempt: Any, small_machine: Callable[[str, int], Machine]) -> None:
+    want = attempt("run.id=whole").folder.metrics()
+    machine = small_machine("backward", 4)
+    found = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5")
+    assert (found.code, machine.failures) == (0, 1)
+    assert found.folder.status()["state"] == "finished"
+    events = [event for event in found.folder.events() if event["kind"] == "out_of_memory"]
+    assert [(e["step"], e["work"], e["rows"], e["micro_batch_size"]) for e in events] == [(0, "training", 4, 4)]
+    assert "CUDA out of memory" in events[0]["reason"]
+    assert "from here on 4 completions at once (the same step in smaller parts)" in found.shown
+    got = found.folder.metrics()
+    for ours, theirs in zip(got, want, strict=True):
+        for name in ("loss", "reward", "grad_norm", "entropy", "completions/mean_length"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+    kept = [json.loads((path / "progress.json").read_text()) for path in found.folder.checkpoints]
+    assert [each["parts"]["memory"] for each in kept] == [{"training": 4}] * 2
+
+
+def test_a_run_that_must_not_halve_or_cannot_ends_with_advice(
+    attempt: Any, small_machine: Callable[[str, int], Machine]
+) -> None:
+    machine = small_machine("forward", 0)
+    fails = attempt("run.id=fail", "run.on_out_of_memory=fail")
+    assert (fails.code, machine.failures) == (2, 1)
+    gives_up = attempt("run.id=halve")
+    assert (gives_up.code, machine.failures) == (2, 4)
+    for found, number in ((fails, 0), (gives_up, 2)):
+        status = found.folder.status()
+        assert (status["state"], status["exit"]) == ("failed", 2)
+        assert "optimisation.micro_batch_size" in status["reason"]
+        assert "optimisation.micro_batch_size" in found.message
+        assert "Traceback" not in found.message
+        assert sum(event["kind"] == "out_of_memory" for event in found.folder.events()) == number
+
+
+def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any) -> None:
+    import rewards
+    from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
+    from kit.evaluation.heldout import HeldOut
+    from kit.training.models import find_model, load_model
+
+    config = ModelConfig(name=str(model_folder), dtype="float32")
+    loaded = load_model(find_model(config, chat=True), config)
+    rows = [{"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "reference": str(n + 1)} for n in range(6)]
+    settings = EvaluationConfig(k=1, batch_size=6), GenerationConfig(max_completion_tokens=4, top_k=1)
+    preset, told = rewards.load("length-target"), []
+
+    def score(memory: Memory | None, rows_at_once: int | None) -> Any:
+        def short(layer: Any, given: Any, output: Tensor) -> None:
+            if rows_at_once is not None and len(output) > rows_at_once:
+                raise RuntimeError(CPU_MESSAGE)
+
+        handle = loaded.model.get_decoder().layers[0].register_forward_hook(short)
+        try:
+            return HeldOut(rows, preset, loaded.tokenizer, *settings, memory=memory).score(loaded.model)
+        finally:
+            handle.remove()
+
+    want = score(None, None)
+    got = score(Memory(told.append), 3)
+    assert [(each.work, each.rows) for each in told] == [("evaluation", 3)]
+    assert got["samples"] == want["samples"]
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        score(None, 3)
+    with pytest.raises(ModelError, match=r"in evaluation, with 2 completions at once.*Lower evaluation.batch_size"):
+        score(Memory(), 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError(CUDA_MESSAGE), True),
+        (RuntimeError(CPU_MESSAGE), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("the judge said: out of memory"), False),
+        (OSError(28, "No space left on device"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, short: bool) -> None:
+    assert is_out_of_memory(error) == short

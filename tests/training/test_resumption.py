@@ -1,0 +1,470 @@
+"""Resuming, part by part: whole checkpoints, what is cut, what is refused, and what a trainer's checkpoint keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kit.config import load_config
+from kit.errors import RunError
+from kit.runs.store import RunDir, RunStore
+from kit.training.checkpoints import MANIFEST, STAGING, is_whole, numbered, publish, rotate, whole_checkpoints
+from kit.training.recording import FailureWatch
+from kit.training.resumption import Past, Resumption, check_resumable, look_back, with_past
+from kit.training.rewind import earlier_scores, rewind
+from kit.training.sameness import differences, inputs
+
+from .rollouts import adapter
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(root: Path, step: int = 2, name: str | None = None) -> Path:
+    """A folder such as transformers leaves."""
+    folder = root / (name or f"checkpoint-{step}")
+    folder.mkdir(parents=True)
+    (folder / "optimizer.pt").write_bytes(b"moments")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
+def published(root: Path, step: int) -> Path:
+    publish(checkpoint(root / STAGING, step), root / f"checkpoint-{step}")
+    return root / f"checkpoint-{step}"
+
+
+def test_a_published_checkpoint_is_whole_and_notes_its_files(tmp_path: Path) -> None:
+    folder = published(tmp_path, 2)
+    assert is_whole(folder)
+    assert json.loads((folder / MANIFEST).read_text()) == {"optimizer.pt": 7, "trainer_state.json": 18}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "optimizer.pt").unlink(),
+        lambda folder: (folder / "optimizer.pt").write_bytes(b"mom"),
+        lambda folder: (folder / "trainer_state.json").write_text('{"global_st'),
+        lambda folder: (folder / "trainer_state.json").unlink(),
+        lambda folder: (folder / MANIFEST).write_text("{"),
+    ],
+    ids=["no optimiser", "half an optimiser", "half a state", "no state", "half a manifest"],
+)
+def test_a_damaged_checkpoint_is_not_gone_on_from(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    earlier, later = published(tmp_path, 2), published(tmp_path, 4)
+    damage(later)
+    assert whole_checkpoints(numbered(tmp_path)) == [earlier]
+
+
+def test_a_checkpoint_without_a_manifest_counts_by_its_state(tmp_path: Path) -> None:
+    assert is_whole(checkpoint(tmp_path))
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path: Path) -> None:
+    for step in (10, 9, 100):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, name="checkpoint-best")
+    assert [path.name for path in whole_checkpoints(numbered(tmp_path))] == [
+        "checkpoint-9",
+        "checkpoint-10",
+        "checkpoint-100",
+    ]
+
+
+def test_all_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    staged, final, done = checkpoint(tmp_path / STAGING), tmp_path / "checkpoint-2", []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(handle: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def noted_rename(source: Path, target: Path) -> Path:
+        done.append(f"-> {Path(target).name}")
+        return rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    publish(staged, final)
+    placed = done.index("-> checkpoint-2")
+    assert {"optimizer.pt", "trainer_state.json", "metrics.jsonl", "checkpoint-2"} <= set(done[:placed])
+    assert any(MANIFEST in name for name in done[:placed])
+    assert done[placed + 1 :] == [tmp_path.name], "then the folder that holds the name"
+
+
+def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, staged = published(tmp_path, 2), checkpoint(tmp_path / STAGING, 4)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        publish(staged, tmp_path / "checkpoint-4")
+    assert numbered(tmp_path) == [old]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    broken = checkpoint(tmp_path)
+    (broken / "left.over").touch()
+    assert not (published(tmp_path, 2) / "left.over").exists()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path: Path) -> None:
+    from transformers.trainer_utils import rotate_checkpoints
+
+    lot = random.Random(seed)
+    steps = sorted(lot.sample(range(1, 30), lot.randint(1, 6)))
+    best, limit = lot.choice([None, 99, *steps]), lot.choice([None, 1, 2, 3, 5])
+    for side in ("ours", "theirs"):
+        for step in steps:
+            checkpoint(tmp_path / side, step)
+    rotate(numbered(tmp_path / "ours"), limit, f"/elsewhere/checkpoint-{best}" if best else None)
+    named = f"{tmp_path / 'theirs'}/checkpoint-{best}" if best in steps else None  # theirs would keep a place for it
+    rotate_checkpoints(str(tmp_path / "theirs"), save_total_limit=limit, best_model_checkpoint=named)
+    ours, theirs = ([path.name for path in numbered(tmp_path / side)] for side in ("ours", "theirs"))
+    assert ours == theirs
+    assert not (tmp_path / "ours" / STAGING).exists()
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """A part with a state: how many rollouts it saw."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, rollout: Any) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+@pytest.mark.parametrize("objective", ["grpo", None], ids=["hooks", "the loss of TRL"])
+def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
+    objective: str | None, new_trainer: Callable[..., Any], prompts: Any, tmp_path: Path
+) -> None:
+    """Two prompts, two steps on the completions of each: the checkpoint is made within the second epoch."""
+    options = {
+        "objective": objective, "max_steps": 7, "num_iterations": 2, "save_strategy": "steps", "save_steps": 5,
+        "logging_steps": 1, "learning_rate": 0.01,
+    }  # fmt: skip
+
+    def one(folder: str) -> tuple[Any, list[Any], Tally]:
+        rollouts: list[Any] = []
+        tally, trainer = (
+            Tally(),
+            new_trainer(
+                **options, output_dir=str(tmp_path / folder), extra={"train_dataset": prompts.select(range(2))}
+            ),
+        )
+        trainer.rollout_sinks, trainer.stateful = (rollouts.append, tally), {"tally": tally}
+        return trainer, rollouts, tally
+
+    whole, seen, _ = one("whole")
+    whole.train()
+    resumed, seen_after, tally = one("again")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert [each.completion_ids for each in seen_after] == [seen[-1].completion_ids]
+    assert tally.seen == len(seen)
+    assert [log["loss"] for log in resumed.state.log_history if "loss" in log] == [
+        log["loss"] for log in whole.state.log_history if "loss" in log
+    ]
+    for name, weight in adapter(whole).items():
+        assert torch.equal(weight, adapter(resumed)[name]), name
+    assert len(seen) == 4, "of 7 steps, two on each"
+
+
+def test_a_failure_watch_remembers() -> None:
+    verdict = SimpleNamespace(failure_share=0.9, statuses={"a": ["error"]}, infos={"a": [{"reason": "x"}]})
+    rewards, told = SimpleNamespace(last_evaluation=verdict), []
+    first = FailureWatch(rewards, 0.5, told.append)
+    for step in range(4):
+        first(SimpleNamespace(step=step))
+    second = FailureWatch(rewards, 0.5, told.append)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    with pytest.raises(Exception, match="5 batches in a row"):
+        second(SimpleNamespace(step=4))
+    assert len(told) == 1
+
+
+# --- the run directory ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of ten steps that was killed in its eighth, with checkpoints at 3 and 6."""
+    run = RunStore(tmp_path / "runs").create("it")
+    config = load_config({"optimisation": {"steps": 10}, "run": {"id": "it", "root": str(tmp_path / "runs")}})
+    run.write_text("config.yaml", config.to_yaml())
+    run.write_json("data.json", {"sha256": "a" * 64, "source": "here"})
+    for step in range(1, 8):
+        run.append_metrics({"step": step, "loss": step / 8})
+        run.write_json(f"completions/step-{step:05d}.parquet", step)
+    run.append_event("resumed", step=7)
+    for step in (3, 6):
+        published(run.path, step)
+        run.append_event("checkpoint", step=step)
+    run.append_event("evaluation", step=7)
+    for name in ("before", "step-00005", "step-00007", "after", "again"):
+        run.write_json(f"eval/{name}.json", {"name": name})
+    run.write_json("best.json", {"step": 5})
+    (run.completions / "step-00008.partial").touch()
+    with open(run.metrics_file, "a") as file:
+        file.write('{"step": 8, "lo')
+    run.write_status("running", pid=2**22 + 1)
+    return run
+
+
+def past(run: RunDir, **changes: Any) -> Past:
+    return replace(look_back(load_config(run.config)), **changes)
+
+
+def listing(run: RunDir) -> set[str]:
+    return {path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunDir) -> None:
+    told: list[str] = []
+    before = listing(run)
+    lines = run.metrics_file.read_bytes().splitlines(keepends=True)
+    rewind(Resumption(past(run), [], forced=False), told.append)
+    assert run.metrics_file.read_bytes() == b"".join(lines[:6]), "byte for byte"
+    assert before - listing(run) == {
+        "completions/step-00007.parquet", "completions/step-00008.partial", "eval/step-00007.json", "eval/after.json",
+    }  # fmt: skip
+    assert [(event["kind"], event["step"]) for event in run.events()] == [
+        ("resumed", 7), ("checkpoint", 3), ("checkpoint", 6), ("resumed", 6),
+    ]  # fmt: skip
+    assert told == ["Resuming from checkpoint-6; 1 later step had no checkpoint and will be made again"]
+    assert run.status()["step"] == 6
+
+
+def test_cutting_twice_is_cutting_once(run: RunDir) -> None:
+    rewind(Resumption(past(run), [], forced=False), print)
+    first = {name: (run.path / name).read_bytes() for name in listing(run) - {"status.json", "events.jsonl"}}
+    run.write_status("interrupted")
+    rewind(Resumption(past(run), [], forced=False), print)
+    assert first == {name: (run.path / name).read_bytes() for name in listing(run) - {"status.json", "events.jsonl"}}
+
+
+def test_without_a_checkpoint_the_run_starts_again_in_its_directory(run: RunDir) -> None:
+    told: list[str] = []
+    for path in run.checkpoints:
+        (path / "trainer_state.json").unlink()
+    found = past(run)
+    assert (found.checkpoint, found.step, found.over) == (None, 0, False)
+    rewind(Resumption(found, [], forced=False), told.append)
+    assert run.metrics() == []
+    assert not (run.path / "best.json").exists()
+    assert set(earlier_scores(Resumption(found, [], forced=False))) == {"before"}
+    assert told[0].startswith(
+        "Resuming: no checkpoint had been written, so the run starts again at step 0; 7 later steps"
+    )
+
+
+def test_an_event_that_the_kill_left_out_is_added(run: RunDir) -> None:
+    run.events_file.write_text("")
+    rewind(Resumption(past(run), [], forced=False), print)
+    assert [(event["kind"], event["step"]) for event in run.events()] == [("checkpoint", 6), ("resumed", 6)]
+
+
+def test_the_last_score_of_a_run_that_is_made_longer_is_one_of_its_course(run: RunDir) -> None:
+    rewind(Resumption(past(run, longer=True), [], forced=False), print)
+    assert json.loads((run.eval / "step-00006.json").read_text()) == {"name": "after"}
+    assert not (run.eval / "after.json").exists()
+
+
+def test_a_live_run_is_not_resumed(run: RunDir) -> None:
+    run.write_status("running")
+    with pytest.raises(RunError, match=f"'it' is running.*process {os.getpid()}.*grpo-kit stop it"):
+        look_back(load_config(run.config))
+
+
+def test_a_finished_run_is_not_resumed_unless_it_is_to_be_longer(run: RunDir) -> None:
+    published(run.path, 10)
+    run.write_status("finished")
+    with pytest.raises(
+        RunError, match=r"finished after 10 of 10 steps; there is nothing to resume.*optimisation\.steps=N"
+    ):
+        look_back(load_config(run.config))
+    found = look_back(load_config(run.config, ["optimisation.steps=12"]))
+    assert (found.longer, found.over, found.step) == (True, False, 10)
+
+
+def test_what_a_face_had_claimed_counts_as_it_was_before(run: RunDir) -> None:
+    run.write_status("starting", before={"state": "finished", "reason": None})
+    with pytest.raises(RunError, match="is finished"):
+        look_back(load_config(run.config), adopt=True)
+    run.write_status("starting", before={"state": "stopped", "reason": "SIGINT"})
+    assert look_back(load_config(run.config), adopt=True).state == "stopped"
+
+
+def test_after_its_last_step_only_the_closing_work_is_left(run: RunDir) -> None:
+    published(run.path, 10)
+    assert past(run).over
+    run.write_json("checkpoint-6/progress.json", {"over": True})
+    (run.path / "checkpoint-10" / "trainer_state.json").unlink()
+    (run.path / "checkpoint-6" / MANIFEST).unlink()
+    assert (past(run).over, past(run).step) == (True, 6), "it had ended itself there"
+
+
+def test_fewer_steps_than_were_made_are_refused(run: RunDir) -> None:
+    with pytest.raises(RunError, match=r"has made 6 steps, and optimisation\.steps is 5 now"):
+        look_back(load_config(run.config, ["optimisation.steps=5"]))
+
+
+# --- what has changed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Parts of the run as they are now, with overrides."""
+    weights = tmp_path / "model"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(bytes(3_000_000))
+
+    def made(*overrides: str, scheduled: frozenset[str] = frozenset(), sha256: str = "a" * 64) -> Any:
+        return SimpleNamespace(
+            config=load_config(run.config, overrides),
+            preset=SimpleNamespace(scheduled=scheduled),
+            files=SimpleNamespace(source=str(weights), backend=SimpleNamespace(name="transformers", device="cpu")),
+            data=SimpleNamespace(info={"sha256": sha256, "source": "here"}),
+        )
+
+    return made
+
+
+def changed(run: RunDir, parts: Any, env: Any = None) -> list[str]:
+    return list(differences(load_config(run.config), json.loads(run.data.read_text()), env or {}, parts))
+
+
+def test_nothing_changed_and_nothing_noted_is_no_difference(run: RunDir, parts: Any) -> None:
+    assert changed(run, parts()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "matters"),
+    [
+        ("run.save_every=7", False),
+        ("run.keep_checkpoints=9", False),
+        ("run.report_to=[tensorboard]", False),
+        ("evaluation.alarm=off", False),
+        ("optimisation.learning_rate=0.5", True),
+        ("run.seed=1", True),
+        ("run.threads=3", True),
+        ("objective.recipe=grpo", True),
+        ("evaluation.k=2", True),
+    ],
+)
+def test_keys_that_change_no_step_may_change(override: str, matters: bool, run: RunDir, parts: Any) -> None:
+    found = changed(run, parts(override))
+    assert bool(found) == matters
+    assert all(override.partition("=")[0] in line for line in found)
+
+
+def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDir, parts: Any) -> None:
+    assert changed(run, parts("optimisation.steps=20")) == []
+    rewards = parts("optimisation.steps=20", scheduled=frozenset({"format"}))
+    assert changed(run, rewards) == [
+        "optimisation.steps: 10 when it was started, 20 now, and the weights of format depend on it"
+    ]
+    run.write_text("config.yaml", parts("optimisation.schedule=linear").config.to_yaml())
+    assert "the linear learning rate depends on it" in changed(run, parts("optimisation.steps=20"))[0]
+
+
+def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> None:
+    from kit.training.environment import packages
+
+    env = {
+        "packages": packages() | {"trl": "0.1", "numpy": "0.1"},
+        "backend": {"name": "transformers", "device": "cuda"},
+    }
+    found = changed(run, parts(sha256="b" * 64), env)
+    assert [line.split(":")[0] for line in found] == ["data", "package trl", "device"]
+
+
+def test_another_number_of_processes_is_named(run: RunDir, parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = run.checkpoints[-1]
+    for rank in range(2):
+        (checkpoint / f"rng_state_{rank}.pth").touch()
+    with pytest.raises(RunError, match="processes: 2 when its checkpoint was written, 1 now"):
+        check_resumable(past(run), parts(), force=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert check_resumable(past(run), parts(), force=False).changes == []
+
+
+def test_own_files_and_weights_are_told_by_their_content(
+    run: RunDir, parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("hooks", "score"):
+        Path(f"{name}.py").write_text("def f(): ...\n")
+    own = ("objective.clip={name: 'hooks.py:f', width: 1}", "reward.functions=[{path: 'score.py:f'}]")
+    now = parts(*own)
+    env = {"inputs": inputs(now)}
+    assert set(env["inputs"]) == {"hooks.py", "score.py", "model weights model.safetensors"}
+    run.write_text("config.yaml", now.config.to_yaml())
+    assert changed(run, now, env) == []
+    Path("hooks.py").write_text("def f(): return 1\n")
+    with open(tmp_path / "model" / "model.safetensors", "r+b") as file:
+        file.seek(1_500_000 - 50_000)
+        file.write(bytes(range(1, 200)) * 1000)
+    assert changed(run, now, env) == [
+        "hooks.py: its content has changed",
+        "model weights model.safetensors: its content has changed",
+    ]
+
+
+def test_a_refusal_lists_all_and_force_notes_all(run: RunDir, parts: Any) -> None:
+    now = parts("run.seed=1", sha256="b" * 64)
+    with pytest.raises(RunError, match=r"(?s)cannot go on as it was:\n  run\.seed: 0 .*\n  data: .*--force"):
+        check_resumable(past(run), now, force=False)
+    resumption = check_resumable(past(run), now, force=True)
+    assert (len(resumption.changes), resumption.forced) == (2, True)
+    told: list[str] = []
+    rewind(resumption, told.append)
+    assert run.events()[-1]["changes"] == resumption.changes
+    assert sum("--force" in line for line in told) == 2
+
+
+def test_the_environment_is_noted_anew_only_where_something_changed(run: RunDir) -> None:
+    old = {"packages": {"torch": "1"}, "threads": 1}
+    found = past(run, env=old)
+    assert with_past({"packages": {"torch": "2"}}, Resumption(found, [], forced=False)) == old
+    forced = with_past({"packages": {"torch": "2"}}, Resumption(found, ["torch"], forced=True))
+    assert forced == {"packages": {"torch": "2"}, "earlier": [old | {"until_step": 6}]}
+    assert found.threads == 1
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_the_time_left_of_a_resumed_run_counts_its_own_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kit.training import console
+
+    now = [0.0]
+    monkeypatch.setattr(console.time, "perf_counter", lambda: now[0])
+    with console.Reporter().bar("Training", start=80) as advance:
+        now[0] = 20.0
+        advance(90, 100)
+    assert "eta 0:20" in capsys.readouterr().out  # 10 steps in 20 s, 10 are left
