@@ -3,7 +3,8 @@
 - overhead: what a step pays for its line, status, heartbeat and the look at its sentinels; and the supervisor's own work.
 - ps: `grpo-kit ps` over 1,000 run directories of 60 steps, the whole command.
 - load: the numbers of 100,000 metric lines of 60 keys, as a chart reads them, kept by the supervisor and not; as dicts.
-- stop: a detached run of the quickstart with half its batch, from the call of `stop` to the end with its checkpoint, beside the time of a step.
+- stop: a detached run of the quickstart with half its batch, from the call of `stop` to the end with its checkpoint,
+  beside the time of a step.
 
 Wall-clock times, best and median of several tries. Exits with 1 if one of the limits is not kept.
 """
@@ -85,9 +86,17 @@ def ps(folder: Path) -> dict[str, float]:
         state = {"state": "finished" if number % 100 else "running", "started": 1.7e9 + number}
         (run / "status.json").write_text(json.dumps(common | identity() | state))
     command = [sys.executable, "-m", "kit.cli", "ps", "--root", str(folder)]
+    before = os.times()
     whole = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 7)
+    after = os.times()
+    cpu = (after.children_user + after.children_system - before.children_user - before.children_system) / 7
     listing = timed(lambda: RunStore(folder).statuses())
-    return {"seconds": whole["best"], "median_seconds": whole["median"], "of_it_listing_seconds": listing["best"]}
+    return {
+        "seconds": whole["best"],
+        "median_seconds": whole["median"],
+        "mean_cpu_seconds": round(cpu, 4),
+        "of_it_listing_seconds": listing["best"],
+    }
 
 
 def load(folder: Path) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def test_every_hook_of_the_kit_passes(factory: HookFactory, seed: int) -> None:
     assert failed(check_hook(factory(), seed)) == []
 
 
-@pytest.mark.parametrize(("registry", "entry"), SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("registry", "entry"), SETTINGS, ids=lambda given: given.kind if isinstance(given, HookRegistry) else str(given)
+)
 def test_so_do_their_other_settings(registry: HookRegistry, entry: dict[str, Any]) -> None:
     assert failed(check_hook(registry.build(entry))) == []
 
