@@ -230,7 +230,7 @@ def grpo_kit(cache: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_reads_as_interrupted(
+def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
     embedded_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other in the same test: both runs start while the other is being watched."""
@@ -253,7 +253,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_reads_as_in
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 1
         assert "signal 9" in errors
-        assert two.status()["state"] == "interrupted"
+        assert (two.status()["state"], two.status()["exit"]) == ("failed", 137)
     finally:
         for process in (stopped, killed):
             with contextlib.suppress(ProcessLookupError):
