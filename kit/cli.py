@@ -35,7 +35,8 @@ class KitGroup(TyperGroup):
         except Exception as error:
             if ctx.params.get("debug") or not is_user_error(error):
                 raise
-            _complain(str(error))
+            if not getattr(error, "shown", False):
+                _complain(str(error))
             raise typer.Exit(USER_ERROR) from None
 
 

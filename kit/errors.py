@@ -17,6 +17,8 @@ class KitError(Exception):
     """Base of all user errors. The command line prints the message without a traceback and exits with 2."""
 
     exit_code = 2
+    shown = False
+    """Whether a process below has told the user already."""
 
 
 class ConfigError(KitError):

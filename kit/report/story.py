@@ -85,6 +85,8 @@ def _metric(event: Tree) -> str:
 
 
 def _early_stop(event: Tree) -> str:
+    if event.get("cause") == "reward_hacking":
+        return f"Stopped: the training reward rose while the held-out score fell ({_metric(event)})."
     return f"Stopped early: {_metric(event)}, no better than at step {event.get('best_step')}."
 
 

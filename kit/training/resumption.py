@@ -83,6 +83,10 @@ def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
 
 
 def _old_config(run: RunDir) -> RunConfig | None:
+    if run.config.is_file() and not run.config.read_text(encoding="utf-8", errors="replace").strip():
+        raise RunError(
+            f"{run.config} is empty, so how run '{run.id}' was configured is not known. Bring it back, or start a new run."
+        )
     try:
         return load_config(run.config) if run.config.is_file() else None
     except ConfigError as error:

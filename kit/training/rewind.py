@@ -25,7 +25,7 @@ def rewind(resumption: Resumption, tell: Callable[[str], None]) -> None:
     _file_last_score(past)
     cut = _cut_lines(past.run.metrics_file, lambda line: _step(line) <= past.step)
     _cut_lines(past.run.events_file, lambda line: line.get("kind") == "resumed" or _step(line) <= past.step)
-    for path in _later_files(past):
+    for path in list(_later_files(past)):
         log.info("cut: %s", path.relative_to(past.run.path))
         path.unlink(missing_ok=True)
     clear_staging(past.run.path)
@@ -39,6 +39,15 @@ def _step(line: Mapping[str, Any]) -> int:
     return step if isinstance(step, int) else 0
 
 
+def _mapping(text: str | bytes) -> dict[str, Any] | None:
+    """A JSON object, or None for anything else: a file that a crash or a full disk left damaged is made again."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
     """Leaves the lines that `keep` wants, and logs the others; a half-written one goes without a word."""
     if not path.is_file():
@@ -47,10 +56,8 @@ def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
     kept: list[bytes] = []
     cut: list[bytes] = []
     for line in whole:
-        try:
-            (kept if keep(json.loads(line)) else cut).append(line)
-        except ValueError:
-            cut.append(line)
+        record = _mapping(line)
+        (kept if record is not None and keep(record) else cut).append(line)
     for line in cut:
         log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
     write_atomic(path, "".join(line.decode() + "\n" for line in kept))
@@ -65,8 +72,9 @@ def _later_files(past: Past) -> Iterator[Path]:
             step = path.stem.removeprefix("step-")
             if step.isdigit() and int(step) > past.step:
                 yield path
+    yield from (path for path in past.run.eval.glob("*.json") if _mapping(path.read_bytes()) is None)
     best, after = past.run.path / "best.json", past.run.eval / "after.json"
-    if best.is_file() and _step(json.loads(best.read_text(encoding="utf-8"))) > past.step:
+    if best.is_file() and ((found := _mapping(best.read_bytes())) is None or _step(found) > past.step):
         yield best
     if after.is_file() and not past.over:
         yield after
@@ -111,5 +119,5 @@ def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(resumption.past.run.eval.glob("*.json")):
         if path.stem == "before" or path.stem.startswith("step-"):
-            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+            found[path.stem] = _mapping(path.read_bytes()) or {}
     return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.training.preparation import Parts
 
 HARMLESS = {
-    "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
+    "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
     "evaluation.min_delta", "evaluation.alarm",
 }  # fmt: skip

@@ -280,6 +280,26 @@ def test_without_a_checkpoint_the_run_starts_again_in_its_directory(run: RunDir)
     )
 
 
+@pytest.mark.parametrize("content", ["", "5", "[]", '{"step": '])
+def test_what_a_full_disk_left_damaged_is_made_again(run: RunDir, content: str) -> None:
+    for path in (run.eval / "before.json", run.path / "best.json"):
+        path.write_text(content)
+    lines = run.metrics_file.read_text().split("\n")
+    run.metrics_file.write_text("\n".join([*lines[:2], "5", *lines[2:]]))
+    resumption = Resumption(past(run), [], forced=False)
+    rewind(resumption, print)
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    assert not (run.path / "best.json").exists()
+    assert set(earlier_scores(resumption)) == {"step-00005"}
+
+
+def test_an_empty_configuration_is_not_taken_for_the_defaults(run: RunDir) -> None:
+    config = load_config(run.config)
+    run.config.write_text("\n")
+    with pytest.raises(RunError, match=r"config.yaml is empty, so how run 'it' was configured"):
+        look_back(config)
+
+
 def test_an_event_that_the_kill_left_out_is_added(run: RunDir) -> None:
     run.events_file.write_text("")
     rewind(Resumption(past(run), [], forced=False), print)
@@ -363,6 +383,7 @@ def test_nothing_changed_and_nothing_noted_is_no_difference(run: RunDir, parts: 
 @pytest.mark.parametrize(
     ("override", "matters"),
     [
+        ("run.id=renamed", False),
         ("run.save_every=7", False),
         ("run.keep_checkpoints=9", False),
         ("run.report_to=[tensorboard]", False),
