@@ -100,7 +100,7 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
     seconds = found["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
-    typer.echo(f"{found['time_is'].capitalize()}: {step:.1f} s a step, {found['hours']:.1f} h in all.")
+    typer.echo(f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all.")
     if "probe" in found:
         typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
     print_table(["card", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
@@ -129,13 +129,22 @@ def _show_signal(found: dict[str, Any]) -> None:
         ["reward latency p50, p95", "{p50:.1f}, {p95:.1f} ms".format(**found["reward_latency_ms"])],
         ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
             **found["seconds"])],
-        ["whole run (estimate)", f"{found['hours']:.2f} h"],
+        ["whole run (estimate)", _duration(found["hours"])],
     ]  # fmt: skip
     print_table([f"{found['prompts']} prompts x {found['k']}", "value [95 % interval]"], rows)
     verdict = found["verdict"]
     typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
     if verdict["change"]:
         typer.echo(f"Change: {verdict['change']}")
+    if found.get("note"):
+        typer.echo(f"note: {found['note']}")
+
+
+def _duration(hours: float) -> str:
+    """Hours from one on, else minutes, else seconds: never 0.0 of a unit that is too large."""
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.1f} min" if 60 * hours >= 1 else f"{3600 * hours:.0f} s"
 
 
 def _estimate(value: dict[str, float]) -> str:

@@ -24,6 +24,9 @@ class Change:
     harm: str
 
 
+FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
+
+
 def largest_completion(shape: ModelShape, work: Workload, room: float, context: int, step: int = STEP) -> int:
     """Tokens of the longest completion that fits, a multiple of `step`; 0 where not even `step` does."""
     low, high = 0, max(0, context - work.prompt) // step
@@ -59,33 +62,52 @@ def largest(shape: ModelShape, work: Workload, room: float, context: int) -> lis
 def fixes(config: RunConfig, plan: Planner, room: float, micro_batch: int, device: str) -> list[Change] | None:
     """The changes that make `config` fit into `room` bytes, in order of least harm; None where nothing here does.
 
-    The first change that lowers the peak is made, until it fits; those that turn out not to be needed are dropped again,
-    the most harmful first.
+    The first change that lowers what the phases exceed the room by is made, until it fits. Changes that turn out not to be
+    needed are dropped again, and the others made as small as fits, the most harmful first.
     """
     chosen: list[Change] = []
-    peak = plan(config).peak
+    excess = _excess(plan(config), room)
     ladder = list(_ladder(config, micro_batch, device))
-    while peak > room:
-        better = next((found for change in ladder if (found := _lower(config, plan, chosen, change, peak))), None)
+    while excess > 0:
+        better = next((f for change in ladder if (f := _lower(config, plan, chosen, change, room, excess))), None)
         if better is None:
             return None
-        chosen, peak = better
-    for change in reversed(list(chosen)):
-        rest = [other for other in chosen if other is not change]
-        without = _apply(config, rest)
-        if without is not None and plan(without).peak <= room:
-            chosen = rest
-    return chosen
+        chosen, excess = better
+    return _least(config, plan, sorted(chosen, key=ladder.index), ladder, room)
+
+
+def _excess(memory: MemoryPlan, room: float) -> float:
+    """Bytes by which each phase exceeds `room`, summed over phases: of two equal phases either can be lowered first."""
+    always = sum(memory.always.values())
+    return sum(max(0.0, always + sum(terms.values()) - room) for terms in memory.phases.values())
 
 
 def _lower(
-    config: RunConfig, plan: Planner, chosen: list[Change], change: Change, peak: float
+    config: RunConfig, plan: Planner, chosen: list[Change], change: Change, room: float, excess: float
 ) -> tuple[list[Change], float] | None:
-    """The changes with one more, which takes the place of an earlier one of its key, if that lowers the peak."""
-    changes = [*(known for known in chosen if _key(known) != _key(change)), change]
+    """The changes with one more, which takes the place of an earlier one of its key, if that lowers the excess."""
+    changes = _with(chosen, change)
     tried = _apply(config, changes)
-    lower = plan(tried).peak if tried is not None else peak
-    return (changes, lower) if lower < peak else None
+    lower = _excess(plan(tried), room) if tried is not None else excess
+    return (changes, lower) if lower < excess else None
+
+
+def _least(config: RunConfig, plan: Planner, chosen: list[Change], ladder: list[Change], room: float) -> list[Change]:
+    """`chosen` without what is not needed, and with the mildest values of the rest that still fit."""
+
+    def fits(changes: list[Change]) -> bool:
+        tried = _apply(config, changes)
+        return tried is not None and plan(tried).peak <= room
+
+    for change in reversed(list(chosen)):
+        rest = [other for other in chosen if other is not change]
+        milder = [_with(chosen, other) for other in ladder if _key(other) == _key(change)]
+        chosen = next((changes for changes in [rest, *milder] if fits(changes)), chosen)
+    return sorted(chosen, key=ladder.index)
+
+
+def _with(chosen: list[Change], change: Change) -> list[Change]:
+    return [*(known for known in chosen if _key(known) != _key(change)), change]
 
 
 def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change]:
@@ -102,9 +124,11 @@ def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")
         if config.model.lora is not None:
-            yield Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
+            yield FOUR_BIT
     if config.model.lora is None:
         yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters in place of all weights")
+        if device == "cuda":
+            yield FOUR_BIT
     fewer = batch
     while (fewer := fewer // 2) >= group:
         if fewer % group == 0:
@@ -132,6 +156,8 @@ def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
     ):
         return None
     try:
-        return load_config(config, overrides)
+        changed = load_config(config, overrides)
     except KitError:
         return None
+    trains = changed.model.lora is not None or not changed.model.load_in_4bit  # weights in 4 bits are frozen
+    return changed if trains else None

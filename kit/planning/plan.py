@@ -147,7 +147,7 @@ def plan(
         "fits": fits,
         "memory": memory.as_dict(),
         "fixes": None if changes is None else [{"override": c.override, "harm": c.harm} for c in changes],
-        "command": None if not changes else command(name, [*given, *(c.override for c in changes)]),
+        "command": None if not changes else command(name, replaced(given, [c.override for c in changes])),
         "prompt_tokens": found.prompt,
         "seconds_per_step": seconds,
         "hours": seconds["step"] * config.optimisation.steps / 3600,
@@ -207,6 +207,17 @@ def vllm(found: Subject, room: float) -> dict[str, Any]:
         "peak_bytes_sleep_on": round(plan_memory(found.shape, replace(work, vllm_sleeps=True)).peak),
         "peak_bytes_sleep_off": round(plan_memory(found.shape, replace(work, vllm_sleeps=False)).peak),
     }
+
+
+def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """The overrides `given` and `changes` after them, without those whose key (or a parent of it) is changed."""
+    keys = [change.partition("=")[0] for change in changes]
+
+    def stands(override: str) -> bool:
+        own = override.partition("=")[0].strip()
+        return not any(own == key or own.startswith(f"{key}.") for key in keys)
+
+    return [*filter(stands, given), *changes]
 
 
 def command(name: str, overrides: list[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
 import tempfile
 import time
@@ -102,23 +103,49 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
         seed=config.run.seed,
         batch_size=config.optimisation.batch_size,
     )
-    rows = parts.data.train.select(range(min(prompts, len(parts.data.train)))).to_list()
+    available = len(parts.data.train)
+    rows = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed)).to_list()
     base = BaseModel(rows, parts.preset, parts.files.tokenizer, asked, generation, parts.checker)
     sampled = base.sample(model, progress)
-    prompt = _mean([float(length) for length in count_tokens(parts.files.tokenizer, [row["prompt"] for row in rows])])
+    lengths = count_tokens(parts.files.tokenizer, [row["prompt"] for row in rows])
+    prompt = _mean([float(length) for length in lengths])
     completion = _mean([float(len(ids)) for ids, _ in sampled.completions])
-    return describe(config, sampled, k, estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1)))
+    context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
+    room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
+    update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
+    return describe(config, sampled, k, update, rows=available, room=room)
 
 
-def describe(config: RunConfig, sampled: Sampled, k: int, update: float) -> dict[str, Any]:
-    """Rates with intervals over prompts, seconds a step, and the verdict. `update` are the seconds of learning a step."""
+def draw(available: int, prompts: int, *seeds: int) -> list[int]:
+    """Places of `prompts` of `available` rows, at random without replacement; more prompts are the same ones and others.
+
+    The first rows of a file are no sample of it: files are often sorted by difficulty or source.
+    """
+    places = list(range(available))
+    random.Random(" ".join(map(str, seeds))).shuffle(places)
+    return places[:prompts]
+
+
+def describe(
+    config: RunConfig, sampled: Sampled, k: int, update: float, *, rows: int | None = None, room: int | None = None
+) -> dict[str, Any]:
+    """Rates with intervals over prompts, seconds a step, and the verdict. `update` are the seconds of learning a step.
+
+    `rows` is how many prompts there are to sample, `room` the tokens that the context leaves to a completion; None: unknown.
+    """
+    from rewards.protocol import FAILURES
+
     verdict, count = sampled.verdict, len(sampled.completions)
     groups = [slice(start, start + k) for start in range(0, count, k)]
     totals = verdict.totals
-    spread = [_differ(totals[group]) for group in groups]
+    group_size = config.generation.num_generations
+    size = min(k, group_size)
+    spread = bootstrap_mean([chance_of_spread(totals[group], size) for group in groups], shares=True)
+    if size == k:
+        spread = wilson(sum(_differ(totals[group]) for group in groups), len(groups))
     cut = [float(cut) for _, cut in sampled.completions]
     malformed = [float("format" in row) for row in zip(*verdict.statuses.values(), strict=True)]
-    failing = [float(bool({"error", "timeout"} & set(row))) for row in zip(*verdict.statuses.values(), strict=True)]
+    failing = [float(bool(FAILURES & set(row))) for row in zip(*verdict.statuses.values(), strict=True)]
     numbers = [total for total in totals if total is not None]
     batch = config.optimisation.batch_size
     rollout = sampled.generation_seconds / count * batch
@@ -129,7 +156,7 @@ def describe(config: RunConfig, sampled: Sampled, k: int, update: float) -> dict
     signal = Signal(
         prompts=len(groups),
         k=k,
-        spread=wilson(sum(spread), len(spread)),
+        spread=spread,
         truncated=_over_prompts(cut, groups),
         malformed=_over_prompts(malformed, groups),
         failures=_over_prompts(failing, groups),
@@ -138,9 +165,10 @@ def describe(config: RunConfig, sampled: Sampled, k: int, update: float) -> dict
         reward=bootstrap_mean([mean for group in groups if (mean := _mean(totals[group])) is not None]),
         reward_seconds=scoring,
         step_seconds=step,
-        max_completion_tokens=config.generation.max_completion_tokens,
-        group=config.generation.num_generations,
+        config=config,
         failure=first_failure(verdict) if verdict.failure_share else None,
+        rows=rows,
+        room=room,
     )
     latencies = sorted(map(sum, zip(*verdict.latencies.values(), strict=True)))
     return {
@@ -151,7 +179,8 @@ def describe(config: RunConfig, sampled: Sampled, k: int, update: float) -> dict
         "reward": signal.reward._asdict() if numbers else None,
         "reward_spread_mean": _mean([_deviation(totals[group]) for group in groups]),
         "spread_share": signal.spread._asdict(),
-        "zero_spread_share": wilson(len(spread) - sum(spread), len(spread))._asdict(),
+        "zero_spread_share": Estimate(1 - spread.value, 1 - spread.high, 1 - spread.low)._asdict(),
+        "note": _group_note(k, group_size),
         "truncated_share": signal.truncated._asdict(),
         "format_share": signal.malformed._asdict(),
         "failure_share": signal.failures._asdict(),
@@ -177,6 +206,33 @@ def _differ(totals: list[float | None]) -> bool:
     """Whether a group's rewards differ by more than rounding. A completion that was not scored is no part of it."""
     known = [total for total in totals if total is not None]
     return bool(known) and max(known) - min(known) > 1e-6 * max(1.0, abs(max(known)))
+
+
+def chance_of_spread(totals: list[float | None], size: int) -> float:
+    """Probability that `size` of these k rewards, drawn without replacement, differ: unbiased for groups of `size` <= k.
+
+    1 less the share of draws without spread: those of rewards of one value, and of completions that were not scored.
+    """
+    known = sorted(total for total in totals if total is not None)
+    missing, equal = len(totals) - len(known), list[int]()
+    start = -math.inf
+    for value in known:
+        if _differ([start, value]):
+            start = value
+            equal.append(0)
+        equal[-1] += 1
+    unscored = math.comb(missing, size)  # counted with every value, and once is right
+    alike = unscored + sum(math.comb(count + missing, size) - unscored for count in equal)
+    return 1.0 - alike / math.comb(len(totals), size)
+
+
+def _group_note(k: int, group: int) -> str | None:
+    """What to know of the spread where k is not the group size of training."""
+    if k == group:
+        return None
+    if k > group:
+        return f"spread is that of training's groups of {group}, estimated from {k} completions a prompt"
+    return f"spread is that of groups of {k}; training has groups of {group}, in which rewards differ at least as often"
 
 
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:

@@ -11,6 +11,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kit.config import RunConfig, load_config
+from kit.errors import KitError
 from kit.evaluation.statistics import Z_95, Estimate
 
 FAILING = 0.2
@@ -34,7 +36,7 @@ class Signal:
 
     prompts: int
     k: int
-    spread: Estimate  # share of groups whose rewards differ
+    spread: Estimate  # share of groups of `spread_group` whose rewards differ
     truncated: Estimate
     malformed: Estimate
     failures: Estimate
@@ -43,15 +45,26 @@ class Signal:
     reward: Estimate
     reward_seconds: float  # a step, as measured
     step_seconds: float  # a step, rewards included
-    max_completion_tokens: int
-    group: int
+    config: RunConfig
     failure: str | None = None
+    rows: int | None = None  # prompts that there are; None: not known
+    room: int | None = None  # tokens that the context leaves to a completion; None: not known
+
+    @property
+    def group(self) -> int:
+        """Completions a prompt in training."""
+        return self.config.generation.num_generations
+
+    @property
+    def spread_group(self) -> int:
+        """Completions of the groups that `spread` is about: training's, where as many were sampled."""
+        return min(self.k, self.group)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """`verdict` is one of will learn, too easy, too hard, no signal, truncated, wrong format, reward fails, slow reward,
-    sample more."""
+    sample more, borderline."""
 
     verdict: str
     because: str
@@ -71,18 +84,20 @@ def judge(signal: Signal) -> Verdict:
 
 
 def _failing(signal: Signal) -> Verdict | None:
-    if signal.failures.low <= FAILING:
-        return _unsure(signal, "of completions could not be scored", signal.failures, FAILING)
-    because = f"{_share(signal.failures)} of completions could not be scored"
     reason = f" ({signal.failure})" if signal.failure else ""
-    return Verdict("reward fails", because, f"Mend the reward{reason}; try it with: grpo-kit reward test")
+    change = f"Mend the reward{reason}; try it with: grpo-kit reward test"
+    if signal.failures.low <= FAILING:
+        return _unsure(signal, "of completions could not be scored", signal.failures, FAILING, change)
+    return Verdict("reward fails", f"{_share(signal.failures)} of completions could not be scored", change)
 
 
 def _truncated(signal: Signal) -> Verdict | None:
+    limit = signal.config.generation.max_completion_tokens
     if signal.truncated.low <= TRUNCATED:
-        return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED)
-    because = f"{_share(signal.truncated)} of completions are cut at {signal.max_completion_tokens} tokens"
-    return Verdict("truncated", because, f"-o generation.max_completion_tokens={2 * signal.max_completion_tokens}")
+        change = longer_completions(signal.config, signal.room)
+        return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED, change)
+    because = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
+    return Verdict("truncated", because, longer_completions(signal.config, signal.room))
 
 
 def _malformed(signal: Signal) -> Verdict | None:
@@ -98,9 +113,12 @@ def _malformed(signal: Signal) -> Verdict | None:
 def _spread(signal: Signal) -> Verdict | None:
     if signal.spread.low > INFORMATIVE:
         return None
-    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.k}"
+    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
+    if signal.k < signal.group:
+        because += f", and may differ in more of training's groups of {signal.group}"
+        return Verdict("sample more", because, f"--k {signal.group}")
     if signal.spread.high >= INFORMATIVE:
-        return _unsure(signal, because, signal.spread, INFORMATIVE)
+        return _unsure(signal, because, signal.spread, INFORMATIVE, larger_groups(signal.config))
     right = signal.pass_at_1
     if right is not None:
         because += f"; pass@1 is {_share(right)}"
@@ -113,15 +131,46 @@ def _spread(signal: Signal) -> Verdict | None:
             )
             return Verdict("too hard", because, change)
     if signal.constant:
-        because += f"; every completion got the reward {signal.reward.value:g}"
+        known = not math.isnan(signal.reward.value)
+        because += f"; every completion got the reward {signal.reward.value:g}" if known else "; none got a reward"
         return Verdict("no signal", because, "Choose a reward that tells completions apart: grpo-kit reward list")
-    if signal.group < 16:
-        return Verdict("no signal", because, f"-o generation.num_generations={2 * signal.group}")
-    return Verdict("no signal", because, "Mix problems of other difficulty into data.source")
+    return Verdict("no signal", because, larger_groups(signal.config))
+
+
+def larger_groups(config: RunConfig) -> str:
+    """Twice the group size as overrides that `load_config` takes, with the batch where it must change; from 16 on words."""
+    group, batch = 2 * config.generation.num_generations, config.optimisation.batch_size
+    whole = math.lcm(group, config.optimisation.micro_batch_size or 1)
+    groups = f"generation.num_generations={group}"
+    if group < 32:
+        for overrides in ([groups], [groups, f"optimisation.batch_size={whole * math.ceil(batch / whole)}"]):
+            if _valid(config, overrides):
+                return " ".join(f"-o {one}" for one in overrides)
+    return "Mix problems of other difficulty into data.source"
+
+
+def longer_completions(config: RunConfig, room: int | None) -> str:
+    """Twice the completion length as an override, at most the `room` in the context; words where that is no longer."""
+    limit = config.generation.max_completion_tokens
+    tokens = 2 * limit if room is None else min(2 * limit, room)
+    override = f"generation.max_completion_tokens={tokens}"
+    if tokens > limit and _valid(config, [override]):
+        return f"-o {override}"
+    return (
+        "Lower data.max_prompt_tokens, ask for shorter answers, or take a model with a longer context: this one is full"
+    )
+
+
+def _valid(config: RunConfig, overrides: list[str]) -> bool:
+    try:
+        load_config(config, overrides)
+    except KitError:
+        return False
+    return True
 
 
 def _learns(signal: Signal) -> Verdict:
-    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.k}"
+    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
     if signal.reward_seconds > SLOW * signal.step_seconds and signal.reward_seconds > 1.0:
         share = signal.reward_seconds / signal.step_seconds
         because += f"; rewards take {signal.reward_seconds:.1f} s a step, {share:.0%} of it"
@@ -130,15 +179,22 @@ def _learns(signal: Signal) -> Verdict:
     return Verdict("will learn", because, "")
 
 
-def _unsure(signal: Signal, what: str, share: Estimate, threshold: float) -> Verdict | None:
-    """`sample more` where the threshold lies within the interval and the share itself beyond it, or the spread's."""
+def _unsure(signal: Signal, what: str, share: Estimate, threshold: float, change: str) -> Verdict | None:
+    """`sample more` where the threshold lies within the interval and the share itself beyond it, or the spread's.
+
+    `borderline`, with `change`, where no more prompts can be sampled.
+    """
     decides = threshold == INFORMATIVE
     if not decides and not share.value > threshold:
         return None
     text = what if decides else f"{_share(share)} {what}"
-    more = prompts_needed(signal.prompts, share, threshold)
-    because = f"{text}: {threshold:.0%} lies within the interval, so {signal.prompts} prompts do not decide"
-    return Verdict("sample more", because, f"--prompts {more}")
+    within = f"{text}: {threshold:.0%} lies within the interval"
+    most = MOST_PROMPTS if signal.rows is None else min(signal.rows, MOST_PROMPTS)
+    if signal.prompts >= most:
+        there = f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
+        return Verdict("borderline", f"{within}, with {there} sampled", change)
+    more = min(most, prompts_needed(signal.prompts, share, threshold))
+    return Verdict("sample more", f"{within}, so {signal.prompts} prompts do not decide", f"--prompts {more}")
 
 
 def prompts_needed(prompts: int, share: Estimate, threshold: float) -> int:

@@ -10,7 +10,7 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
 from kit.planning.cards import CARDS, find_card
-from kit.planning.feasible import fixes, largest, largest_completion, largest_micro_batch
+from kit.planning.feasible import FOUR_BIT, _apply, fixes, largest, largest_completion, largest_micro_batch
 from kit.planning.memory import MemoryPlan, plan_memory, workload
 from kit.planning.shapes import ModelShape
 
@@ -83,6 +83,38 @@ def test_every_change_is_needed(shape: ModelShape, config: RunConfig) -> None:
     for left_out in changes:
         rest = [change.override for change in changes if change is not left_out]
         assert plan(load_config(config, rest)).peak > room, left_out
+
+
+def test_a_tie_between_phases_does_not_hide_a_fix(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, vocab=200_000))  # sampling over the vocabulary: rollout and evaluation are highest
+    config = load_config(config, ["evaluation.batch_size=32", "optimisation.micro_batch_size=1"])
+    phases = {name: sum(terms.values()) for name, terms in plan(config).phases.items()}
+    assert phases["rollout"] == phases["evaluation"] == max(phases.values())
+    changes = fixes(config, plan, plan(config).peak - 1, 1, "cpu")
+    assert changes is not None
+    assert [change.override for change in changes] == ["evaluation.batch_size=16", "optimisation.batch_size=16"]
+    assert plan(load_config(config, [change.override for change in changes])).peak < plan(config).peak - 1
+
+
+def test_a_change_is_no_larger_than_needed(shape: ModelShape, config: RunConfig) -> None:
+    # Weights alone exceed the room, so every phase does, and each micro-batch lowers the excess until they are in 4 bits.
+    plan = Planned(replace(shape, parameters=4 * 10**9, linear=39 * 10**8), "cuda")
+    small = load_config(config, ["model.load_in_4bit=true", "model.dtype=auto", "optimisation.micro_batch_size=8"])
+    changes = fixes(load_config(config, ["model.dtype=auto"]), plan, plan(small).peak, 16, "cuda")
+    assert changes is not None
+    overrides = [change.override for change in changes]
+    assert overrides == ["optimisation.micro_batch_size=8", "model.load_in_4bit=true"]
+
+
+def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, parameters=4 * 10**9, linear=39 * 10**8), "cuda")
+    config = load_config(config, ["model.lora=null", "model.dtype=auto"])
+    changes = fixes(config, plan, 6 * 2**30, 16, "cuda")
+    assert changes is not None
+    fixed = load_config(config, [change.override for change in changes])
+    assert fixed.model.load_in_4bit
+    assert fixed.model.lora is not None
+    assert _apply(config, [FOUR_BIT]) is None  # such a run would be refused: nothing is left to train
 
 
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:

@@ -16,7 +16,7 @@ from kit.planning import fit
 from kit.planning.cards import find_card
 from kit.planning.fit import check_memory, note, planned
 from kit.planning.memory import GIB, certain_bytes, workload
-from kit.planning.plan import plan
+from kit.planning.plan import plan, replaced
 from kit.planning.shapes import ModelShape
 from kit.planning.timing import Speed, estimate
 
@@ -51,6 +51,30 @@ def test_the_command_that_is_printed_fits(seven_billion: Any, tree: Any) -> None
     overrides = [word for before, word in itertools.pairwise(words) if before == "-o"]
     assert overrides[: len(given)] == given
     assert plan(load_config(tree, overrides), card=card)["fits"]
+
+
+def test_a_tie_of_rollout_and_evaluation_has_a_fix(seven_billion: Any) -> None:
+    given, card = [f"model.name={seven_billion}"], find_card("t4")
+    found = plan(load_config("quickstart", given), card=card, name="quickstart", given=given)
+    overrides = [word for before, word in itertools.pairwise(shlex.split(found["command"])) if before == "-o"]
+    assert "model.load_in_4bit=true" in overrides
+    again = plan(load_config("quickstart", overrides), card=card)
+    assert again["fits"]
+    assert again["memory"]["peak_bytes"] <= card.usable * GIB
+
+
+def test_an_override_that_is_replaced_is_not_repeated() -> None:
+    given = ["optimisation.micro_batch_size=4096", "model.lora.rank=8", "model.loras=1", "run.seed=1"]
+    changes = ["optimisation.micro_batch_size=2048", "model.lora={rank: 64}"]
+    assert replaced(given, changes) == ["model.loras=1", "run.seed=1", *changes]
+
+
+def test_the_command_has_each_key_once(seven_billion: Any) -> None:
+    given = [f"model.name={seven_billion}", "evaluation.batch_size=128"]
+    words = plan(load_config("quickstart", given), card=find_card("t4"), given=given)["command"].split()
+    keys = [word.strip("'").partition("=")[0] for before, word in itertools.pairwise(words) if before == "-o"]
+    assert "evaluation.batch_size" in keys
+    assert len(keys) == len(set(keys))
 
 
 def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 import rewards
 from kit.config import load_config
-from kit.planning.signal import BaseModel, check, describe, measure
+from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
 from kit.runs.child import Outcome
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
@@ -55,6 +56,10 @@ def constant(sample: Sample) -> Score:
 
 def fails(sample: Sample) -> Score:
     raise KeyError("no such column")
+
+
+def sandbox_is_gone(sample: Sample) -> Score:
+    return Score(None, "infra", {"reason": "the sandbox did not answer"})
 
 
 def unreadable(sample: Sample) -> Score:
@@ -147,6 +152,59 @@ def test_a_reward_that_fails_is_named_with_its_reason(loaded: Any) -> None:
     assert found["failure_share"]["value"] == 1.0
 
 
+def test_a_dead_sandbox_is_a_failing_reward(loaded: Any) -> None:
+    found = verdict_of(loaded, sandbox_is_gone)
+    assert found["verdict"]["verdict"] == "reward fails"
+    assert "the sandbox did not answer" in found["verdict"]["change"]
+    assert found["failure_share"]["value"] == 1.0
+    json.dumps(found, allow_nan=False)
+
+
+def test_rows_are_drawn_at_random_by_seed() -> None:
+    # Sorted by difficulty, as files often are: the first half is easy. 64 of 1000 by chance: 32 +- 4.
+    places = draw(1000, 64, 0, 0)
+    assert len(set(places)) == 64
+    assert 16 < sum(place < 500 for place in places) < 48
+    assert draw(1000, 64, 0, 0) == places
+    assert draw(1000, 128, 0, 0)[:64] == places
+    assert draw(1000, 64, 1, 0) != places != draw(1000, 64, 0, 1)
+    assert sorted(draw(10, 64, 0, 0)) == list(range(10))
+
+
+def test_the_sampled_prompts_are_those_drawn(loaded: Any) -> None:
+    parts, _ = loaded
+    seen: list[Any] = []
+
+    def note(sample: Sample) -> Score:
+        seen.append(sample.prompt)
+        return sometimes(sample)
+
+    verdict_of(loaded, note, prompts=4)
+    expected = [parts.data.train[place]["prompt"] for place in draw(len(parts.data.train), 4, 0, 0)]
+    assert seen[:32:8] == expected  # the checker is asked afterwards
+    assert expected != parts.data.train["prompt"][:4]
+
+
+@pytest.mark.parametrize(
+    "totals", [[0.0, 0.0, 1.0, 1.0, 1.0, 2.0], [0.0] * 6, [None, None, 1.0, 1.0, 0.0, None], [None] * 6]
+)
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_the_chance_of_spread_is_that_of_all_draws(totals: list[float | None], size: int) -> None:
+    draws = [{total for total in one if total is not None} for one in itertools.combinations(totals, size)]
+    assert chance_of_spread(totals, size) == pytest.approx(sum(len(values) > 1 for values in draws) / len(draws))
+
+
+def test_spread_is_that_of_training_groups(loaded: Any) -> None:
+    same = verdict_of(loaded, sometimes)
+    assert same["note"] is None
+    fewer = verdict_of(loaded, sometimes, num_generations=2)  # 8 completions a prompt were sampled
+    assert fewer["spread_share"]["value"] < same["spread_share"]["value"]
+    assert "groups of 2" in fewer["note"]
+    assert "groups of 2" in fewer["verdict"]["because"]
+    more = verdict_of(loaded, sometimes, num_generations=16)
+    assert "training has groups of 16" in more["note"]
+
+
 def test_completions_in_the_wrong_format_are_named(loaded: Any) -> None:
     found = verdict_of(loaded, unreadable)
     assert found["verdict"]["verdict"] == "wrong format"
@@ -191,6 +249,14 @@ def test_the_update_is_estimated_for_prompts_and_completions_as_they_are(
     ((prompt, completion),) = asked
     assert 10 < prompt < 60  # not data.max_prompt_tokens, 512
     assert completion - 1 < found["completion_tokens_mean"] <= completion
+
+
+def test_the_verdict_is_told_of_rows_and_context(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("kit.planning.signal.describe", lambda *args, **given: told.update(given))
+    verdict_of(loaded, sometimes, prompts=2)
+    parts, _ = loaded
+    assert told == {"rows": len(parts.data.train), "room": parts.files.config.max_position_embeddings - 512}
 
 
 def test_rates_are_counts(loaded: Any) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from kit.config import RunConfig, load_config
 from kit.evaluation.statistics import Estimate, wilson
 from kit.planning.verdict import INFORMATIVE, Signal, judge, prompts_needed
 
 NEVER, MIDDLING, ALWAYS = wilson(0, 64), wilson(32, 64), wilson(64, 64)
+NONE = Estimate(math.nan, 0.0, 1.0)
 GOOD = Signal(
     prompts=64, k=8, spread=wilson(50, 64), truncated=NEVER, malformed=NEVER, failures=NEVER, pass_at_1=MIDDLING,
-    constant=False, reward=Estimate(0.5, 0.4, 0.6), reward_seconds=0.1, step_seconds=2.0, max_completion_tokens=256,
-    group=8,
+    constant=False, reward=Estimate(0.5, 0.4, 0.6), reward_seconds=0.1, step_seconds=2.0, config=load_config({}),
 )  # fmt: skip
 
 
@@ -29,7 +31,12 @@ GOOD = Signal(
         ({"spread": NEVER, "constant": True}, "no signal", "Choose a reward"),
         ({"spread": NEVER, "constant": True, "pass_at_1": None}, "no signal", "Choose a reward"),
         ({"spread": NEVER}, "no signal", "-o generation.num_generations=16"),
-        ({"spread": NEVER, "group": 16}, "no signal", "Mix problems"),
+        (
+            {"spread": NEVER, "k": 16, "config": load_config({}, ["generation.num_generations=16"])},
+            "no signal",
+            "Mix prob",
+        ),
+        ({"spread": NEVER, "constant": True, "reward": NONE}, "no signal", "Choose a reward"),
         ({"reward_seconds": 30.0, "step_seconds": 40.0}, "slow reward", "faster"),
         ({"reward_seconds": 0.5, "step_seconds": 0.6}, "will learn", ""),  # half a second is nobody's trouble
         ({"malformed": ALWAYS}, "will learn", ""),  # rewards differ: the format itself is learned
@@ -40,6 +47,61 @@ def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None
     assert found.verdict == verdict
     assert change in found.change
     assert bool(found.change) is bool(change)
+    assert "nan" not in found.because
+
+
+def changed(config: RunConfig, change: str) -> RunConfig:
+    """`config` with the overrides of a change: raises where it is no valid configuration."""
+    return load_config(config, change.removeprefix("-o ").split(" -o "))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change"),
+    [
+        (["optimisation.batch_size=64"], "-o generation.num_generations=16"),
+        (["optimisation.batch_size=72"], "-o generation.num_generations=16 -o optimisation.batch_size=80"),
+        (["optimisation.batch_size=8"], "-o generation.num_generations=16 -o optimisation.batch_size=16"),
+        (["optimisation.batch_size=72", "optimisation.micro_batch_size=12"],
+         "-o generation.num_generations=16 -o optimisation.batch_size=96"),
+    ],
+)  # fmt: skip
+def test_larger_groups_are_a_valid_configuration(overrides: list[str], change: str) -> None:
+    config = load_config({}, overrides)
+    found = judge(replace(GOOD, spread=NEVER, config=config))
+    assert found.change == change
+    assert changed(config, found.change).generation.num_generations == 16
+
+
+@pytest.mark.parametrize(
+    ("room", "change"), [(None, "=512"), (900, "=512"), (300, "=300"), (256, "Lower data.max_prom")]
+)
+def test_longer_completions_end_at_the_context(room: int | None, change: str) -> None:
+    found = judge(replace(GOOD, truncated=ALWAYS, room=room))
+    assert found.verdict == "truncated"
+    assert change in found.change
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rows", "verdict", "said"),
+    [
+        (16, 40, "sample more", "--prompts 40"),
+        (16, 16, "borderline", "all 16 training rows"),
+        (4096, 9000, "borderline", "4096 prompts"),
+    ],
+)
+def test_asking_for_more_ends(prompts: int, rows: int, verdict: str, said: str) -> None:
+    share = wilson(5, 16) if prompts == 16 else wilson(1024, 4096)
+    found = judge(replace(GOOD, prompts=prompts, rows=rows, spread=share))
+    assert found.verdict == verdict
+    assert said in found.because + found.change
+    assert f"[{share.low:.0%}, {share.high:.0%}]" in found.because
+    assert "--prompts" not in found.change or verdict == "sample more"
+
+
+def test_smaller_groups_than_in_training_do_not_condemn_a_task() -> None:
+    found = judge(replace(GOOD, k=4, spread=NEVER, pass_at_1=NEVER))
+    assert (found.verdict, found.change) == ("sample more", "--k 8")
+    assert judge(replace(GOOD, k=4)).verdict == "will learn"  # in larger groups rewards differ at least as often
 
 
 @pytest.mark.parametrize("name", ["failures", "truncated"])
