@@ -27,6 +27,8 @@ from kit.training.processes import (
     told_failure,
 )
 
+pytestmark = pytest.mark.survival
+
 ROOT = Path(__file__).parents[1]
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:27266: Connection reset by peer.")
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from forked_runs import Forks, Tree, different, trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.survival, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILL_POINTS = os.environ.get("KIT_KILL_POINTS", "4")
 STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}

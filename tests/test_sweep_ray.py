@@ -11,6 +11,8 @@ from kit.runs.store import RunStore
 from kit.sweeps.config import SweepConfig
 from kit.sweeps.study import Study
 
+pytestmark = pytest.mark.survival
+
 pytest.importorskip("ray")
 LR = "optimisation.learning_rate"
 

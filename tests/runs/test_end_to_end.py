@@ -21,6 +21,8 @@ from kit import api
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 
+pytestmark = pytest.mark.survival
+
 
 def test_training_adopts_the_run_that_was_made_for_it(tree: dict[str, Any], tmp_path: Path) -> None:
     import kit.train

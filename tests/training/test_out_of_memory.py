@@ -20,6 +20,8 @@ from kit.training.out_of_memory import Halved, Memory
 
 from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
 
+pytestmark = pytest.mark.survival
+
 CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "34359738368 bytes. Error code 12 (Cannot allocate memory)"

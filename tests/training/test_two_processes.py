@@ -14,7 +14,7 @@ import torch
 
 from .rollouts import assert_gradients_close
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.survival, pytest.mark.slow]
 
 # Forks after its imports, which take longer than all the rest; then repeats the last step alone.
 SCRIPT = '''
