@@ -82,8 +82,16 @@ def compare(
     if change:
         if len(what) != 1:
             raise typer.BadParameter("with --change exactly one CONFIG is compared with its own changes")
-        plan = make_plan(what[0], change, seeds=seeds, steps=steps, overrides=override or [], root=root, name=name)
-        result, folder = carry_out(plan, _silent if as_json else typer.echo, quiet=as_json, **how), plan.folder
+        plan = make_plan(
+            what[0], change, seeds=seeds, steps=steps, overrides=override or [], root=root, name=name, metric=metric
+        )
+        try:
+            result, folder = carry_out(plan, _silent if as_json else typer.echo, quiet=as_json, **how), plan.folder
+        except KeyboardInterrupt:
+            typer.echo(
+                "Stopped. Give the same command again: finished runs are kept, and it goes on from here.", err=True
+            )
+            raise
     else:
         result, folder = compare_and_file(what, root or Path("runs"), name, **how)
     page = file_page(result, folder)
@@ -91,7 +99,11 @@ def compare(
         typer.echo(to_json(result))
         return
     print_table(*table(result))
-    for line in [*(each["text"] for each in result["comparisons"]), *(f"Note: {note}" for note in result["notes"])]:
+    for line in [
+        *(f"Warning: {warning}" for warning in result["warnings"]),
+        *(each["text"] for each in result["comparisons"]),
+        *(f"Note: {note}" for note in result["notes"]),
+    ]:
         typer.echo(line)
     typer.echo(f"\n{page}\n{folder / 'comparison.json'}")
 
@@ -130,6 +142,8 @@ def sweep(
         typer.echo(to_json(results))
         return
     print_table(*table(results))
+    if results["differs"]:
+        typer.echo(f"Note: {path} differs by now from the sweep shown: {', '.join(results['differs'])}.")
     if results["best"] is not None:
         place = Path(results["folder"])
         typer.echo(f"Best: {results['best']['run']}. Train it again: grpo-kit train {place / 'best.yaml'}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -77,10 +78,11 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
     """All faults of a tree that `schema` refused, one line a key: what was seen and expected, the nearest name."""
     lines: dict[str, list[str]] = {}
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"] if not _UNION_TAG.match(str(part)))
+        loc, kinds = _without_kinds(schema, fault["loc"])
+        where = ".".join(str(part) for part in loc if not _UNION_TAG.match(str(part)))
         if fault["type"] == "extra_forbidden":
             section, _, key = where.rpartition(".")
-            options = _fields(schema, section)
+            options = list(kinds[0].model_fields) if kinds else _fields(schema, section)
             message = f"there is no such key.{did_you_mean(key, options)} "
             message += f"{section or 'The top level'} has: {', '.join(options)}."
         elif fault["type"] == "model_type":
@@ -93,6 +95,35 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
             messages.append(message)
     listed = [(f"{where}: " if where else "") + "; or: ".join(messages) for where, messages in lines.items()]
     return f"{origin} cannot be run:\n  " + "\n  ".join(listed)
+
+
+def _without_kinds(schema: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str | int], list[type[BaseModel]]]:
+    """A fault's place without the `type` of what stands there (`space.KEY.uniform.low` to `space.KEY.low`), which pydantic
+    puts in for a union told apart by it, and the model of that type, if the fault lies in one."""
+    kept: list[str | int] = []
+    kinds: list[type[BaseModel]] = [schema]
+    chosen: list[type[BaseModel]] = []
+    for part in loc:
+        of_type = [kind for kind in kinds if len(kinds) > 1 and part in _type_of(kind)]
+        if of_type:
+            kinds = chosen = of_type
+            continue
+        kept.append(part)
+        fields = [kind.model_fields[part] for kind in kinds if isinstance(part, str) and part in kind.model_fields]
+        kinds = [model for field in fields for model in _models(field.annotation)] if fields else kinds
+    return kept, chosen
+
+
+def _type_of(kind: type[BaseModel]) -> tuple[Any, ...]:
+    """The values that a model's `type` may have."""
+    return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """All models in an annotation: of unions, lists and the values of mappings, too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def _fields(schema: type[BaseModel], section: str) -> list[str]:

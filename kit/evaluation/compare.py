@@ -16,13 +16,21 @@ from typing import Any
 
 from kit.errors import ConfigError
 from kit.evaluation import power
-from kit.evaluation.compare_quantities import compare_quantities, compare_settings, config_differences, curves, method
+from kit.evaluation.compare_quantities import (
+    compare_quantities,
+    compare_settings,
+    config_differences,
+    curves,
+    method,
+    not_comparable,
+)
 from kit.evaluation.compare_scores import Arms, RunScores, matrix, read_run, same_seeds
 from kit.evaluation.paired import Difference, Floats, difference, holm
 from kit.registry import did_you_mean
 
 ALPHA = 0.05
 BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
+NOT_COMPARABLE = "not comparable"
 Named = Mapping[str, Sequence[str]]
 
 
@@ -49,8 +57,8 @@ def compare_runs(
         ConfigError: runs that cannot be compared: other problems, another checker, one arm only.
     """
     arms = group(runs, partial(read_run, root=root, evaluation_name=evaluation))
-    notes = compare_settings(arms)
     chosen = choose_metric(arms, metric)
+    warnings = compare_settings(arms, chosen)
     problems, scores = matrix(arms, chosen)
     first, *others = arms
     differences = [
@@ -65,13 +73,14 @@ def compare_runs(
         "problems": len(problems),
         "arms": [_arm(name, runs_of, scores[name]) for name, runs_of in arms.items()],
         "comparisons": [
-            judge(first, other, found, p, ALPHA / len(others), effect, chosen)
+            judge(first, other, found, p, ALPHA / len(others), effect, chosen, not_comparable(arms[first], arms[other]))
             for other, found, p in zip(others, differences, corrected, strict=True)
         ],
         "quantities": compare_quantities(arms, chosen),
         "config_differences": config_differences(arms),
         "curves": curves(arms, chosen),
-        "notes": notes + missing_note(arms, problems, chosen),
+        "warnings": warnings,
+        "notes": missing_note(arms, problems, chosen) + same_note(arms),
     }
 
 
@@ -150,11 +159,27 @@ def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
     return [f"{left} of {most} held-out problems are left out: not every run has a {metric} for them."] if left else []
 
 
+def same_note(arms: Arms) -> list[str]:
+    """Says so when there is nothing in the configurations that could have made a difference."""
+    return [] if config_differences(arms) else ["The arms have the same configuration: any difference is luck."]
+
+
 def judge(
-    baseline: str, arm: str, found: Difference, p_holm: float, alpha: float, effect: float | None, metric: str
+    baseline: str,
+    arm: str,
+    found: Difference,
+    p_holm: float,
+    alpha: float,
+    effect: float | None,
+    metric: str,
+    refused: str | None = None,
 ) -> dict[str, Any]:
-    """One comparison with its verdict: `better` or `worse` only where p, corrected for the number of arms, is below 5 %."""
+    """One comparison with its verdict: `better` or `worse` only where p, corrected for the number of arms, is below 5 %.
+
+    `refused` says why there can be no verdict: then it is `not comparable`.
+    """
     verdict = UNCLEAR if p_holm >= ALPHA else BETTER if found.value > 0 else WORSE
+    verdict = verdict if refused is None else NOT_COMPARABLE
     goal = found.value if effect is None else effect
     needed = {
         "difference": goal,
@@ -167,6 +192,7 @@ def judge(
         "arm": arm,
         "baseline": baseline,
         "verdict": verdict,
+        "reason": refused,
         "difference": {"value": found.value, "low": found.low, "high": found.high},
         "p": found.p,
         "p_holm": p_holm,
@@ -182,20 +208,33 @@ def judge(
 
 def sentence(found: Mapping[str, Any], metric: str) -> str:
     """The verdict in words."""
-    gap, needed, seeds = found["difference"], found["needed"], found["variances"]["n_seeds"]
+    gap, seeds = found["difference"], found["variances"]["n_seeds"]
     size = f"{seeds:g} seed{'s' * (seeds != 1)} x {found['variances']['n_problems']} problems"
+    if found["verdict"] == NOT_COMPARABLE:
+        return (
+            f"{found['arm']} against {found['baseline']}: not comparable: {found['reason']}. "
+            f"{metric.replace('_', ' ').capitalize()} differs by {gap['value']:+.3f}, which says nothing here."
+        )
     verdict = found["verdict"] + (f" at this budget ({size})" if found["verdict"] == UNCLEAR else "")
     text = f"{found['arm']} against {found['baseline']}: {verdict}. {metric.replace('_', ' ').capitalize()} "
     text += f"{gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], p = {found['p_holm']:.2g}."
     if found["verdict"] == UNCLEAR:
-        text += f" This budget finds differences of {needed['detectable']:.3f} and more, four times out of five. "
-        text += _what_it_takes(found)
+        text += f" {_what_it_takes(found)}"
     if found["scope"] == "weights":
         text += " One seed: this is about these weights and not about the method. Train 3 seeds or more for that."
     return text
 
 
 def _what_it_takes(found: Mapping[str, Any]) -> str:
+    if not found["standard_error"]:
+        if found["difference"]["value"]:
+            return "Every problem differs by the same amount, so nothing says how much is luck: take more problems."
+        return "The arms scored the same on every problem, so nothing says what this budget could find."
+    finds = f"This budget finds differences of {found['needed']['detectable']:.3f} and more, four times out of five."
+    return f"{finds} {_for_the_goal(found)}".rstrip()
+
+
+def _for_the_goal(found: Mapping[str, Any]) -> str:
     needed = found["needed"]
     goal = abs(needed["difference"])
     if not goal:

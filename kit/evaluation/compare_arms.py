@@ -20,6 +20,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.compare import compare_runs
 from kit.evaluation.compare_quantities import method
 from kit.evaluation.compare_scores import last_evaluation
+from kit.evaluation.metrics import check_metric
 from kit.runs.child import STOPPED, USER_ERROR, Outcome
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
@@ -68,6 +69,7 @@ def make_plan(
     overrides: Sequence[str] = (),
     root: str | Path | None = None,
     name: str | None = None,
+    metric: str | None = None,
 ) -> Plan:
     """Reads and checks everything before anything runs. Raises `ConfigError`.
 
@@ -77,6 +79,7 @@ def make_plan(
         seeds: a number (that many from run.seed on), or the seeds themselves: `3,7,11`.
         steps: optimiser steps of every arm.
         root: folder of the runs; None is the configuration's.
+        metric: the score that decides, checked for every arm.
         name: of the comparison; None is made of the configuration's name and a hash of what is compared.
     """
     common = [*overrides, *([f"optimisation.steps={steps}"] if steps else []), *([f"run.root={root}"] if root else [])]
@@ -92,6 +95,8 @@ def make_plan(
         check_objective(arms[arm], keys)
         if method(arms[arm].model_dump(mode="json")) == method(baseline.model_dump(mode="json")):
             raise ConfigError(f"--change {change} changes nothing: the baseline has that value already.")
+    for of_arm in arms.values():
+        check_metric(metric or of_arm.evaluation.metric, of_arm, "--metric" if metric else "evaluation.metric")
     plan = Plan(name or _name(config, arms), Path(baseline.run.root), arms, parse_seeds(seeds, baseline.run.seed))
     longest = max((plan.run_id(arm, seed) for arm in arms for seed in plan.seeds), key=len)
     if not RUN_ID.fullmatch(longest):
@@ -191,7 +196,7 @@ def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any
         if number == len(plan.arms) and not failed:
             compare_runs(_done(plan), plan.root, metric=how.get("metric"))  # arms that cannot be compared: say so now
     result = compare_runs(_done(plan), plan.root, **how)
-    result["notes"] += [f"A run failed and is left out. {reason}" for reason in failed]
+    result["warnings"] += [f"A run failed and is left out. {reason}" for reason in failed]
     write_atomic(plan.folder / "comparison.json", to_json(result, indent=2) + "\n")
     return result
 

@@ -8,7 +8,7 @@ from typing import Any
 from kit.report import charts, html
 from kit.report.page import Section, page
 
-LOOK = {"better": "good", "worse": "error", "not distinguishable": "warning"}
+LOOK = {"better": "good", "worse": "error", "not distinguishable": "warning", "not comparable": "error"}
 LABELS = {
     "training reward": "reward",
     "completion length": "tokens",
@@ -40,7 +40,8 @@ def comparison_page(found: Mapping[str, Any]) -> str:
 
 
 def _verdicts(found: Mapping[str, Any], metric: str) -> str:
-    lines = [html.notice(each["text"], LOOK[each["verdict"]]) for each in found["comparisons"]]
+    lines = [html.notice(warning, "warning") for warning in found["warnings"]]
+    lines += [html.notice(each["text"], LOOK[each["verdict"]]) for each in found["comparisons"]]
     rows = [(each["arm"], *_estimate(each["difference"])) for each in found["comparisons"]]
     chart = charts.intervals(rows, f"Difference in {metric} to {found['baseline']}", reference=0.0)
     return html.join([*lines, html.grid([chart])])

@@ -13,6 +13,7 @@ from kit.evaluation.compare_scores import (
     QUANTITIES,
     TOTAL_TIME,
     Arms,
+    RunScores,
     matrix,
     same_seeds,
 )
@@ -22,13 +23,15 @@ from kit.runs.curves import Point, downsample
 NOT_THE_METHOD = {("run", key) for key in ("id", "root", "seed", "threads", "report_to", "save_completions")}
 NOT_THE_METHOD |= {("run", key) for key in ("save_every", "keep_checkpoints")}
 MOST_POINTS = 200
+SAMPLING = ("top_p", "top_k", "min_p")
+"""Keys of `generation` that greedy completions do not ask."""
 
 
-def compare_settings(arms: Arms) -> list[str]:
-    """Notes on what weakens the comparison: unequal seeds, steps, data, runs that did not finish."""
+def compare_settings(arms: Arms, metric: str) -> list[str]:
+    """Warnings of what weakens the verdict: unequal seeds, steps, runs that did not finish, evaluations of other lengths."""
     runs = [run for runs_of in arms.values() for run in runs_of]
     seeds = [sorted(run.seed for run in runs_of) for runs_of in arms.values()]
-    notes = []
+    notes = generation_differences(arms, metric)
     if any(other != seeds[0] for other in seeds):
         notes.append("The arms have different seeds, so runs are not paired by seed; problems are.")
     steps = sorted({run.step for run in runs})
@@ -36,13 +39,41 @@ def compare_settings(arms: Arms) -> list[str]:
         notes.append(f"The scores are of different steps ({', '.join(map(str, steps))}).")
     if unfinished := [f"{run.id} ({run.state})" for run in runs if run.state != "finished"]:
         notes.append(f"Not every run finished: {', '.join(unfinished)}.")
-    if len({run.data_hash for run in runs}) > 1:
-        notes.append(
-            "The runs were trained on different data: a problem held out in one may have been trained on in another."
-        )
-    if len(arms) > 1 and not config_differences(arms):
-        notes.append("The arms have the same configuration: any difference is luck.")
     return notes
+
+
+def generation_differences(arms: Arms, metric: str) -> list[str]:
+    """Warnings of evaluations that generated differently because the arms' configurations do.
+
+    Raises `ConfigError` where it is not for the configurations: then evaluations were made anew with other settings.
+    """
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    warnings = []
+    for key in dict.fromkeys(key for run in runs for key in run.generation):
+        seen = {str(run.generation.get(key)) for run in runs}
+        if len(seen) < 2 or (metric.startswith("greedy") and key in SAMPLING):
+            continue
+        if any(run.generation.get(key) != run.config.get("generation", {}).get(key) for run in runs):
+            raise ConfigError(
+                f"The runs were scored with different generation.{key}: {', '.join(sorted(seen))}. Evaluate them again with the "
+                f"same (grpo-kit eval RUN -o generation.{key}=...), and compare with --evaluation again."
+            )
+        warnings.append(
+            f"The arms' own generation.{key} differs ({', '.join(sorted(seen))}), and held-out completions were made with it: "
+            f"the difference holds that, too. To measure alike: grpo-kit eval RUN -o generation.{key}=..., for every run, and "
+            "--evaluation again."
+        )
+    return warnings
+
+
+def not_comparable(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> str | None:
+    """Why there can be no verdict on these runs; None where there can."""
+    if len({run.data_hash for run in (*baseline, *arm)}) < 2:
+        return None
+    return (
+        "the runs were trained on different data, so that problems held out from one may have been trained on by another, and "
+        "nothing on record excludes it. Train all arms with the same data section"
+    )
 
 
 def compare_quantities(arms: Arms, metric: str) -> list[dict[str, Any]]:
@@ -102,7 +133,8 @@ def _scalar_difference(
         found = scalar_difference(known[first], known[other], paired=paired)
     elif len(known[first]) == len(known[other]) == 1:
         before, after = dict(arms[first][0].tail(name)), dict(arms[other][0].tail(name))
-        found = block_bootstrap([after[step] - before[step] for step in sorted(before.keys() & after.keys())])
+        if before.keys() == after.keys():  # else it would not be the difference of the two values beside it
+            found = block_bootstrap([after[step] - before[step] for step in sorted(before)])
     if found is None:
         return {"value": statistics.fmean(known[other]) - statistics.fmean(known[first]), "low": None, "high": None}
     return dict(zip(("value", "low", "high"), found, strict=True))

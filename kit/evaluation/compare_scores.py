@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from kit.errors import ConfigError, RunError
+from kit.evaluation.heldout import GENERATION
 from kit.evaluation.paired import Floats
 from kit.evaluation.selection import course, value_of
 from kit.evaluation.statistics import pass_at_k
 from kit.loading import read_yaml
-from kit.runs.curves import Point, is_number, points
+from kit.runs.curves import Point, is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
 
 SETTINGS = ("checker", "temperature", "seed")
@@ -63,6 +64,8 @@ class RunScores:
     """(step, value) by the name of a held-out score."""
     totals: dict[str, float] = field(default_factory=dict)
     data_hash: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    """How the evaluation's completions were generated; of the run's configuration where the evaluation does not say."""
 
     def tail(self, name: str) -> list[Point]:
         """What a quantity is judged by: the last half of training; for times every step but the first."""
@@ -98,6 +101,7 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         heldout=_heldout(run),
         totals=_totals(run, series["time a step"]),
         data_hash=_data_hash(run),
+        generation=_generation(evaluation, config),
     )
 
 
@@ -124,22 +128,26 @@ def same_seeds(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> bool:
 
 
 def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
-    """The evaluation of the latest step that has columns by problem; `after` first. Raises `RunError` without one."""
-    found: list[tuple[int, bool, str, dict[str, Any]]] = []
+    """The evaluation of the run's result that has columns by problem, or the one called `name`.
+
+    The result is `after`; without it the evaluation of the latest step, those made by hand included. Raises `RunError`.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(run.eval.glob(f"{name or '*'}.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
         if isinstance(result.get("per_problem"), dict) and (name or path.stem != "before"):
-            found.append((int(result.get("step") or 0), path.stem == "after", path.stem, result))
+            found[path.stem] = result
     if not found:
         raise RunError(
             f"Run '{run.id}' has no held-out score to compare: expected eval/{name or 'after'}.json with one entry a problem. "
             "It is written at the end of a run with evaluation.after: true; or score the trained weights now: "
             f"grpo-kit eval {run.id}"
         )
-    return max(found, key=lambda item: item[:3])[3]
+    last = max(found, key=lambda stem: (int(found[stem].get("step") or 0), stem))
+    return found[name or result_of({"after": found.get("after", {})}) or last]
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -191,6 +199,12 @@ def _totals(run: RunDir, step_times: Sequence[Point]) -> dict[str, float]:
         if values:
             totals[name] = max(values)
     return totals
+
+
+def _generation(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    said = evaluation.get("generation")
+    settings = said if isinstance(said, dict) else config.get("generation", {})
+    return {key: settings[key] for key in GENERATION if key in settings}
 
 
 def _data_hash(run: RunDir) -> str | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 SHOWN = 8
+GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What `_generation_config` takes of the run's generation settings."""
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
 
@@ -79,6 +81,7 @@ class HeldOut:
             "checker": self.checker_name,
             "k": k,
             "temperature": self.config.temperature,
+            "generation": self.generation.model_dump(include=set(GENERATION)),
             **right,
             **reward,
             "completion_tokens_mean": sum(lengths) / max(1, len(lengths)),

@@ -10,7 +10,8 @@ Resampling seeds alone has the variance Vs = σ²ₛ/S + σ²ₛₚ/(SP), proble
 Vsp = σ²ₛₚ/(SP); so Var(D) = Vs + Vp - Vsp (two-way clustering: Cameron, Gelbach & Miller, J. Bus. Econ. Stat. 2011). These
 bootstrap variances of a mean have a closed form, used here with the factor n/(n-1) that resampling few seeds lacks. The
 interval takes Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles; the plain
-two-level percentile bootstrap is reported beside it.
+two-level percentile bootstrap is reported beside it. With two seeds an arm t has the degrees of freedom of the seeds' variance
+alone (1 where paired): it is near 0 by luck so often that Satterthwaite's would be those of the problems.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Parts:
     n_problems: int = 0
     n_seeds: float = 1.0
     """Seeds an arm; the harmonic mean where arms have different numbers."""
+    few_seeds: bool = False
+    """Two seeds in an arm: their variance is often near 0 by luck, so that its own degrees of freedom have to count."""
 
     @property
     def variance(self) -> float:
@@ -51,9 +54,11 @@ class Parts:
 
     @property
     def df(self) -> float:
-        """Satterthwaite's degrees of freedom (Biometrics Bull. 1946) of `variance`."""
+        """Satterthwaite's degrees of freedom (Biometrics Bull. 1946) of `variance`; those of the seeds where they are two."""
         if self.seeds is None:
             return self.problems_df
+        if self.few_seeds:
+            return self.seeds_df
         terms = [(self.seeds, self.seeds_df), (self.problems, self.problems_df), (self.both, self.both_df)]
         spread = sum(variance**2 / df for variance, df in terms)
         return max(self.variance**2 / spread, self.seeds_df) if spread else self.seeds_df
@@ -172,7 +177,7 @@ def _parts(baseline: Floats, arm: Floats, paired_seeds: bool) -> Parts:
     seeds, seeds_df = _between([scores.mean(axis=1) for scores in samples])
     both, both_df = _combined([_interaction(scores) for scores in samples])
     count = len(arm) if paired_seeds else 2 / (1 / len(baseline) + 1 / len(arm))
-    return Parts(of_problems, problems - 1, seeds, seeds_df, both, both_df, problems, count)
+    return Parts(of_problems, problems - 1, seeds, seeds_df, both, both_df, problems, count, fewest == 2)
 
 
 def _between(samples: Sequence[Floats]) -> tuple[float, float]:

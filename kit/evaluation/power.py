@@ -61,6 +61,7 @@ def at_size(parts: Parts, seeds: float, problems: int) -> Parts:
         seeds_df * (problems - 1),
         problems,
         seeds,
+        seeds < 3,
     )
 
 

@@ -11,7 +11,7 @@ from kit.report import charts, html
 from kit.report.record import Record
 from kit.report.scale import number
 from kit.report.scores import Difference, Scores, difference, estimates
-from kit.runs.curves import placed
+from kit.runs.curves import last_step, result_of, step_of
 
 SHOWN = 8
 LONGEST = 2500
@@ -19,15 +19,13 @@ LONGEST = 2500
 
 
 def ends(record: Record) -> tuple[Scores | None, Scores | None, str]:
-    """The first and the last evaluation that belong to a step, and what the last is called."""
-    steps = placed(record.metrics, record.evaluations)
-    first = record.evaluations.get("before")
-    later = [(step, scores) for step, scores in steps if scores is not first and scores]
-    if not later:
+    """The evaluation before training and that of the run's result, and what the latter is called."""
+    first, name = record.evaluations.get("before"), result_of(record.evaluations, last_step(record.metrics))
+    if name is None:
         return first, None, "after"
-    step, last = later[-1]
-    name = "after" if last is record.evaluations.get("after") else f"after step {step}"
-    return first, last, name
+    last = record.evaluations[name]
+    step = last.get("step", step_of(name, 0))
+    return first, last, name if name == "after" else f"after step {step}"
 
 
 def scores(record: Record) -> Markup:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from kit.report import html
 from kit.report.record import Record
 from kit.report.scale import number
-from kit.runs.curves import is_number, placed, points
+from kit.runs.curves import is_number, last_step, placed, points, result_of
 
 MOST_ALERTS = 4
 LAST = 10
@@ -99,9 +99,12 @@ def figures(record: Record) -> list[tuple[str, str]]:
 
 
 def _heldout(record: Record) -> list[tuple[str, str]]:
-    scores = placed(record.metrics, record.evaluations)
+    scores = [score for _, score in placed(record.metrics, record.evaluations)]
+    result = result_of(record.evaluations, last_step(record.metrics))
+    if result is not None:  # after a rollback it is not that of the highest step
+        scores = [score for score in scores if score is not record.evaluations[result]] + [record.evaluations[result]]
     for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
-        values = [_value(score.get(key)) for _, score in scores]
+        values = [_value(score.get(key)) for score in scores]
         known = [value for value in values if value is not None]
         if len(known) > 1:
             return [(f"{name}: first, last", f"{known[0]:.3f} → {known[-1]:.3f}")]

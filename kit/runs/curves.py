@@ -100,7 +100,7 @@ def step_of(name: str, last: int) -> int | None:
 
 def placed(metrics: Metrics, evaluations: Evaluations) -> list[tuple[int, Mapping[str, Any]]]:
     """(step, scores) of the evaluations that belong to a step, in order; those made anew later are none of them."""
-    last = max((int(line.get("step") or 0) for line in metrics), default=0)
+    last = last_step(metrics)
     steps = {name: step_of(name, last) for name in evaluations}
     # What an evaluation says of itself counts more than its name.
     known = {
@@ -110,6 +110,28 @@ def placed(metrics: Metrics, evaluations: Evaluations) -> list[tuple[int, Mappin
     }
     chosen = [(step, evaluations[name]) for name, step in known.items() if step is not None]
     return sorted(chosen, key=lambda pair: pair[0])
+
+
+def result_of(evaluations: Evaluations, last: int = 0) -> str | None:
+    """The name of the evaluation of a run's result: `after` where there is one, else that of the latest step.
+
+    After a rollback `after` is of an earlier step than others, whose weights were thrown away. `last` is the run's last
+    step. None where nothing was scored after training began.
+    """
+    if evaluations.get("after"):
+        return "after"
+    steps = {name: step_of(name, last) for name, scores in evaluations.items() if name != "before" and scores}
+    known = [
+        (said if is_number(said := evaluations[name].get("step")) else step, name)
+        for name, step in steps.items()
+        if step is not None
+    ]
+    return max(known)[1] if known else None
+
+
+def last_step(metrics: Metrics) -> int:
+    """The last optimiser step on record; 0 without one."""
+    return max((int(line.get("step") or 0) for line in metrics), default=0)
 
 
 def _reward(metrics: Metrics) -> Panel:

@@ -72,7 +72,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "w", encoding="utf-8") as file:
+            with open(temporary, "w", encoding="utf-8", errors="replace") as file:  # lone surrogates, as models write them
                 file.write(text)
                 file.flush()
                 if durable:
@@ -89,7 +89,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
     Raises `RunError` when the disk refuses; the file then ends with its last whole line.
     """
-    data = (to_json(record) + "\n").encode()
+    data = (to_json(record) + "\n").encode("utf-8", "replace")
     with disk_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:

@@ -24,11 +24,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kit.config import RunConfig, Section, load_config
 from kit.errors import ConfigError, ObjectiveError
-from kit.evaluation.compare_arms import MEASURE, check_objective
+from kit.evaluation.compare_arms import check_objective
+from kit.evaluation.metrics import check_metric
 from kit.loading import explain, read_yaml
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")
-SET_BY_THE_SWEEP = ("run.id", "run.root")
 Scalar = str | int | float | bool | None
 
 
@@ -183,13 +183,10 @@ def load_sweep(path: str | Path, *, only_look: bool = False) -> SweepConfig:
 
 def check(sweep: SweepConfig) -> None:
     """Refuses keys that do not exist or may not be searched, before anything runs. Raises `ConfigError`."""
-    for key in sweep.space:
-        if key in SET_BY_THE_SWEEP:
-            raise ConfigError(f"space.{key}: the sweep sets it for every trial.")
-        section, _, rest = key.partition(".")
-        if section == "evaluation" and rest in MEASURE:
-            raise ConfigError(f"space.{key} would measure trials by different yardsticks; set it under overrides.")
     base = base_config(sweep)
+    for key in sweep.space:
+        _check_yardstick(key, base, metric_of(sweep))
+    check_metric(metric_of(sweep), base, "metric")
     for key, of_key in sweep.space.items():  # each alone: a combination may be wrong where every value is right
         _check_key(sweep, key, of_key)
     if not base.evaluation.after:
@@ -199,6 +196,38 @@ def check(sweep: SweepConfig) -> None:
             f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none: set evaluation.every "
             "under overrides (optimiser steps between scores), or pruner: {name: none}."
         )
+
+
+def _check_yardstick(key: str, base: RunConfig, metric: str) -> None:
+    """Raises `ConfigError` for a key that changes what trials are measured by, so that scores would say nothing."""
+    section, _, rest = key.partition(".")
+    if section == "run" and rest in ("", "id", "root"):
+        raise ConfigError(f"space.{key}: the sweep sets it for every trial.")
+    if (section, rest) == ("run", "seed"):
+        raise ConfigError(
+            f"space.{key} would search for a lucky seed, which is no better with another one. Set it under overrides."
+        )
+    if section == "evaluation":
+        raise ConfigError(f"space.{key} would measure trials by different yardsticks; set it under overrides.")
+    if section == "data":
+        raise ConfigError(
+            f"space.{key} would hold out other problems in each trial, which are different yardsticks; set it under overrides."
+        )
+    if section == "reward" and rest.partition(".")[0] in ("", "preset", "params", "functions"):
+        if base.evaluation.checker is None:
+            raise ConfigError(
+                f"space.{key} would have each trial judged by its own reward, which are different yardsticks. Set "
+                "evaluation.checker under overrides to a preset that says what is right (grpo-kit reward list)."
+            )
+        if metric == "greedy_reward":
+            raise ConfigError(
+                f"space.{key}: greedy rewards of different rewards are not on one scale; choose another metric."
+            )
+
+
+def metric_of(sweep: SweepConfig) -> str:
+    """The held-out score that is raised."""
+    return base_config(sweep).evaluation.metric if sweep.metric == "auto" else sweep.metric
 
 
 def _check_key(sweep: SweepConfig, key: str, of_key: Uniform | LogUniform | Integer | Categorical) -> None:

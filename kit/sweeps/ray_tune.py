@@ -7,6 +7,7 @@ disk that all nodes share; on one machine it does.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from typing import Any
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.runs.store import RunDir
-from kit.sweeps.config import SweepConfig, trial_config
+from kit.sweeps.config import SweepConfig, metric_of, trial_config
 from kit.sweeps.results import short, write_results
 from kit.sweeps.study import Proposal, Study
-from kit.sweeps.sweep import describe, finish, metric_of
+from kit.sweeps.sweep import describe, finish
 from kit.sweeps.trial import Result, run_trial
 
 Tell = Callable[[str], None]
@@ -119,7 +120,8 @@ def make_trainable(sweep: SweepConfig, root: Path) -> Callable[[dict[str, Any]],
             result = run_trial(config, metric, report)
         except ConfigError as error:
             result = Result("failed", reason=str(error))
-        tune.report({"step": result.step, "score": result.value, "state": result.state, "reason": result.reason})
+        told = {"step": result.step, "score": result.value, "state": result.state, "reason": result.reason}
+        tune.report(told | {"yardstick": json.dumps(result.yardstick)})
 
     return trial
 
@@ -159,8 +161,9 @@ def make_searcher(tune: Any, study: Study, tell: Tell) -> Any:
                 return
             if state == "stopped":
                 state = "pruned" if trial_id in self.pruned else "failed"
-            ended = Result(state, record.get("score"), int(record.get("step") or 0), str(record.get("reason") or ""))
-            study.tell(proposal, ended)
+            reason, measured = str(record.get("reason") or ""), json.loads(record.get("yardstick") or "{}")
+            ended = Result(state, record.get("score"), int(record.get("step") or 0), reason, measured)
+            ended = study.tell(proposal, ended)
             tell(f"    {proposal.run_id}: {describe(ended)}")
             write_results(study)
 

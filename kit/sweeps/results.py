@@ -18,20 +18,26 @@ TABLE, BEST, PAGE = "table.json", "best.yaml", "sweep.html"
 
 def write_results(study: Study) -> dict[str, Any]:
     """Writes table.json, and best.yaml once there is a best trial; returns what the table holds."""
+    results = collect(study)
+    write_atomic(study.folder / TABLE, to_json(results, indent=2) + "\n")
+    if results["best"] is not None:
+        write_best(study.root / results["best"]["run"] / "config.yaml", study.folder / BEST, results["best"])
+    return results
+
+
+def collect(study: Study) -> dict[str, Any]:
+    """What the table holds; nothing is written."""
     rows, best = study.rows(), study.best_run()
-    results: dict[str, Any] = {
+    return {
         "kind": "sweep",
         "name": study.name,
         "folder": str(study.folder),
         "metric": study.sweep.metric,
         "best": next((row for row in rows if best is not None and row["run"] == best), None),
         "remaining": study.remaining(),
+        "differs": study.differs,
         "trials": rows,
     }
-    write_atomic(study.folder / TABLE, to_json(results, indent=2) + "\n")
-    if best is not None:
-        write_best(study.root / best / "config.yaml", study.folder / BEST, results["best"])
-    return results
 
 
 def write_best(source: Path, target: Path, best: Mapping[str, Any]) -> None:

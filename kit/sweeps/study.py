@@ -36,12 +36,18 @@ class Proposal:
 class Study:
     """Asks for values, is told results. Raises `EnvironmentUnsupported` without Optuna."""
 
-    def __init__(self, sweep: SweepConfig, root: Path) -> None:
+    def __init__(self, sweep: SweepConfig, root: Path, *, only_look: bool = False) -> None:
+        """Makes the study or goes on with it; `only_look`: reads one that is there, as it was claimed, and writes nothing."""
         optuna = import_optuna()
         assert sweep.name is not None, "load_sweep() gives every sweep a name"
-        self.sweep, self.root, self.name, self.optuna = sweep, root, sweep.name, optuna
-        self.folder = folder_of(root, sweep.name)
+        self.folder, self.differs = folder_of(root, sweep.name), list[str]()
+        if only_look:
+            sweep, self.differs = _as_claimed(sweep, self.folder / PLAN)
+        self.sweep, self.root, self.name, self.optuna = sweep, root, str(sweep.name), optuna
         self.distributions = {key: _distribution(optuna, of_key) for key, of_key in sweep.space.items()}
+        if only_look:
+            self.study = optuna.load_study(storage=f"sqlite:///{self.folder / DATABASE}", study_name=self.name)
+            return
         new = not (self.folder / DATABASE).is_file()
         if new and (taken := root / f"{sweep.name}-t0000").exists():
             raise RunError(f"{taken} is there already, of an earlier sweep '{sweep.name}'. Give this one another name.")
@@ -72,8 +78,9 @@ class Study:
         proposal.trial.report(value, step)
         return bool(proposal.trial.should_prune())
 
-    def tell(self, proposal: Proposal, result: Result) -> None:
-        """Notes how a trial ended."""
+    def tell(self, proposal: Proposal, result: Result) -> Result:
+        """Notes how a trial ended, and returns that: a trial measured by another yardstick than the first has failed."""
+        result = self._measured_alike(proposal, result)
         states = self.optuna.trial.TrialState
         proposal.trial.set_user_attr("step", result.step)
         if result.reason:
@@ -84,6 +91,24 @@ class Study:
             self.study.tell(proposal.trial, state=states.PRUNED)
         else:
             self.study.tell(proposal.trial, state=states.FAIL)
+        return result
+
+    def _measured_alike(self, proposal: Proposal, result: Result) -> Result:
+        if result.state != "complete" or not result.yardstick:
+            return result
+        first = self.study.user_attrs.get("yardstick")
+        if first is None:
+            self.study.set_user_attr("yardstick", result.yardstick | {"run": proposal.run_id})
+            return result
+        faults = []
+        if first["checker"] != result.yardstick["checker"]:
+            faults.append(f"what is right was said by {result.yardstick['checker']}, there by {first['checker']}")
+        if first["hash"] != result.yardstick["hash"]:
+            faults.append(f"the {result.yardstick['problems']} held-out problems are not its {first['problems']}")
+        if not faults:
+            return result
+        reason = f"its score cannot be compared with that of {first['run']}: {'; '.join(faults)}"
+        return Result("failed", step=result.step, reason=reason)
 
     def give_up(self, proposal: Proposal) -> None:
         """A trial that was interrupted: noted as failed, its values tried again when the sweep goes on."""
@@ -188,8 +213,7 @@ class Study:
         """Files what is searched. Raises `ConfigError` when a sweep of that name searches something else."""
         from kit.runs.files import write_atomic
 
-        content = json.loads(self.sweep.model_dump_json(exclude=set(MAY_GROW)))
-        content["base"] = base_config(self.sweep).model_dump(mode="json")
+        content = _content(self.sweep)
         path = self.folder / PLAN
         if path.is_file() and (earlier := json.loads(path.read_text(encoding="utf-8"))) != content:
             changed = [key for key in content if earlier.get(key) != content[key]]
@@ -198,6 +222,28 @@ class Study:
                 f"change as it goes on. Give this one another name, or remove {self.folder} and its runs."
             )
         write_atomic(path, json.dumps(content, indent=2) + "\n")
+
+
+def _content(sweep: SweepConfig) -> dict[str, Any]:
+    """What is searched: what may not change under one name."""
+    content: dict[str, Any] = json.loads(sweep.model_dump_json(exclude=set(MAY_GROW)))
+    return content | {"base": base_config(sweep).model_dump(mode="json")}
+
+
+def _as_claimed(sweep: SweepConfig, path: Path) -> tuple[SweepConfig, list[str]]:
+    """The sweep as it was when it was started, and what the file has changed since."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}. It says what the sweep '{sweep.name}' searches.") from error
+    now: dict[str, Any] = json.loads(sweep.model_dump_json(exclude=set(MAY_GROW)))
+    try:
+        now = _content(sweep)
+    except ConfigError:  # the configuration that it names is gone or wrong by now
+        now["base"] = None
+    grown = {key: value for key, value in sweep.model_dump(mode="json").items() if key in MAY_GROW}
+    claimed = SweepConfig.model_validate({key: value for key, value in earlier.items() if key != "base"} | grown)
+    return claimed, [key for key in now if earlier.get(key) != now[key]]
 
 
 def folder_of(root: Path, name: str) -> Path:

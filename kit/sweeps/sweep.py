@@ -9,8 +9,8 @@ from typing import Any
 from kit.errors import ConfigError, RunError
 from kit.evaluation.compare_arms import stopped_by_hand
 from kit.runs.store import RunDir
-from kit.sweeps.config import SweepConfig, base_config, trial_config
-from kit.sweeps.results import short, write_page, write_results
+from kit.sweeps.config import SweepConfig, metric_of, trial_config
+from kit.sweeps.results import collect, short, write_page, write_results
 from kit.sweeps.study import DATABASE, Proposal, Study, folder_of
 from kit.sweeps.trial import Result, run_trial
 
@@ -35,18 +35,21 @@ def carry_out(sweep: SweepConfig, root: Path, tell: Tell = print, *, quiet: bool
         except BaseException:
             study.give_up(proposal)
             raise
-        study.tell(proposal, result)
+        result = study.tell(proposal, result)
         tell(f"    {describe(result)}")
         write_results(study)
     return finish(study)
 
 
 def look(sweep: SweepConfig, root: Path) -> dict[str, Any]:
-    """The results so far; nothing is trained. Raises `RunError` when there is no such sweep."""
+    """The results so far; nothing is trained or written. `differs` names what the file has changed since.
+
+    Raises `RunError` when there is no such sweep.
+    """
     assert sweep.name is not None, "load_sweep() gives every sweep a name"
     if not (folder_of(root, sweep.name) / DATABASE).is_file():
         raise RunError(f"There is no sweep '{sweep.name}' in {root} yet. Start it without --show.")
-    return write_results(Study(sweep, root))
+    return collect(Study(sweep, root, only_look=True))
 
 
 def attempt(study: Study, proposal: Proposal, sweep: SweepConfig, root: Path, metric: str, *, quiet: bool) -> Result:
@@ -75,11 +78,6 @@ def finish(study: Study) -> dict[str, Any]:
         )
     write_page(study, results)
     return results
-
-
-def metric_of(sweep: SweepConfig) -> str:
-    """The held-out score that is raised."""
-    return base_config(sweep).evaluation.metric if sweep.metric == "auto" else sweep.metric
 
 
 def describe(result: Result) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
-from kit.evaluation.selection import course, metric_key, value_of
+from kit.evaluation.selection import course, metric_key, read_result, value_of
 from kit.runs.child import STOPPED
+from kit.runs.curves import last_step, result_of, step_of
 from kit.runs.store import RunDir
 
 POLL_SECONDS = 0.5
@@ -28,6 +31,8 @@ class Result:
     value: float | None = None
     step: int = 0
     reason: str = ""
+    yardstick: dict[str, Any] = field(default_factory=dict)
+    """What it was measured by (`yardstick`)."""
 
 
 class Watch:
@@ -88,12 +93,31 @@ def run_trial(config: RunConfig, metric: str, report: Report, *, quiet: bool = T
     if outcome.error is not None:
         return Result("failed", reason=str(outcome.error))
     try:
-        scores = [(result["step"], score(result, metric)) for result in course(run) if result["step"]]
+        scores = final_scores(run)
     except RunError as error:
         return Result("failed", reason=str(error))
-    step, value = scores[-1] if scores else (0, None)
+    step, value = int(scores.get("step") or 0), score(scores, metric)
     if outcome.code == STOPPED:
         return Result("pruned" if watch.pruned else "stopped", value, step)
     if value is None:
         return Result("failed", reason=f"run {run.id} ended without the held-out score '{metric}'")
-    return Result("complete", value, step)
+    return Result("complete", value, step, yardstick=yardstick(scores))
+
+
+def final_scores(run: RunDir) -> dict[str, Any]:
+    """The evaluation of the run's result; empty where there is none. Raises `RunError` for a file that cannot be read."""
+    paths = {path.stem: path for path in run.eval.glob("*.json") if step_of(path.stem, 0) is not None}
+    evaluations = {name: read_result(path) for name, path in paths.items()}
+    name = result_of(evaluations, last_step(run.metrics()))
+    if name is None:
+        return {}
+    return {"step": step_of(name, last_step(run.metrics()))} | evaluations[name]
+
+
+def yardstick(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial was measured by: who says what is right, and on which problems. Empty where it does not say."""
+    ids = (scores.get("per_problem") or {}).get("id")
+    if not ids:
+        return {}
+    digest = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:16]
+    return {"checker": scores.get("checker"), "problems": len(ids), "hash": digest}

@@ -53,7 +53,7 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
     assert "at this budget (3 seeds x 80 problems)" in verdicts["slow"]["text"]
     assert re.search(r"about \d+ seeds an arm would be needed|more held-out problems", verdicts["slow"]["text"])
     assert found["metric"] == "greedy_accuracy"
-    assert found["notes"] == []
+    assert found["notes"] == found["warnings"] == []
     assert found["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(found["arms"][1]["value"]))]
     json.dumps(found, allow_nan=False)
 
@@ -100,7 +100,7 @@ def test_one_seed_is_about_weights(root: Path) -> None:
 def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> None:
     found = compare_runs([["base-s0", "base-s1"], ["base-s2"]], root)
     assert any("same configuration" in note for note in found["notes"])
-    assert any("different seeds" in note for note in found["notes"])
+    assert any("different seeds" in warning for warning in found["warnings"])
     assert [arm["name"] for arm in compare_runs(["base-s0", "base-s1"], root)["arms"]] == ["base-s0", "base-s1"]
 
 
@@ -118,10 +118,14 @@ def test_weak_spots_are_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     make_run(tmp_path, "a", draw(rng, 20, 0.5))
     make_run(tmp_path, "b", draw(rng, 20, 0.5), overrides=BETTER, state="stopped", step=10, data="other")
-    notes = " ".join(compare_runs(["a", "b"], tmp_path)["notes"])
-    assert "b (stopped)" in notes
-    assert "different steps (10, 20)" in notes
-    assert "different data" in notes
+    found = compare_runs(["a", "b"], tmp_path)
+    warnings = " ".join(found["warnings"])
+    assert "b (stopped)" in warnings
+    assert "different steps (10, 20)" in warnings
+    output = command(tmp_path, "a", "b")
+    assert output.index("Warning: Not every run finished") < output.index("b against a:")
+    page = (tmp_path / "comparisons/a-vs-b/comparison.html").read_text()
+    assert page.index("Not every run finished") < page.index("b against a:")
 
 
 @pytest.mark.parametrize(

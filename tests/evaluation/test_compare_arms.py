@@ -134,7 +134,7 @@ def test_a_failed_run_is_told_and_its_seed_left_out(
     failing(monkeypatch, lambda run: outcome if run == "it-eps-high-0-4-s1" else None)
     found = carry_out(plan(tmp_path, seeds=3), silent)
     assert [arm["seeds"] for arm in found["arms"]] == [[0, 2], [0, 2]]
-    assert any("seed 1: the loss is not a number" in note for note in found["notes"])
+    assert any("seed 1: the loss is not a number" in warning for warning in found["warnings"])
 
 
 def test_an_arm_that_always_fails_is_an_error_of_its_own(
@@ -154,6 +154,14 @@ def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
     assert len(launched) == 2
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda run: Outcome(STOPPED))
+    arguments = ["compare", "quickstart", "--change", CLIP, "--seeds", "1", "--root", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == STOPPED
+    assert "Give the same command again" in result.output
+
+
 def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
     tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +174,7 @@ def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
     failing(monkeypatch, stop)
     found = carry_out(plan(tmp_path, seeds=3), silent)
     assert found["arms"][0]["seeds"] == [0, 2]
-    assert any("stopped by hand" in note for note in found["notes"])
+    assert any("stopped by hand" in warning for warning in found["warnings"])
 
 
 def test_a_name_is_not_used_for_another_comparison(tmp_path: Path, launched: list[str]) -> None:
@@ -216,6 +224,13 @@ def test_seeds_are_a_number_or_a_list() -> None:
         ((CLIP,), {"seeds": "3,3"}, "different seeds"),
         ((CLIP,), {"overrides": ["evaluation.after=false"]}, "evaluation.after"),
         ((CLIP,), {"name": "Up/../it"}, "cannot be a run id"),
+        ((CLIP,), {"metric": "pass@3"}, "--metric: there is no held-out score 'pass@3'"),
+        ((CLIP,), {"metric": "greedy_acuracy"}, "Did you mean 'greedy_accuracy'"),
+        (
+            (CLIP,),
+            {"metric": "maj@4", "overrides": ["reward={functions: [{path: my.py:f}]}"]},
+            "nothing says what is right",
+        ),
         (("x:" + CLIP, "x:optimisation.steps=3"), {}, "Two arms are called 'x'"),
     ],
 )

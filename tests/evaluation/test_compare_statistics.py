@@ -84,7 +84,7 @@ def test_closed_forms_are_the_variances_of_resampling() -> None:
 
 
 @pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize(("seeds", "problems"), [(3, 50), (5, 100)])
+@pytest.mark.parametrize(("seeds", "problems"), [(2, 200), (2, 500), (3, 50), (3, 200), (5, 100)])
 @pytest.mark.parametrize("seed_sd", [0.0, 0.3, 0.6])
 def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, seed_sd: float, paired: bool) -> None:
     rng, tries, shared = np.random.default_rng(7), 600, 0.5 if paired else 0.0
@@ -94,6 +94,21 @@ def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, se
     )
     # Nominal is 5 %, of 600 tries 30 ± 5.3. Twenty comparisons of A with A then have at least 18 right with 92 %.
     assert alarms / tries <= 0.075
+
+
+def test_two_seeds_have_the_degrees_of_freedom_of_their_variance_alone() -> None:
+    # Run means of the difference are equal, as luck will have it: nothing is seen of the seeds, and t has 1 df all the same.
+    arm = np.array([[1.0, 2.0, 3.0, 2.0], [2.0, 1.0, 2.0, 3.0]])
+    found = difference(np.zeros((2, 4)), arm, paired_seeds=True)
+    assert (found.parts.seeds, found.parts.df) == (0.0, 1.0)
+    assert found.high - found.value == pytest.approx(12.7062 * found.standard_error, rel=1e-5)
+    # As soon as one arm has two seeds only; its baseline's luck is small here, that of the other five is not.
+    rng = np.random.default_rng(0)
+    baseline, other = rng.normal(0, 1, (1, 200)).repeat(2, axis=0), rng.normal(0, 1, (5, 200))
+    assert difference(baseline, other, paired_seeds=False).parts.df == pytest.approx(4.0)
+    alike = rng.normal(0, 1, (1, 200)) + rng.normal(0, 0.1, (3, 200))  # of three seeds: problems decide here
+    assert difference(np.zeros((3, 200)), alike, paired_seeds=True).parts.df > 100
+    assert difference(np.zeros((2, 200)), alike[:2], paired_seeds=True).parts.df == 1.0
 
 
 def test_percentiles_of_three_seeds_would_cry_wolf_where_ours_do_not() -> None:

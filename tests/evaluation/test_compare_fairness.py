@@ -1,0 +1,112 @@
+"""kit.evaluation.compare: which weights are judged, and what would make a verdict say more than it can."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from study_runs import draw, evaluation, make_run
+
+from kit.config import load_config
+from kit.errors import ConfigError
+from kit.evaluation.compare import compare_runs
+from kit.evaluation.compare_scores import last_evaluation
+from kit.evaluation.metrics import check_metric
+from kit.runs.store import RunDir
+
+BETTER = ["objective.clip.eps_high=0.4"]
+
+
+def problems(share: float, count: int = 40, seed: int = 0) -> list[list[int]]:
+    return draw(np.random.default_rng(seed), count, share)
+
+
+def change(run: RunDir, edit: Callable[[dict[str, Any]], Any], name: str = "after") -> None:
+    """Edits an evaluation on disk."""
+    result = json.loads((run.eval / f"{name}.json").read_text())
+    edit(result)
+    run.write_json(f"eval/{name}.json", result)
+
+
+def test_after_a_rollback_the_run_is_judged_by_the_weights_that_were_kept(tmp_path: Path) -> None:
+    good, bad = [[4, 1]] * 32 + [[0, 0]] * 8, [[0, 0]] * 32 + [[4, 1]] * 8
+    run = make_run(tmp_path, "back", good, step=10)  # after.json: step 10, 0.80
+    for step in (20, 30):
+        run.write_json(f"eval/step-{step:05d}.json", evaluation(bad, step=step))
+    assert last_evaluation(run)["step"] == 10
+    make_run(tmp_path, "base", good, overrides=BETTER)
+    found = compare_runs(["base", "back"], tmp_path)
+    assert found["arms"][1]["value"] == pytest.approx(0.8)
+    (run.eval / "after.json").unlink()
+    assert last_evaluation(run)["step"] == 30
+
+
+def test_different_data_has_no_verdict(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.1, 80))
+    make_run(tmp_path, "b", problems(0.9, 80), overrides=BETTER, data="other")
+    make_run(tmp_path, "c", problems(0.9, 80), overrides=["optimisation.steps=3"])
+    other, same = compare_runs(["a", "b", "c"], tmp_path)["comparisons"]
+    assert (other["verdict"], same["verdict"]) == ("not comparable", "better")
+    assert "trained on different data" in other["text"]
+    assert "better" not in other["text"]
+
+
+def test_arms_that_generate_differently_are_warned_of(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.5))
+    make_run(tmp_path, "b", problems(0.5), overrides=["generation.max_completion_tokens=33"])
+    warnings = compare_runs(["a", "b"], tmp_path)["warnings"]
+    assert any("generation.max_completion_tokens differs" in warning for warning in warnings)
+
+
+def test_an_evaluation_made_with_other_generation_settings_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.5))
+    other = make_run(tmp_path, "b", problems(0.5), overrides=BETTER)
+    own = load_config("quickstart").generation.model_dump()
+    change(other, lambda result: result.update(generation=own | {"top_p": 0.5}))
+    with pytest.raises(ConfigError, match=r"different generation\.top_p: 0\.5, 1\.0"):
+        compare_runs(["a", "b"], tmp_path, metric="pass@1")
+    assert compare_runs(["a", "b"], tmp_path)["warnings"] == [], "greedy completions do not ask top_p"
+    change(other, lambda result: result.update(generation=own | {"max_completion_tokens": 7}))
+    with pytest.raises(ConfigError, match=r"-o generation\.max_completion_tokens="):
+        compare_runs(["a", "b"], tmp_path)
+
+
+def test_tails_of_other_steps_have_no_interval(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.5))
+    longer = make_run(tmp_path, "b", problems(0.5), overrides=BETTER)
+    for step in range(21, 41):
+        longer.append_metrics({"step": step, "reward": 0.9})
+    row = next(row for row in compare_runs(["a", "b"], tmp_path)["quantities"] if row["name"] == "training reward")
+    gap = row["differences"]["b"]
+    assert gap["value"] == pytest.approx(row["arms"]["b"] - row["arms"]["a"])
+    assert gap["low"] is gap["high"] is None
+
+
+def test_equal_answers_promise_no_budget(tmp_path: Path) -> None:
+    right = problems(0.5)
+    for seed in range(3):
+        make_run(tmp_path, f"a-s{seed}", right, seed)
+        make_run(tmp_path, f"b-s{seed}", right, seed, overrides=BETTER)
+    text = compare_runs([[f"{arm}-s{seed}" for seed in range(3)] for arm in "ab"], tmp_path)["comparisons"][0]["text"]
+    assert "scored the same on every problem" in text
+    assert "This budget finds" not in text
+
+
+@pytest.mark.parametrize("metric", ["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "pass@4", "maj@4"])
+def test_scores_that_an_evaluation_has_are_accepted(metric: str) -> None:
+    check_metric(metric, load_config("quickstart"), "metric")
+
+
+def test_scores_that_no_evaluation_will_have_are_refused() -> None:
+    own = load_config({"reward": {"functions": [{"path": "my.py:f"}]}})
+    check_metric("greedy_reward", own, "metric")
+    with pytest.raises(ConfigError, match=r"metric: pass@1 is a share of right answers"):
+        check_metric("pass@1", own, "metric")
+    own.evaluation.checker = "gsm8k"
+    check_metric("pass@1", own, "metric")
+    with pytest.raises(ConfigError, match=r"no held-out score 'pass@8'.* With evaluation.k: 4"):
+        check_metric("pass@8", own, "metric")
