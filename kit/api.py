@@ -21,7 +21,7 @@ from kit.errors import ConfigError, RunError
 from kit.registry import did_you_mean
 from kit.runs.child import DONE, STOPPED, Outcome, call
 from kit.runs.store import ALIVE, RunDir, RunStore
-from kit.runs.supervisor import detach, supervise
+from kit.runs.supervisor import cut_short, detach, settle, supervise
 
 if TYPE_CHECKING:
     from array import array
@@ -116,12 +116,17 @@ class Run:
         return draw(self.id, self.metrics(), self.evaluations(), path)
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Waits until the run has ended, however it ends. Raises `RunError` when it has not within `timeout` seconds."""
+        """Waits until the run has ended, however it ends.
+
+        Raises `RunError` when it has not within `timeout` seconds, or when it was refused to go on (`resume`).
+        """
         end = None if timeout is None else time.monotonic() + timeout
         while (state := self._dir.settled()["state"]) in ALIVE:
             if end is not None and time.monotonic() >= end:
                 raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it goes on.")
             time.sleep(POLL_SECONDS)
+        if (refused := self.status.get("refused")) is not None:
+            raise RunError(f"The run '{self.id}' did not go on, and is {state} as before: {refused}")
         return self
 
     def stop(self, timeout: float | None = None, *, now: bool = False) -> dict[str, Any]:
@@ -176,10 +181,12 @@ class Run:
             "name": _evaluation_name(name),
         }
         filed = self._dir.eval / f"{name}.json"
+        before = filed.stat().st_mtime_ns if filed.is_file() else None
         outcome = call(EVALUATOR, request, quiet=not progress)
         if outcome.error is not None:
+            outcome.error.shown = outcome.shown
             raise outcome.error
-        if outcome.code == STOPPED:
+        if outcome.code == STOPPED and (not filed.is_file() or filed.stat().st_mtime_ns == before):
             raise RunError(f"The evaluation of {self.id} was stopped before it had a result.")
         result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
         return result
@@ -268,7 +275,12 @@ def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outco
     folder = RunDir(Path(config.run.root) / config.run.id)
     request = {"config": config.model_dump(mode="json")}
     make = functools.partial(_make, config)
-    outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell, make=make)
+    try:
+        outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell, make=make)
+    except BaseException as error:
+        if request.get("adopt"):  # the directory was made here
+            settle(folder, None, cut_short(error))
+        raise
     try:
         return Run(config.run.id, config.run.root), outcome
     except RunError:
@@ -308,8 +320,8 @@ def _make(config: RunConfig) -> RunDir:
     folder = RunStore(config.run.root).create(config.run.id)
     try:
         folder.write_text("config.yaml", config.to_yaml())
-        folder.write_status("starting", step=0, total_steps=config.optimisation.steps)
-    except RunError:
+        folder.write_status("starting", step=0, total_steps=config.optimisation.steps, face=True)
+    except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder
@@ -355,19 +367,25 @@ def relaunch(
         raise RunError(
             f"{folder.path} has no config.yaml: the run ended before it had begun. Start it again with train."
         )
-    if run.status["state"] == "finished" and not overrides and not force:
+    config = load_config(folder.config, overrides)
+    longer = config.optimisation.steps > load_config(folder.config).optimisation.steps
+    # The training process refuses that, too, but whoever does not wait for it would not hear of it.
+    if run.status["state"] == "finished" and not longer and (detached or not (overrides or force)):
         raise RunError(
             f"The run '{run_id}' has finished, with step {run.status.get('step')}; there is nothing to resume. "
             f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
         )
-    config = load_config(folder.config, overrides)
     config.run.id, config.run.root = run_id, str(root)
     request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
-    folder.claim("starting")
-    if detached:
-        detach(folder, request, module=TRAINER)
-        return run, Outcome(DONE)
-    return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell)
+    folder.claim("starting", force=force, face=True)
+    try:
+        if detached:
+            detach(folder, request, module=TRAINER)
+            return run, Outcome(DONE)
+        return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell)
+    except BaseException as error:
+        settle(folder, None, cut_short(error))
+        raise
 
 
 def _tell(text: str) -> None:

@@ -108,12 +108,12 @@ def ending(run: RunDir) -> str:
     at = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
     why = f": {reason}" if reason else ""
     hint = "" if status["state"] in ("finished", "queued", "starting", "running") else _resume_hint(run)
-    return f"Run '{run.id}' is {status['state']}{at}{why}.{hint}"
+    refused = f" It was refused to go on: {status['refused']}" if status.get("refused") else ""
+    return f"Run '{run.id}' is {status['state']}{at}{why}.{refused}{hint}"
 
 
 def _resume_hint(run: RunDir) -> str:
-    root = "" if run.path.parent == Path("runs") else f" --root {run.path.parent}"
-    return f" Go on with: grpo-kit resume {run.id}{root}" if run.config.is_file() else ""
+    return f" Go on with: grpo-kit resume {run.id}{run.root_option}" if run.config.is_file() else ""
 
 
 def stop(

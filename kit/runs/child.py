@@ -26,6 +26,9 @@ from kit.errors import KitError, RunError
 from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
+REQUEST, ERROR = "request.json", "error.json"
+ROOM_FOR_ERROR = 16384
+"""Bytes set aside for what a job reports."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -77,9 +80,8 @@ def serve(
         if not is_user_error(error):
             raise
         if arguments.error_file is not None:
-            with contextlib.suppress(OSError):  # a full disk is exactly what may be reported here
-                report = {"kind": type(error).__name__, "message": str(error)}
-                arguments.error_file.write_text(json.dumps(report), encoding="utf-8")
+            with contextlib.suppress(OSError):
+                _report(arguments.error_file, {"kind": type(error).__name__, "message": str(error)})
         label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
         with contextlib.suppress(OSError):
             print(label, error, file=sys.stderr, flush=True)
@@ -101,19 +103,46 @@ def call(
     capture: bool = False,
     inherit: Sequence[int] = (),
     started: Callable[[int], None] = lambda pid: None,
+    folder: Path | None = None,
 ) -> Outcome:
     """The face's end: spawns `python -m module`, waits until it has ended, and says how.
 
     Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
     process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead. The job gets the
-    open files `inherit`, and `started` its pid once it runs.
+    open files `inherit`, and `started` its pid once it runs. What the two say to each other lies in `folder`, or
+    where temporary files lie, until the job has ended.
     """
-    with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
-        request_file, error_file = Path(folder, "request.json"), Path(folder, "error.json")
-        request_file.write_text(json.dumps(request), encoding="utf-8")
+    with _letters(request, folder) as place:
+        request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
         command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started)
         return _outcome(code, output, error_file)
+
+
+def _letters(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder with the request, and with room for an error: a full disk is exactly what may be reported."""
+    for parent in (folder, None):
+        try:
+            if parent is not None:
+                parent.mkdir(exist_ok=True)
+            made = tempfile.TemporaryDirectory(prefix="call-" if parent else "grpo-kit-", dir=parent)
+            try:
+                Path(made.name, REQUEST).write_text(json.dumps(request), encoding="utf-8")
+                Path(made.name, ERROR).write_bytes(b" " * ROOM_FOR_ERROR)
+            except BaseException:
+                made.cleanup()
+                raise
+            return made
+        except OSError:
+            if parent is None:
+                raise
+    raise AssertionError("the folder for temporary files is tried last")
+
+
+def _report(path: Path, report: dict[str, str]) -> None:
+    with open(path, "r+b" if path.exists() else "wb") as file:  # over what was set aside
+        file.write(json.dumps(report).encode())
+        file.truncate()
 
 
 def _wait(command: list[str], capture: bool, inherit: Sequence[int], hear: Callable[[int], None]) -> tuple[int, str]:
@@ -212,15 +241,17 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
         return Outcome(code, output=output, exit=code)
     if -code in PASSED_ON:  # before the job could take them for a wish to end
         return Outcome(STOPPED, output=output, exit=128 - code)
-    if code == USER_ERROR and error_file.is_file():
-        report = json.loads(error_file.read_text(encoding="utf-8"))
+    if code == USER_ERROR and error_file.is_file() and (said := error_file.read_text(encoding="utf-8").strip()):
+        report = json.loads(said)
         kind = getattr(kit.errors, report["kind"], None)
         if not (isinstance(kind, type) and issubclass(kind, KitError)):
             kind = KitError
         return Outcome(USER_ERROR, kind(report["message"]), True, output, code)
     if code == -signal.SIGKILL:
-        text = "The process was killed (signal 9), most often because memory ran out. "
-        text += "Lower optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
+        text = (
+            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, "
+        )
+        text += "lower optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
     elif code < 0:
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
     else:

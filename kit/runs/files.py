@@ -72,7 +72,9 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "w", encoding="utf-8", errors="replace") as file:  # lone surrogates, as models write them
+            with open(
+                temporary, "w", encoding="utf-8", errors="replace"
+            ) as file:  # lone surrogates, as models write them
                 file.write(text)
                 file.flush()
                 if durable:

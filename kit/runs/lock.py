@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class GpuLock:
     """All of `names` or none. `handles` are the open files while it is held, to be inherited by the training process."""
 
     def __init__(self, names: list[str], folder: Path | None = None) -> None:
-        self.names, self.folder = names, folder or lock_folder()
+        self.names, self.folder = names, folder or (lock_folder() if names else Path())
         self.handles: list[int] = []
 
     def take(self, holder: Mapping[str, Any]) -> str | None:
@@ -110,10 +111,16 @@ class GpuLock:
 
 
 def lock_folder() -> Path:
-    """`$GRPO_KIT_CACHE/locks`, else `$XDG_CACHE_HOME/grpo-kit/locks`, else `~/.cache/grpo-kit/locks`."""
+    """`$GRPO_KIT_CACHE/locks`, else `$XDG_CACHE_HOME/grpo-kit/locks`, else `~/.cache/grpo-kit/locks`.
+
+    For a user without a home it is `grpo-kit-UID/locks` in the folder for temporary files.
+    """
     if folder := os.environ.get("GRPO_KIT_CACHE"):
         return Path(folder) / "locks"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry among the system's users
+        return Path(tempfile.gettempdir()) / f"grpo-kit-{os.getuid()}" / "locks"
     return Path(cache) / "grpo-kit" / "locks"
 
 

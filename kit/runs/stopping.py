@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from kit.errors import RunError
 from kit.runs.lock import try_lock
 from kit.runs.process import kill_all, runs, send_signal
+from kit.runs.record import is_copy, is_elsewhere, silent_words
 from kit.runs.store import ALIVE, RunDir
 
 POLL_SECONDS = 0.1
@@ -32,6 +32,8 @@ SAVING_SECONDS = 15.0
 """Without a change among the files of checkpoints for so long, nothing is being saved any more."""
 TERM_SECONDS = 10.0
 NOW_SECONDS = 1.0
+FACE_SECONDS = 30.0
+"""For the process that starts the run (a notebook, a web server) to hand it over or to see the sentinel: no signals."""
 SETTLE_SECONDS = 5.0
 """What a supervisor gets to write the end of a process that was killed."""
 
@@ -58,9 +60,11 @@ def stop(
         return status
     ladder, patience = Ladder(run, tell), grace(run, status) if timeout is None else timeout
     asked = _ask(run)
+    if silent := silent_words(status):
+        raise RunError(f"Run '{run.id}' was asked to stop, but {silent}.")
     if asked and not now and ladder.wait(patience, patient=timeout is None):
         return run.status()
-    if status.get("host") not in (None, socket.gethostname()):
+    if is_elsewhere(status):
         raise RunError(
             f"Run '{run.id}' lives on {status['host']}. It was asked to stop and will after its step; to kill it, run "
             f"grpo-kit stop {run.id} there."
@@ -128,8 +132,19 @@ class Ladder:
             time.sleep(POLL_SECONDS)
         return state != "interrupted" or self._settled()
 
+    def in_hand(self) -> bool:
+        """Waits while the run is with the process that only starts it. False if it stays there, or the run has ended."""
+        end = time.monotonic() + FACE_SECONDS
+        while (state := self.run.status()["state"]) in ALIVE and self.run.record().get("face"):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(POLL_SECONDS)
+        return state in ALIVE
+
     def escalate(self, pauses: tuple[float, float]) -> dict[str, Any]:
         """Signals, ever harder, until the run has ended; returns its status. `pauses`: seconds after each SIGTERM."""
+        if not self.in_hand():
+            return self.run.status()
         begun = time.monotonic()
         rungs = zip((signal.SIGTERM, signal.SIGTERM, signal.SIGKILL), (*pauses, SETTLE_SECONDS), strict=True)
         for rung, (number, pause) in enumerate(rungs):
@@ -147,7 +162,9 @@ class Ladder:
 
     def _target(self) -> dict[str, Any] | None:
         record = self.run.record()
-        return record if record.get("state") in ALIVE and runs(record) else None
+        if record.get("state") not in ALIVE or record.get("face") or is_copy(record, self.run.path):
+            return None
+        return record if runs(record) else None
 
     def _hit(self, target: dict[str, Any], number: int) -> None:
         try:

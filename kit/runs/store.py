@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,18 +34,17 @@ from kit.runs.files import (
     write_atomic,
 )
 from kit.runs.lock import exclusive
-from kit.runs.process import identity, runs
+from kit.runs.process import runs
+from kit.runs.record import ALIVE, ENDED, SILENCE_LIMIT, as_it_is, signed, silent_words, sound
 
 if TYPE_CHECKING:
     from array import array
 
+__all__ = ["ALIVE", "ENDED", "ENDING", "RUN_ID", "SILENCE_LIMIT", "RunDir", "RunStore"]
+
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-ALIVE = ("queued", "starting", "running", "stopping")
-ENDED = ("finished", "failed", "stopped", "interrupted")
 ENDING = ("state", "reason", "exit", "ended")
 """The fields that tell how a run has ended."""
-SILENCE_LIMIT = 900.0
-"""Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
 
 
 class Part:
@@ -100,7 +98,7 @@ class RunDir:
         """
         if state not in ALIVE + ENDED:
             raise ValueError(f"unknown state {state!r}; one of {', '.join(ALIVE + ENDED)}")
-        self.change_status(lambda record: _signed(record, state, fields))
+        self.change_status(lambda record: signed(record, state, fields, self.path))
 
     def change_status(
         self, change: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, durable: bool = True
@@ -127,7 +125,7 @@ class RunDir:
         record = self._raw_status()
         if record is None:
             return {"state": "interrupted", "reason": "there is no readable status.json"}
-        return _as_it_is(record)
+        return as_it_is(record, self.path)
 
     def settled(self, seconds: float = 5.0) -> dict[str, Any]:
         """The status; where a process has died this moment, after its supervisor had `seconds` to write how."""
@@ -142,27 +140,52 @@ class RunDir:
         """status.json as it was last written, true or not; {} when there is none to read."""
         return self._raw_status() or {}
 
-    def claim(self, state: str = "starting", **fields: Any) -> None:
+    def claim(self, state: str = "starting", *, force: bool = False, **fields: Any) -> None:
         """Takes a run that has ended, to go on with it: the status is this process's from here on.
 
         Of several that try exactly one succeeds. Old sentinels are removed; how the run had ended is kept as `before`.
-        Raises `RunError` when the run is live.
+        `force` takes also a run of another machine that has been silent. `face=True` says that this process only starts
+        the one that trains, and is never to be signalled. Raises `RunError` when the run is live.
         """
 
         def take(record: dict[str, Any]) -> Mapping[str, Any]:
             now = self.status()
-            if now["state"] in ALIVE:
+            silent = silent_words(now)
+            if now["state"] in ALIVE and not (silent and force):
                 raise RunError(
-                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}); one "
-                    f"run is trained by one process. Follow it with: grpo-kit logs -f {self.id}"
+                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')})"
+                    + (f", but {silent}." if silent else self._one_process())
                 )
-            for sentinel in ("stop", "save"):
-                (self.control / sentinel).unlink(missing_ok=True)
+            self._forget_wishes()
             before = {key: now.get(key) for key in ENDING}
-            fresh = {"supervisor": None, "adopted": False, "stop": None, "before": before}
-            return _signed(record, state, fresh | fields)
+            if silent:
+                before |= {"state": "interrupted", "reason": f"taken over by force: {silent}"}
+            fresh = {
+                "supervisor": None,
+                "adopted": False,
+                "face": False,
+                "stop": None,
+                "refused": None,
+                "before": before,
+            }
+            return signed(record, state, fresh | fields, self.path)
 
         self.change_status(take)
+
+    def _one_process(self) -> str:
+        return f"; one run is trained by one process. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
+
+    @property
+    def root_option(self) -> str:
+        """` --root FOLDER`, for commands that name the run; nothing where the folder is the default one."""
+        return "" if self.path.parent == Path("runs") else f" --root {self.path.parent}"
+
+    def _forget_wishes(self) -> None:
+        """Old sentinels, and requests that a killed supervisor has left."""
+        for sentinel in ("stop", "save"):
+            (self.control / sentinel).unlink(missing_ok=True)
+        for request in self.control.glob("call-*"):
+            shutil.rmtree(request, ignore_errors=True)
 
     def adopt(self, **fields: Any) -> None:
         """Takes over a run that was claimed for this process: by its supervisor, which started it.
@@ -175,19 +198,18 @@ class RunDir:
             waiting = record.get("state") in ("queued", "starting", "stopping") and not record.get("adopted")
             if not waiting or holder not in (os.getpid(), supervisor):
                 raise RunError(
-                    f"The run '{self.id}' does not wait for this process: it is {_as_it_is(record)['state']}, in the "
+                    f"The run '{self.id}' does not wait for this process: it is {self.status()['state']}, in the "
                     f"hands of process {holder}. Start a run of its own with: grpo-kit train CONFIG"
                 )
-            return _signed(record, "starting", {"adopted": True, "before": None} | fields)
+            return signed(record, "starting", {"adopted": True, "face": False, "before": None} | fields, self.path)
 
         self.change_status(take)
 
     def _raw_status(self) -> dict[str, Any] | None:
         try:
-            record = json.loads(self.status_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return sound(json.loads(self.status_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError):
             return None
-        return record if isinstance(record, dict) else None
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Adds one line, visible to readers at once; NaN becomes null. Raises `RunError` when the disk refuses."""
@@ -274,7 +296,7 @@ class RunStore:
         run = RunDir(path)
         try:
             run.write_status("starting")
-        except RunError:
+        except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
         return run
@@ -300,6 +322,8 @@ class RunStore:
     def statuses(self) -> list[tuple[RunDir, dict[str, Any]]]:
         """All runs with their status, the latest first. Each status is read once."""
         if not self.root.is_dir():
+            if self.root.exists():
+                raise RunError(f"{self.root} is a file; expected the folder that holds the runs, such as runs.")
             return []
         with os.scandir(self.root) as entries:
             named = [entry for entry in entries if RUN_ID.fullmatch(entry.name) and _is_run(entry)]
@@ -327,38 +351,6 @@ class RunStore:
                 f"starting and ending without a dash."
             )
         return self.root / run_id
-
-
-def _signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a new state; a live one names the process that answers for it."""
-    now = time.time()
-    change: dict[str, Any] = {"state": state, "heartbeat": now, "started": record.get("started") or now}
-    if state in ALIVE:
-        change |= identity(fields.get("pid")) | {"host": socket.gethostname(), "ended": None, "exit": None}
-        change["reason"] = None
-    else:
-        change |= {"ended": now, "eta_seconds": None}
-    return {**change, **fields}
-
-
-def _as_it_is(record: dict[str, Any]) -> dict[str, Any]:
-    """A live state is believed as long as the process that answers for it runs."""
-    if record.get("state") not in ALIVE:
-        return record
-    if record.get("host") not in (None, socket.gethostname()):
-        alive = abs(time.time() - float(record.get("heartbeat") or 0)) < SILENCE_LIMIT
-        return record if alive else record | _interrupted(record)
-    if not runs(record):
-        return record | _interrupted(record)
-    supervisor = record.get("supervisor")
-    if supervisor and not runs(supervisor) and not record.get("reason"):
-        return record | {"reason": f"its supervisor (process {supervisor.get('pid')}) died; the run goes on without it"}
-    return record
-
-
-def _interrupted(record: Mapping[str, Any]) -> dict[str, Any]:
-    reason = f"the process ended without a word while the run was {record['state']}"
-    return {"state": "interrupted", "reason": reason, "eta_seconds": None}
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:

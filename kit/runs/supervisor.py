@@ -41,22 +41,25 @@ def supervise(
     quiet: bool = False,
     tell: Callable[[str], object] = lambda text: None,
     make: Callable[[], object] | None = None,
+    face: bool = True,
 ) -> Outcome:
     """Runs the job of `module` as the process of `run`, and says how it ended; so does the run's status.
 
     Where the run has a GPU that another run uses, it is `queued` until that has ended; `make` makes the run's directory
     when it is needed for that (then the job is told to adopt it). With `adopt` in the request it is there already.
+    `face`: this process is the user's own, and a stop of the run never signals it.
     """
     lock = GpuLock(gpus())
     try:
-        if not _queue(run, request, lock, tell, make):
+        if not _queue(run, request, lock, tell, make, face) or not _wanted(run, request):
             return Outcome(STOPPED)
         watch = Watch(run, bool(request.get("adopt")))
         try:
             with watch:
-                outcome = call(module, request, quiet=quiet, inherit=lock.handles, started=watch.started)
+                folder = run.control if request.get("adopt") else None
+                outcome = call(module, request, quiet=quiet, inherit=lock.handles, started=watch.started, folder=folder)
         except BaseException as error:  # it could not be started, or this process is interrupted
-            settle(run, watch.pid, Outcome(CRASHED, RunError(f"the supervisor failed: {error!r}"), exit=CRASHED))
+            settle(run, watch.pid, cut_short(error))
             raise
         settle(run, watch.pid, outcome)
         return outcome
@@ -70,6 +73,7 @@ def _queue(
     lock: GpuLock,
     tell: Callable[[str], object],
     make: Callable[[], object] | None,
+    face: bool,
 ) -> bool:
     """Waits for the lock. False when the run was stopped meanwhile: by its sentinel, Ctrl-C or SIGTERM."""
     holder = lock.take({"run": run.id, "pid": os.getpid()})
@@ -82,23 +86,30 @@ def _queue(
     try:
         while holder is not None:
             if holder != told or looks % QUEUE_HEARTBEATS == 0:
-                run.write_status("queued", reason=f"waits for {holder}", supervisor=identity())
+                run.write_status("queued", reason=f"waits for {holder}", supervisor=identity(), face=face)
             if holder != told:
                 told = holder
                 tell(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
             if (run.control / "stop").exists():
-                return _given_up(run, "control/stop")
+                return _given_up(run, "control/stop, while it waited for a GPU")
             time.sleep(QUEUE_POLL_SECONDS)
             looks += 1
             holder = lock.take({"run": run.id, "pid": os.getpid()})
     except KeyboardInterrupt:
-        return _given_up(run, "an interrupt")
-    run.write_status("starting", supervisor=identity())
+        return _given_up(run, "an interrupt, while it waited for a GPU")
+    run.write_status("starting", supervisor=identity(), face=face)
     return True
 
 
-def _given_up(run: RunDir, by: str) -> bool:
-    run.write_status("stopped", reason=f"{by}, while it waited for a GPU", exit=STOPPED)
+def _wanted(run: RunDir, request: dict[str, Any]) -> bool:
+    """False when the run was stopped before anything was spawned for it."""
+    if not (request.get("adopt") and (run.control / "stop").exists()):
+        return True
+    return _given_up(run, "control/stop, before it trained")
+
+
+def _given_up(run: RunDir, reason: str) -> bool:
+    run.write_status("stopped", reason=reason, exit=STOPPED)
     return False
 
 
@@ -120,7 +131,7 @@ class Watch:
             with contextlib.suppress(RunError):  # the job says the same, or fails of the same
                 self.run.change_status(
                     lambda record: (
-                        who | {"supervisor": self._me, "reason": None}
+                        who | {"supervisor": self._me, "face": False, "reason": None}
                         if record.get("pid") == self._me["pid"] and not record.get("adopted")
                         else None
                     )
@@ -146,6 +157,13 @@ class Watch:
         return {"heartbeat": time.time(), "supervisor": self._me}
 
 
+def cut_short(error: BaseException) -> Outcome:
+    """How a job ended whose supervisor was interrupted by `error`."""
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome(STOPPED)
+    return Outcome(CRASHED, RunError(f"the supervisor failed: {error!r}"), exit=CRASHED)
+
+
 def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
     """Writes how the run ended if its process died without a word. A full disk leaves it to read as `interrupted`."""
 
@@ -154,7 +172,8 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
             return None
         before = record.get("before")
         if outcome.code == USER_ERROR and before and not record.get("adopted"):
-            words = {**before, "before": None}  # it was not allowed to go on: all stays as it was
+            # It was not allowed to go on: all stays as it was.
+            words = {**before, "before": None, "refused": str(outcome.error)}
         else:
             words = last_words(run, record, outcome)
         # First, as whoever follows the log stops reading at the end of the run.
@@ -217,6 +236,9 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
     except (OSError, RunError) as error:
         settle(run, os.getpid(), Outcome(USER_ERROR, RunError(str(error)), exit=USER_ERROR))
         raise error if isinstance(error, RunError) else RunError(f"{run.path}: {error}") from error
+    except BaseException:  # Ctrl-C: the supervisor takes over no run that has ended
+        settle(run, os.getpid(), Outcome(STOPPED))
+        raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,7 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = json.loads((run.path / REQUEST).read_text(encoding="utf-8"))
     (run.path / REQUEST).unlink()
     try:
-        outcome = supervise(run, request, module=arguments.module, quiet=True, tell=lambda text: _log(run, text))
+        outcome = supervise(
+            run, request, module=arguments.module, quiet=True, tell=lambda text: _log(run, text), face=False
+        )
     except KeyboardInterrupt:  # between the queue and the job, or after it
         settle(run, os.getpid(), Outcome(STOPPED))
         return STOPPED
@@ -251,7 +275,13 @@ def _leave(run: RunDir, claimed_by: int) -> int | None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     me = identity()
-    taken = run.change_status(lambda record: me | {"supervisor": me} if record.get("pid") == claimed_by else None)
+    taken = run.change_status(
+        lambda record: (
+            me | {"supervisor": me, "face": False}
+            if record.get("pid") == claimed_by and record.get("state") in ALIVE
+            else None
+        )
+    )
     if not taken:
         raise RunError(f"{run.path} was not claimed by process {claimed_by}.")
     os.write(writing, b".")

@@ -63,7 +63,7 @@ def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
     elif status["state"] in ALIVE:
         raise RunError(
             f"The run '{run.id}' is {status['state']} (process {status.get('pid')} on {status.get('host')}). Stop it first "
-            f"(grpo-kit stop {run.id}), or follow it with: grpo-kit logs -f {run.id}"
+            f"(grpo-kit stop {run.id}{run.root_option}), or follow it with: grpo-kit logs -f {run.id}{run.root_option}"
         )
     whole = whole_checkpoints(run.checkpoints)
     last = whole[-1] if whole else None

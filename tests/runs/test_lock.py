@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_the_folder_of_locks_follows_the_cache(monkeypatch: pytest.MonkeyPatch) 
     assert lock_folder() == Path("/cache/grpo-kit/locks")
 
 
+def test_a_user_without_a_home_is_given_a_folder_and_none_where_nothing_is_locked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("GRPO_KIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert lock_folder() == Path(tempfile.gettempdir(), f"grpo-kit-{os.getuid()}", "locks")
+    monkeypatch.setattr(lock, "lock_folder", homeless)
+    assert GpuLock([]).take(ME) is None
+
+
 def test_a_folder_is_one_processs_at_a_time_and_never_for_ever(tmp_path: Path) -> None:
     code = """
 import pathlib, sys, time
@@ -180,6 +195,7 @@ def test_a_run_that_waits_can_be_stopped(gpu: None, start: Callable[..., RunDir]
     second = start("second")
     wait_for(lambda: queued(second))
     watcher = second.status()["supervisor"]
+    assert second.record()["face"] is False
     if how == "sentinel":
         assert api.Run("second").stop()["state"] == "stopped"
         assert "while it waited for a GPU" in second.status()["reason"]
@@ -202,6 +218,7 @@ def test_a_face_that_waits_for_a_gpu_makes_the_run_to_be_seen(
         run = wait_for(lambda: Path("runs/one/config.yaml").exists() and RunStore("runs").open("one"))
         wait_for(lambda: queued(run))
         assert run.config.is_file()
+        assert run.record()["face"] is True  # a stop leaves it to the sentinel
         held.release()
         assert face.wait(30) == 0
     assert run.status()["state"] == "finished"

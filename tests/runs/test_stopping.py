@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import dead, kill, wait_for
 
 from kit import api
 from kit.errors import RunError
-from kit.runs import stopping
+from kit.runs import stopping, supervisor
+from kit.runs.child import STOPPED
 from kit.runs.process import descendants, identity, runs
 from kit.runs.stopping import GRACE_LEAST, GRACE_STARTING, GRACE_UNKNOWN, grace, stop
-from kit.runs.store import RunDir, RunStore
+from kit.runs.store import ALIVE, RunDir, RunStore
 
 Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
@@ -228,6 +231,75 @@ def test_a_run_on_another_machine_is_asked_but_not_signalled(store: RunStore) ->
         assert (run.control / "stop").exists()
         assert unrelated.poll() is None
         unrelated.kill()
+
+
+def test_a_silent_run_on_another_machine_is_said_to_be_silent_at_once(store: RunStore) -> None:
+    run = store.create("one")
+    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - 100)
+    before = time.monotonic()
+    with pytest.raises(RunError, match=r"asked to stop, but its last sign of life came 10\d s ago, on elsewhere"):
+        stop(run)
+    assert time.monotonic() - before < 5
+    assert (run.control / "stop").exists()
+
+
+def test_to_stop_a_copy_does_nothing_to_the_run(running: RunDir) -> None:
+    copied = running.path.parent / "copied"
+    shutil.copytree(running.path, copied, ignore=shutil.ignore_patterns("call-*"))
+    assert stop(RunDir(copied), now=True)["state"] == "interrupted"
+    ladder = stopping.Ladder(RunDir(copied), lambda text: None)
+    assert ladder._target() is None
+    assert running.status()["state"] == "running"
+    assert not (running.control / "stop").exists()
+
+
+def test_the_process_that_only_starts_a_run_is_never_signalled(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "FACE_SECONDS", 0.1)
+    run = store.create("one")
+    with subprocess.Popen(["sleep", "20"]) as kernel, subprocess.Popen(["sleep", "20"]) as trainer:
+        for state in ("starting", "queued"):
+            run.write_status(state, pid=kernel.pid, face=True)
+            assert stop(run, now=True)["state"] in ("stopping", "queued")
+            assert (run.control / "stop").exists()
+            assert stopping.Ladder(run, lambda text: None)._target() is None
+        monkeypatch.setattr(stopping, "FACE_SECONDS", 20.0)
+        hand_over = threading.Timer(0.3, run.write_status, ["running"], {"pid": trainer.pid, "face": False})
+        hand_over.start()
+        assert stop(run, now=True)["state"] not in ALIVE  # it has waited for the training process, and ended that
+        assert trainer.wait() == -signal.SIGTERM
+        assert kernel.poll() is None
+        kernel.kill()
+
+
+def test_a_run_is_marked_while_it_is_with_the_process_that_starts_it(
+    start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[object] = []
+    real = supervisor.detach
+
+    def detach(run: RunDir, *given: Any, **options: Any) -> None:
+        marks.append((run.record()["face"], run.record()["pid"] == os.getpid()))
+        real(run, *given, **options)
+        marks.append(run.record()["face"])
+
+    monkeypatch.setattr(api, "detach", detach)
+    run = start()
+    wait_for(lambda: run.status()["state"] == "running")
+    assert run.record()["face"] is False
+    stop(run)
+    api.resume("one", detach=True)
+    assert marks == [(True, True), False] * 2
+    stop(run)
+
+
+def test_a_run_stopped_before_its_job_is_spawned_is_not_spawned(write_job: WriteJob, store: RunStore) -> None:
+    run = store.create("one")
+    run.write_text("control/stop", "")
+    outcome = supervisor.supervise(run, {"adopt": True, "config": {}}, module="no_such_module")
+    assert outcome.code == STOPPED
+    assert run.status()["reason"] == "control/stop, before it trained"
 
 
 def test_a_pid_that_is_used_again_is_never_signalled(store: RunStore) -> None:

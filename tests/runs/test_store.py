@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kit import cli
+from kit.cli_runs import ending
 from kit.errors import RunError
 from kit.runs import files, process
 from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore
@@ -227,6 +231,106 @@ def test_no_or_broken_status_never_reads_as_finished(run: RunDir, content: str |
     run.status_file.unlink()
     if content is not None:
         run.status_file.write_text(content)
+    assert run.status()["state"] == "interrupted"
+
+
+DAMAGE = [
+    "{}",
+    '{"state": ["running"]}',
+    '{"state": "weird"}',
+    '{"state": "running", "supervisor": 5}',
+    '{"state": "running", "pid": PID, "create_time": "x", "boot": "x"}',
+    '{"state": "running", "pid": PID, "create_time": 1.0, "boot": {"id": 5, "time": "x"}}',
+    '{"state": "running", "pid": PID, "supervisor": {"pid": 1, "create_time": "x", "boot": {"time": []}}}',
+    '{"state": "running", "host": "elsewhere", "heartbeat": "x"}',
+    '{"state": "running", "host": ["elsewhere"], "pid": PID, "dir": 3}',
+    '{"state": "finished", "eta_seconds": 1e400, "step": "x", "total_steps": {}, "started": "x"}',
+    '{"state": "finished", "eta_seconds": NaN, "heartbeat": 1' + "0" * 400 + "}",
+    '{"state": "stopping", "pid": PID, "stop": "x", "before": 3, "reason": {}}',
+    '{"state": "finished", "reason": 5, "stop": {"how": []}, "before": {"state": []}}',
+    "[" * 100000,
+]
+
+
+@pytest.mark.parametrize("text", DAMAGE)
+def test_one_damaged_status_is_nothing_to_the_others(store: RunStore, run: RunDir, text: str) -> None:
+    other = store.create("other")
+    other.write_status("finished", started=5.0)
+    run.status_file.write_text(text.replace("PID", str(os.getpid())))
+    assert {found.id for found, _ in store.statuses()} == {"one", "other"}
+    assert store.open("one").status()["state"] in ("interrupted", "running", "stopping", "finished")
+    said = CliRunner().invoke(cli.app, ["ps", "--root", str(store.root)])
+    assert said.exit_code == 0, said.exception
+    assert "other" in said.output
+    assert CliRunner().invoke(cli.app, ["ps", "--json", "--root", str(store.root)]).exit_code == 0
+    assert f"Run 'one' is {run.status()['state']}" in ending(run)
+
+
+def test_fields_of_a_wrong_type_are_left_out_and_the_rest_is_read(run: RunDir) -> None:
+    run.write_status("finished", step=3, eta_seconds=None)
+    record = json.loads(run.status_file.read_text())
+    wrong = {
+        "total_steps": True,
+        "heartbeat": "x",
+        "boot": {"id": "a", "time": "x"},
+        "supervisor": {"pid": "x", "host": "h"},
+    }
+    run.status_file.write_text(json.dumps(record | wrong | {"more": [1]}))
+    status = run.status()
+    assert not {"total_steps", "heartbeat"} & status.keys()
+    assert (status["step"], status["boot"], status["more"]) == (3, {"id": "a"}, [1])
+    assert status["supervisor"] == {"host": "h"}
+
+
+def test_a_copy_of_a_live_run_is_not_live(store: RunStore, run: RunDir) -> None:
+    run.write_status("running")
+    shutil.copytree(run.path, store.root / "copy")
+    status = store.open("copy").status()
+    assert status["state"] == "interrupted"
+    assert "copy of the directory of a live run" in status["reason"]
+    assert run.status()["state"] == "running"
+    run.path.rename(store.root / "moved")  # the same directory under another name
+    moved = store.open("moved")
+    assert moved.status()["state"] == "running"
+    moved.change_status(lambda record: {"dir": None})  # of an earlier version
+    assert moved.status()["state"] == "running"
+    store.open("copy").claim()
+    assert store.open("copy").status()["state"] == "starting"
+
+
+def test_a_silent_run_of_another_machine_can_be_taken_over_by_force(run: RunDir) -> None:
+    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - 30)
+    with pytest.raises(RunError, match="one run is trained by one process"):
+        run.claim(force=True)
+    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - 300)
+    with pytest.raises(RunError, match=r"sign of life came 30\d s ago, on elsewhere; it is taken for dead in 10 min"):
+        run.claim()
+    run.claim(force=True)
+    assert run.status()["before"]["state"] == "interrupted"
+    assert "by force" in run.status()["before"]["reason"]
+
+
+def test_a_refused_claim_names_the_folder_of_the_run(run: RunDir) -> None:
+    with pytest.raises(RunError, match=f"logs -f one --root {run.path.parent}"):
+        run.claim()
+
+
+def test_a_root_that_is_a_file_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = CliRunner().invoke(cli.app, ["ps", "--root", str(tmp_path / "file")])
+    assert said.exit_code == 2
+    assert "is a file" in said.output
+
+
+def test_a_killed_run_is_stopping_until_its_supervisor_says_how_it_ended(run: RunDir) -> None:
+    supervisor = process.identity()
+    run.write_status("stopping", pid=2**22 + 1, supervisor=supervisor)
+    assert run.status()["state"] == "stopping"
+    run.write_status("running", pid=2**22 + 1, supervisor=supervisor, stop={"how": "SIGKILL"})
+    assert run.status()["state"] == "stopping"
+    run.write_status("running", pid=2**22 + 1, supervisor=supervisor, stop=None)
+    assert run.status()["state"] == "interrupted"
+    run.write_status("stopping", pid=2**22 + 1, supervisor={"pid": 2**22 + 1})
     assert run.status()["state"] == "interrupted"
 
 

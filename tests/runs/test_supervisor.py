@@ -16,6 +16,7 @@ import pytest
 from patience import dead, kill, wait_for
 
 from kit import api
+from kit.cli_runs import ending
 from kit.errors import ConfigError, DataError, RunError
 from kit.runs import supervisor
 from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
@@ -24,6 +25,7 @@ from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import detach, settle
 
 Start = Callable[..., RunDir]
+WriteJob = Callable[..., None]
 
 
 def test_a_detached_run_goes_on_by_itself_to_its_end(start: Start, write_job: Callable[..., None]) -> None:
@@ -55,6 +57,7 @@ def test_a_killed_trainer_is_failed_with_its_signal(running: RunDir) -> None:
     status = running.status()
     assert status["exit"] == 128 + signal.SIGKILL
     assert "signal 9" in status["reason"]
+    assert "from outside, or by the kernel because memory ran out" in status["reason"]
     assert "signal 9" in running.log.read_text()
     assert status["ended"] is not None
 
@@ -319,6 +322,95 @@ def test_a_run_that_may_not_go_on_stays_as_it_was(running: RunDir, write_job: Ca
     wait_for(lambda: dead(supervisor_of))
     assert running.status()["state"] == "stopped"
     assert "the data changed" in running.log.read_text()
+    assert "It was refused to go on: the data changed" in ending(running)
+    with pytest.raises(RunError, match="did not go on, and is stopped as before: the data changed"):
+        api.Run("one").wait()
+    write_job("run.write_status('finished')")
+    assert api.resume("one", detach=True).wait(20).status["refused"] is None
+
+
+def test_a_finished_run_is_refused_before_it_is_handed_over(start: Start, write_job: Callable[..., None]) -> None:
+    write_job("run.write_status('finished', step=3)")
+    run = start("mine", steps=3)
+    earlier = api.Run("mine").wait(20).status
+    with pytest.raises(RunError, match="there is nothing to resume"):
+        api.resume("mine", detach=True, force=True, overrides=["run.save_every=7"])
+    assert run.status() == earlier
+    assert api.resume("mine", detach=True, overrides=["optimisation.steps=4"]).wait(20).status["state"] == "finished"
+
+
+# --- between the face and the supervisor -----------------------------------------------------------------------------
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_run_is_made_leaves_nothing(write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("write_text", "write_status"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDir, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                api.start("quickstart", run_id="one")
+        assert not Path("runs/one").exists()
+
+
+def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor.subprocess, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            api.start("quickstart", run_id="one")
+        assert api.Run("one").status["state"] == "stopped"
+        with pytest.raises(KeyboardInterrupt):
+            api.resume("one", detach=True)
+        assert api.Run("one").status["state"] == "stopped"
+    monkeypatch.setattr(api, "supervise", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        api.resume("one")
+    assert api.Run("one").status["state"] == "stopped"
+
+
+def test_ctrl_c_after_the_supervisor_took_over_leaves_the_run_to_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.run
+
+    def taken_over(*given: object, **options: object) -> None:
+        real(*given, **options)  # type: ignore[call-overload]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervisor.subprocess, "run", taken_over)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    wait_for(lambda: api.Run("one").status["state"] == "running")
+    api.Run("one").stop()
+
+
+def test_a_supervisor_takes_over_no_run_that_has_ended(write_job: WriteJob, store: RunStore) -> None:
+    run = store.create("one")
+    run.write_status("stopped", pid=os.getpid())
+    before = run.record()
+    with pytest.raises(RunError, match="could not be started"):
+        detach(run, {}, module="a_job")
+    assert run.record() == before
+
+
+def test_what_a_job_is_told_lies_in_its_run_and_goes_with_the_job(running: RunDir) -> None:
+    told = list(running.control.glob("call-*/request.json"))
+    assert len(told) == 1
+    supervised = running.status()["supervisor"]
+    api.Run("one").stop()
+    wait_for(lambda: dead(supervised))
+    assert list(running.control.glob("call-*")) == []
+
+
+def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: RunDir) -> None:
+    status = running.status()
+    kill(status["supervisor"])
+    kill(status)
+    assert list(running.control.glob("call-*"))
+    running.claim()
+    assert list(running.control.glob("call-*")) == []
 
 
 def test_a_run_without_a_configuration_cannot_go_on(store: RunStore) -> None:
@@ -375,6 +467,9 @@ def test_on_a_full_disk_without_a_reserve_the_run_reads_interrupted(
     disk: Callable[[str], Path], start: Start, write_job: Callable[..., None]
 ) -> None:
     write_job("""
+        import shutil
+        for folder in run.control.glob("call-*"):  # room that the supervisor would get back
+            shutil.rmtree(folder)
         run.write_status("running")
         try:
             with open(run.path / "junk", "wb", buffering=0) as junk:
