@@ -70,6 +70,9 @@ def rows(path: Path) -> list[Tree]:
 
 
 def _text(path: Path, faults: list[str]) -> str:
+    if path.exists() and not path.is_file():  # a device has no end
+        faults.append(f"{path.name} is no file.")
+        return ""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -125,8 +125,11 @@ def _drop_half_line(handle: int) -> int:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All whole JSON lines; a half-written last one is left out, no file means none.
 
-    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short.
+    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short; and for what is no
+    regular file, as a device has no end.
     """
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is no file. Remove what stands there.")
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

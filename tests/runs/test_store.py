@@ -470,3 +470,9 @@ def test_checkpoints_are_ordered_by_step(run: RunDir) -> None:
 )
 def test_sizes_are_readable(size: float, text: str) -> None:
     assert files.human_size(size) == text
+
+
+def test_a_device_in_the_place_of_a_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")  # reads as zeros without an end
+    with pytest.raises(RunError, match="is no file"):
+        RunDir(tmp_path).metrics()
