@@ -194,6 +194,7 @@ def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.
 
 
 @pytest.mark.slow
+@pytest.mark.survival
 def test_a_run_is_scored_again_from_what_it_left(
     quickstart: kit.Run, embedded_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def grpo_kit(cache: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.survival
 def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
     embedded_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

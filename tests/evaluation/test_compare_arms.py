@@ -242,6 +242,7 @@ def test_mistakes_are_found_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.survival
 def test_the_verb_trains_and_compares_for_real(
     tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: Any
 ) -> None:

@@ -4,7 +4,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
-from conftest import Fixed, answered
+from reward_parts import Fixed, answered
 
 from rewards import Preset, Score, from_functions, load
 from rewards.protocol import STATUSES

@@ -1,5 +1,5 @@
 import pytest
-from conftest import answered
+from reward_parts import answered
 
 from rewards import PresetError, build_samples, load
 

@@ -5,7 +5,7 @@ import pickle
 import sys
 
 import pytest
-from conftest import Fixed
+from reward_parts import Fixed
 
 from rewards import Context, FunctionPathError, Preset, PresetError, build_samples, from_function, from_functions, load
 

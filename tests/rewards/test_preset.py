@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from conftest import Fixed
+from reward_parts import Fixed
 
 from rewards import Context, Preset, PresetError, Score, gate
 

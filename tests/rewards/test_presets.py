@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from conftest import THINK, answered
+from reward_parts import THINK, answered
 
 from rewards import (
     PresetError,

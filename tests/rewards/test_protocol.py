@@ -2,7 +2,7 @@ import math
 import pickle
 
 import pytest
-from conftest import Fixed
+from reward_parts import Fixed
 
 from rewards import Context, Preset, Score, build_samples, from_function
 from rewards.evaluation import settle

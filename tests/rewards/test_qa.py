@@ -1,5 +1,5 @@
 import pytest
-from conftest import answered
+from reward_parts import answered
 
 from rewards import PresetError, build_samples, load
 from rewards.components.qa import exact_match, gold_answers, is_hedged, normalise, token_f1

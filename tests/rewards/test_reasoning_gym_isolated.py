@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from conftest import answered
+from reward_parts import answered
 
 from rewards import Context, build_samples
 from rewards.components import reasoning_gym_tasks

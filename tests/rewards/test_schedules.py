@@ -2,7 +2,7 @@ import math
 import pickle
 
 import pytest
-from conftest import Fixed
+from reward_parts import Fixed
 
 from rewards import Context, Preset, PresetError, Score, build_samples
 from rewards.schedules import Linear, Piecewise
