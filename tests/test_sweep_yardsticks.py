@@ -77,6 +77,8 @@ def test_what_changes_the_yardstick_is_refused(keys: dict[str, Any], words: str)
 def test_rewards_may_be_searched_where_something_else_says_what_is_right() -> None:
     check(sweep(space={"reward.preset": ["gsm8k", "gsm8k-hash"]}, overrides=["evaluation.checker=gsm8k"]))
     check(sweep(space={"reward.max_failure_share": [0.1, 0.2]}))
+    with pytest.raises(ConfigError, match=r"evaluation\.checker"):
+        check(sweep(space={"reward.preset": ["gsm8k", "gsm8k-hash"]}))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import numpy as np
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.paired import Floats
+from kit.evaluation.problems import problem_scores
 from kit.evaluation.selection import course, value_of
-from kit.evaluation.statistics import pass_at_k
 from kit.loading import read_yaml
 from kit.runs.curves import Point, is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
@@ -153,15 +153,9 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
     keys = _numbered(table["id"])
-    drawn = table.get("sampled_correct")
-    columns: dict[str, Sequence[float | None]] = {
-        "greedy_accuracy": table.get("greedy_correct") or [],
-        "pass@1": [pass_at_k(k, count, 1) for count in drawn or []],
-        f"pass@{k}": [pass_at_k(k, count, k) for count in drawn or []],
-        f"maj@{k}": table.get("majority_correct") or [],
-        "greedy_reward": table.get("greedy_reward") or [],
-        "held-out length": table.get("greedy_tokens") or [],
-    }
+    scores = ("greedy_accuracy", "pass@1", f"pass@{k}", f"maj@{k}", "greedy_reward")
+    columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
+    columns["held-out length"] = table.get("greedy_tokens") or []
     return {
         name: {
             key: float(value)

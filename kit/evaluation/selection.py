@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
-from kit.evaluation.statistics import pass_at_k
+from kit.evaluation.problems import problem_scores
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -38,19 +38,10 @@ def value_of(result: Result, key: str) -> float | None:
 
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
     """The score of each problem by its id; problems whose reward failed are left out."""
-    columns, k = result.get("per_problem") or {}, int(result.get("k") or 0)
-    name = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward"}.get(key)
-    if key.startswith("maj@"):
-        name = "majority_correct"
-    if key.startswith("pass@"):
-        n = int(key.removeprefix("pass@"))
-        values: Sequence[Any] = [pass_at_k(k, count, n) for count in columns.get("sampled_correct", [])]
-    else:
-        values = columns.get(name, [])
-    ids = [
-        f"{problem}/{place}" for place, problem in enumerate(columns.get("id", []))
-    ]  # two rows may be the same problem
-    return {each: float(value) for each, value in zip(ids, values, strict=False) if value is not None}
+    # Two rows may be the same problem, so the place belongs to the id.
+    ids = [f"{problem}/{place}" for place, problem in enumerate((result.get("per_problem") or {}).get("id", []))]
+    values = problem_scores(result, key) or []
+    return {each: value for each, value in zip(ids, values, strict=False) if value is not None}
 
 
 def course(run: RunDir, until: int | None = None) -> list[Result]:

@@ -61,24 +61,13 @@ def subject(config: RunConfig) -> Subject:
 
 def read_config(config: RunConfig) -> Any:
     """The model's configuration; the folder may hold nothing else. Raises `ModelError`."""
-    from transformers import AutoConfig, Qwen3Config
+    from transformers import AutoConfig
 
     name = config.model.name
     if name == EMBEDDED:
-        from kit.training.embedded import EmbeddedRecipe
+        from kit.training.embedded import EmbeddedRecipe, model_config
 
-        recipe = EmbeddedRecipe()
-        return Qwen3Config(
-            vocab_size=recipe.vocabulary,
-            hidden_size=recipe.hidden,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.kv_heads,
-            head_dim=recipe.hidden // recipe.heads,
-            intermediate_size=recipe.intermediate,
-            max_position_embeddings=recipe.context,
-            tie_word_embeddings=True,
-        )
+        return model_config(EmbeddedRecipe())
     try:
         return AutoConfig.from_pretrained(
             name, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code

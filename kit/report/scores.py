@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kit.evaluation.statistics import bootstrap_mean, pass_at_k
+from kit.evaluation.problems import problem_scores
+from kit.evaluation.statistics import bootstrap_mean
 from kit.runs.curves import is_number
 
 Scores = Mapping[str, Any]
@@ -52,7 +53,7 @@ def estimates(scores: Scores) -> list[str]:
 
 def difference(key: str, before: Scores, after: Scores) -> Difference | None:
     """What became of the score `key`; None when one side lacks it."""
-    old, new = column(key, before), column(key, after)
+    old, new = problem_scores(before, key), problem_scores(after, key)
     same = identities(before) is not None and identities(before) == identities(after)
     if same and old is not None and new is not None and len(old) == len(new):
         pairs = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
@@ -62,20 +63,6 @@ def difference(key: str, before: Scores, after: Scores) -> Difference | None:
     if not (_whole(first) and _whole(last)):
         return None
     return _unpaired(first, last, int(after.get("problems") or 0))
-
-
-def column(key: str, scores: Scores) -> list[float | None] | None:
-    """The score of every problem, None without such a column."""
-    kept, k = scores.get("per_problem") or {}, int(scores.get("k") or 0)
-    if key == "pass@1" and "sampled_correct" in kept and k:
-        return [pass_at_k(k, count, 1) for count in kept["sampled_correct"]]
-    if key == f"pass@{k}" and "sampled_correct" in kept:
-        return [pass_at_k(k, count, k) for count in kept["sampled_correct"]]
-    name = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward", f"maj@{k}": "majority_correct"}.get(
-        key
-    )
-    values = kept.get(name)
-    return None if values is None else [None if value is None else float(value) for value in values]
 
 
 def identities(scores: Scores) -> list[str] | None:

@@ -157,9 +157,18 @@ def build_tokenizer(recipe: EmbeddedRecipe) -> Any:
 def build_model(recipe: EmbeddedRecipe, tokenizer: Any) -> Any:
     """A Qwen3 with random weights, float32."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    config = Qwen3Config(
+    config = model_config(recipe, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    torch.manual_seed(recipe.seed)
+    return Qwen3ForCausalLM(config)
+
+
+def model_config(recipe: EmbeddedRecipe, **tokens: int) -> Any:
+    """The shape of the embedded model, as transformers' `Qwen3Config`."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=recipe.vocabulary,
         hidden_size=recipe.hidden,
         num_hidden_layers=recipe.layers,
@@ -171,11 +180,8 @@ def build_model(recipe: EmbeddedRecipe, tokenizer: Any) -> Any:
         tie_word_embeddings=True,
         initializer_range=recipe.init_std,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **tokens,
     )
-    torch.manual_seed(recipe.seed)
-    return Qwen3ForCausalLM(config)
 
 
 def exercise(recipe: EmbeddedRecipe, rng: random.Random, careful_share: float | None = None) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kit.report.scores import column, difference, sign_test
+from kit.evaluation.problems import problem_scores
+from kit.report.scores import difference, sign_test
 
 from .conftest import score
 
@@ -69,11 +70,11 @@ def test_other_problems_are_not_paired() -> None:
 
 def test_scores_of_sampled_completions_are_paired_by_their_counts() -> None:
     scores: dict[str, Any] = {"k": 4, "per_problem": {"sampled_correct": [0, 1, 4], "majority_correct": [0, 0.5, 1]}}
-    assert column("pass@1", scores) == [0.0, 0.25, 1.0]
-    assert column("pass@4", scores) == [0.0, 1.0, 1.0]
-    assert column("maj@4", scores) == [0.0, 0.5, 1.0]
-    assert column("pass@8", scores) is None
-    assert column("greedy_reward", scores) is None
+    assert problem_scores(scores, "pass@1") == [0.0, 0.25, 1.0]
+    assert problem_scores(scores, "pass@4") == [0.0, 1.0, 1.0]
+    assert problem_scores(scores, "maj@4") == [0.0, 0.5, 1.0]
+    assert problem_scores(scores, "pass@8") is None
+    assert problem_scores(scores, "greedy_reward") is None
 
 
 def test_problems_without_a_reward_on_one_side_are_left_out() -> None:

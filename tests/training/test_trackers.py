@@ -252,6 +252,8 @@ def test_a_warning_that_the_disk_refuses_ends_nothing(
     monkeypatch.setenv("FAKE_FAULT", "init:raise")
     run.events_file.mkdir()  # a folder where the file should be: nothing can be appended
     mirrored(run, range(1, 2))
+    assert [line["step"] for line in run.metrics()] == [1]
+    assert not list(run.events_file.iterdir())
 
 
 def test_numbers_and_scores_are_what_a_tracker_can_draw() -> None:
