@@ -15,7 +15,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.api import Run as Run
     from kit.api import resume as resume
     from kit.api import start as start
     from kit.config import RunConfig as RunConfig
@@ -28,11 +27,12 @@ if TYPE_CHECKING:
     from kit.objective import reductions as reductions
     from kit.objective import regularizers as regularizers
     from kit.objective import weights as weights
+    from kit.run import Run as Run
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Run": "kit.api",
+    "Run": "kit.run",
     "resume": "kit.api",
     "start": "kit.api",
     "train": "kit.api",

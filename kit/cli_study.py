@@ -23,8 +23,8 @@ def evaluate(
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
     """Score a run's weights on its held-out problems again, e.g. -o evaluation.k=8."""
-    from kit.api import Run
     from kit.evaluation.selection import weights_of
+    from kit.run import Run
     from kit.runs.store import RunStore
 
     weights_of(RunStore(root).open(run_id), checkpoint)  # an answer at once where there is nothing to score
@@ -42,7 +42,7 @@ def report(
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
     """Write RUN_ID's report: one HTML file with scores, curves, samples and how to do it again."""
-    from kit.api import Run
+    from kit.run import Run
 
     typer.echo(Run(run_id, root).report(output))
 

@@ -16,283 +16,46 @@ Unknown keys are refused with the nearest valid one. This module imports pydanti
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from kit.errors import ConfigError
 from kit.loading import apply_override, explain, read_yaml
 from kit.registry import did_you_mean
+from kit.sections.base import Section
+from kit.sections.data import DataConfig
+from kit.sections.evaluation import EvaluationConfig
+from kit.sections.generation import GenerationConfig
+from kit.sections.model import EMBEDDED, LoraConfig, ModelConfig
+from kit.sections.objective import ObjectiveConfig
+from kit.sections.optimisation import OptimisationConfig
+from kit.sections.reward import RewardConfig, RewardFunction
+from kit.sections.run import RunSection
+
+__all__ = [
+    "EMBEDDED",
+    "DataConfig",
+    "EvaluationConfig",
+    "GenerationConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimisationConfig",
+    "RewardConfig",
+    "RewardFunction",
+    "RunConfig",
+    "RunSection",
+    "Section",
+    "find_config",
+    "load_config",
+    "preset_names",
+]
 
 PRESET_FOLDER = Path(__file__).parent / "presets"
-EMBEDDED = "embedded"
-HookSpec = str | dict[str, Any]
-
-
-class Section(BaseModel):
-    """Base of all sections: no unknown keys, assignments validated, documentation from the strings below fields."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
-
-
-class LoraConfig(Section):
-    """Low-rank adapters (LoRA, arXiv 2106.09685)."""
-
-    rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Rank r of the update B·A."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scaling numerator: the update is multiplied by alpha / rank (alpha / sqrt(rank) with `rslora`)."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout probability on the adapter's input. Above 0, old and new log-probabilities differ even on-policy."""
-    targets: str | list[str] = "all-linear"
-    """`all-linear`, or the names of the modules that get an adapter."""
-    rslora: bool = False
-    """Rank-stabilised scaling (arXiv 2312.03732)."""
-
-
-class ModelConfig(Section):
-    """The policy: weights, precision, adapters."""
-
-    name: str = EMBEDDED
-    """`embedded` (the tiny model that the kit builds itself), a model folder, or a hub id."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub model; null is its default branch."""
-    backend: Literal["auto", "transformers", "unsloth"] = "auto"
-    """Who loads the model. `auto`: in this version always transformers + PEFT; `unsloth` is refused."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights. `auto`: bfloat16 on a GPU that has it, float16 on an older one, float32 on the CPU."""
-    load_in_4bit: bool = False
-    """Quantise the frozen weights to 4-bit NF4 with bitsandbytes (QLoRA, arXiv 2305.14314)."""
-    lora: LoraConfig | None = Field(default_factory=LoraConfig)
-    """Adapters; null trains every weight."""
-    reference: Literal["auto", "base", "none"] = "auto"
-    """Reference policy for KL terms. `base`: the weights before training (with LoRA: the same model, adapters off, no
-    extra memory). `auto`: base if a term needs it. `none`: never; such a term is then refused."""
-    attention: str | None = None
-    """Attention implementation of transformers (`sdpa`, `eager`, `flash_attention_2`); null lets it choose."""
-    chat_template: str | None = None
-    """Path of a Jinja file that replaces the tokenizer's chat template."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
-
-
-class DataConfig(Section):
-    """Prompts and references."""
-
-    source: str = "reasoning-gym:chain_sum"
-    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.parquet file, a folder of them, a saved `datasets` folder, or a
-    hub id."""
-    subset: str | None = None
-    """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
-    split: str = "train"
-    """Split of a hub dataset that rows are taken from."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub dataset."""
-    task_params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of a reasoning-gym task, e.g. {min_terms: 2, max_terms: 3}."""
-    prompt_column: str | None = None
-    """Column with the prompt: a text, or a list of chat messages. Null: prompt, question, problem,
-    messages, instruction or input."""
-    reference_column: str | None = None
-    """Column with the reference answer. Null: reference, answer, solution, target, label or gold;
-    a dataset may have none."""
-    rename: dict[str, str] = Field(default_factory=dict)
-    """Further columns to hand to the reward under another name: {theirs: ours}."""
-    system_prompt: str | None = None
-    """Put before every conversation. Null: none is added."""
-    chat: bool = True
-    """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
-    limit: Annotated[int, Field(ge=1)] | None = None
-    """Rows to use at most, train and held-out together, after reading."""
-    heldout: Annotated[int, Field(ge=0)] = 200
-    """Rows set apart for evaluation, chosen by a hash of their content: the same row never stands on both sides."""
-    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = 512
-    """Prompts longer than this many tokens are left out, and counted. Null: no filter."""
-    skip_bad_rows: bool = False
-    """Leave out rows that cannot be used instead of refusing to start; how many is reported."""
-    seed: int = 0
-    """Seed of generated tasks and of the order of rows, apart from the run's seed: arms of a comparison share rows."""
-
-
-class RewardFunction(Section):
-    """A reward function of yours."""
-
-    path: str
-    """`file.py:function` or `package.module:function`, with TRL's calling convention."""
-    weight: float = 1.0
-    """Factor on its value in the weighted sum."""
-
-
-class RewardConfig(Section):
-    """What is rewarded: a preset, your functions, or both."""
-
-    preset: str | None = "reasoning-gym"
-    """Name of a preset of `rewards` (`grpo-kit reward list`), or null when `functions` says everything. Left out beside
-    `functions` it is null."""
-    params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the preset."""
-    functions: list[RewardFunction] = Field(default_factory=list)
-    """Reward functions added to the preset, or used alone."""
-    max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _functions_alone(cls, tree: Any) -> Any:
-        if isinstance(tree, Mapping) and tree.get("functions") and "preset" not in tree:
-            return {**tree, "preset": None}
-        return tree
-
-    @model_validator(mode="after")
-    def _something_is_rewarded(self) -> RewardConfig:
-        if self.preset is None and not self.functions:
-            raise ValueError("nothing is rewarded: set reward.preset to a name, or list reward.functions")
-        return self
-
-
-class ObjectiveConfig(Section):
-    """The loss, as a recipe and changes to it. Hooks: names, `file.py:function`, or {name: ..., hyper-parameters}."""
-
-    recipe: str = "dapo"
-    """Starting point: grpo, dr_grpo, dapo, gspo, ppo, ... (all of them: `grpo-kit objective list`)."""
-    advantage: HookSpec | None = None
-    """Advantage estimator. Null: the recipe's. A mapping without `name` changes only the given hyper-parameters."""
-    clip: HookSpec | None = None
-    """Per-token surrogate and its clipping. Null: the recipe's."""
-    weights: list[HookSpec] | None = None
-    """Detached per-token multipliers. Null: the recipe's."""
-    regularizers: list[HookSpec] | None = None
-    """Penalties, each with a `coef` (a number, a schedule, or a controller such as adaptive_kl). Null: the recipe's."""
-    reduction: HookSpec | None = None
-    """From per-token losses to one number. Null: the recipe's."""
-
-
-class GenerationConfig(Section):
-    """How completions are sampled."""
-
-    engine: Literal["auto", "hf", "vllm"] = "auto"
-    """`hf`: transformers' generate. `auto`: in this version always hf; `vllm` is refused."""
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions a prompt (the group size G)."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] = 256
-    """Tokens after which a completion is cut."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Softmax temperature of sampling; the loss divides logits by it, too."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability mass."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample among the k most likely tokens; 0 is no limit."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Drop tokens less likely than this share of the likeliest one's probability."""
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of GPU memory for vLLM's weights and cache; read with engine vllm only, hence not in this version."""
-
-
-class OptimisationConfig(Section):
-    """Steps, batch, learning rate."""
-
-    steps: Annotated[int, Field(ge=1)] = 200
-    """Optimiser steps."""
-    batch_size: Annotated[int, Field(ge=2)] = 64
-    """Completions per optimiser step (prompts × num_generations)."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Completions per forward and backward pass; null: the whole batch at once, at most 16 on a GPU."""
-    iterations: Annotated[int, Field(ge=1)] = 1
-    """Optimiser steps on the same completions (μ); above 1 the later ones are off-policy."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Optimiser steps over which the learning rate rises from 0."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """AdamW in the weights' precision, or with 8-bit states (bitsandbytes)."""
-    betas: tuple[float, float] = (0.9, 0.99)
-    """Decay rates of AdamW's first and second moments."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Gradients are scaled down to this norm; 0 turns it off."""
-    gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass to save memory. Null: on with a GPU, off on the CPU."""
-
-
-class EvaluationConfig(Section):
-    """Held-out score: greedy accuracy, and pass@1, pass@k and maj@k from sampled completions."""
-
-    before: bool = True
-    """Evaluate before the first step."""
-    after: bool = True
-    """Evaluate after the last step."""
-    every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate every so many optimiser steps; 0: not in between."""
-    prompts: Annotated[int, Field(ge=1)] = 200
-    """Held-out problems used, at most."""
-    k: Annotated[int, Field(ge=1, le=256)] = 4
-    """Sampled completions a problem for pass@1 and pass@k (unbiased estimator, arXiv 2107.03374)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of those samples."""
-    seed: int = 0
-    """Seed of those samples."""
-    batch_size: Annotated[int, Field(ge=1)] = 128
-    """Completions generated at once."""
-    checker: str | None = None
-    """Preset of `rewards` that says what is right, apart from what is trained on. Null: the checker that the training
-    preset names, if it names one."""
-    metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward"] = "auto"
-    """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
-    accuracy where something says what is right, else the greedy reward."""
-    keep_best: bool = True
-    """Keep the checkpoint with the best score, besides the last ones. Needs `every`."""
-    patience: Annotated[int, Field(ge=1)] | None = None
-    """Stop early after so many evaluations in a row without a better score. Null: never."""
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """How much better a score must be to count as better, in its own unit."""
-    alarm: Literal["off", "warn", "stop", "rollback"] = "warn"
-    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
-    run, or stop it with the weights of its best checkpoint."""
-
-    @field_validator("alarm", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        return "off" if value is False else value  # YAML reads a bare off as false
-
-
-class RunSection(Section):
-    """Names, seeds, folders."""
-
-    id: str | None = None
-    """Name of the run: lower-case letters, digits and dashes. Null: made from the preset and the time."""
-    root: str = "runs"
-    """Folder that holds all runs."""
-    seed: int = 0
-    """Seed of adapters, sampling and data order."""
-    save_every: Annotated[int, Field(ge=0)] = 50
-    """Optimiser steps between checkpoints; 0: only at the end."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """Checkpoints kept; older ones are removed."""
-    save_completions: bool = True
-    """Write every completion with its rewards to completions/*.parquet."""
-    on_out_of_memory: Literal["halve", "fail"] = "halve"
-    """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
-    at most), or end the run."""
-    threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of torch; null: the number of physical cores that this process may use."""
-    report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
-    """Trackers that mirror the metrics. The run directory stays the truth."""
-
-    @field_validator("id")
-    @classmethod
-    def _is_a_plain_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?", value):
-            raise ValueError("a run id has 1 to 64 lower-case letters, digits and dashes, and no dash at either end")
-        return value
 
 
 class RunConfig(Section):

@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kit.api import Run
 from kit.errors import RunError
 from kit.evaluation.selection import read_best
+from kit.run import Run
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import kit.api
+import kit.run
 from kit import cli
 from kit.config import load_config
 from kit.runs.child import DONE, STOPPED, Outcome
@@ -36,7 +36,7 @@ def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         run.write_json(f"eval/{request['name']}.json", {"pass@8": {"value": 0.5}})
         return Outcome(DONE)
 
-    monkeypatch.setattr(kit.api, "call", call)
+    monkeypatch.setattr(kit.run, "call", call)
     return requests
 
 
@@ -85,5 +85,5 @@ def test_a_stopped_evaluation_is_no_result_though_an_earlier_one_is_there(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.write_json("eval/again.json", {"stale": True})
-    monkeypatch.setattr(kit.api, "call", lambda *_, **__: Outcome(STOPPED))
+    monkeypatch.setattr(kit.run, "call", lambda *_, **__: Outcome(STOPPED))
     assert "stopped before it had a result" in evaluate(run, code=2)

@@ -16,6 +16,7 @@ import pytest
 
 import kit
 from kit import api
+from kit import run as run_module
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs import child
 
@@ -40,7 +41,7 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(api, "TRAINER", "a_job")
-    monkeypatch.setattr(api, "EVALUATOR", "a_job")
+    monkeypatch.setattr(run_module, "EVALUATOR", "a_job")
     monkeypatch.chdir(tmp_path)
     return write
 
