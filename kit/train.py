@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,14 @@ from kit.config import RunConfig, load_config
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
+    from kit.training.callbacks import Stop
     from kit.training.console import Reporter
+    from kit.training.out_of_memory import Memory
     from kit.training.preparation import Parts
     from kit.training.processes import Processes
     from kit.training.quiet import LogBook
     from kit.training.resumption import Past, Resumption
+    from kit.training.trackers import Trackers
 
 sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
 
@@ -50,6 +54,32 @@ def run(
     return folder
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What was found before anything was written."""
+
+    parts: Parts
+    threads: int
+    past: Past | None
+    resumption: Resumption | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has a directory: what its steps share."""
+
+    parts: Parts
+    folder: RunDir
+    reporter: Reporter
+    processes: Processes
+    stop: Stop
+    resumption: Resumption | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.parts.config
+
+
 def _run(
     config: RunConfig,
     reporter: Reporter,
@@ -60,127 +90,147 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
-    # Everything that can be wrong is looked at before anything is written.
-    from kit.training.backend import use_threads
-    from kit.training.lifecycle import check_run_id, create_run_directory, following, lifecycle
-    from kit.training.preparation import prepare
-    from kit.training.processes import Gathered, Onlooker, check_division, seen_from
-    from kit.training.resumption import check_resumable, look_back, train_on, with_past
-    from kit.training.rewind import earlier_scores, rewind
-    from kit.training.sameness import inputs
+    from kit.training.lifecycle import create_run_directory, following, lifecycle
+    from kit.training.processes import Onlooker, seen_from
+    from kit.training.rewind import rewind
     from kit.training.trackers import Trackers
 
-    first, fresh = processes.is_first, not (resume or adopt)
-
-    def look() -> tuple[Past | None, int, Parts, Resumption | None]:
-        check_division(config, processes.size)
-        if fresh and first:
-            check_run_id(config)
-        past = look_back(config, adopt=adopt) if resume and first else None
-        threads = use_threads(config.run.threads or (past.threads if past else None))
-        with reporter.bar("Building the embedded model (once)") as advance:
-            parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=fresh)
-        return past, threads, parts, check_resumable(past, parts, force=force) if past else None
-
-    past, threads, parts, resumption = processes.first_then_others(look)
-    config, data = parts.config, parts.data
+    first = processes.is_first
+    look = partial(check, config, reporter, processes, resume=resume, force=force, adopt=adopt)
+    found = processes.first_then_others(look)
+    parts, config = found.parts, found.parts.config
     folder = processes.first_then_others(
         lambda: create_run_directory(config, resume=resume, adopt=adopt) if first else Onlooker.of(config)
     )
     life = lifecycle(folder, logs, reporter) if first else following(folder, processes)
 
     with life as stop, Trackers(folder, reporter.say) as trackers:
-        if first and resumption is not None:
-            rewind(resumption, reporter.say)
-        resumption = seen_from(folder, processes.of_first(resumption))
+        if first and found.resumption is not None:
+            rewind(found.resumption, reporter.say)
+        resumption = seen_from(folder, processes.of_first(found.resumption))
         folder.write_text("config.yaml", config.to_yaml())
-        folder.write_json("data.json", data.info)
-        reporter.data(data.info)
-
-        # Model, reward functions, and TRL's arguments with every default pinned.
-        from kit.training.allocator import return_freed_memory
-        from kit.training.arguments import grpo_config
-        from kit.training.environment import environment, peak_memory
-        from kit.training.models import keep_trainable_in_float32, load_model
-
-        seed_everything(config.run.seed)
-        return_freed_memory(parts.files.parameters)
-        loaded = load_model(parts.files, config.model)
-        rewards = parts.preset.trl(seed=config.run.seed)
-        args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, processes.size)
-        stands_on = environment(loaded.backend, threads, args, config.run.seed) | {"inputs": inputs(parts)}
-        folder.write_json("env.json", with_past(stands_on, resumption) if resumption else stands_on)
-        trackers.start(config)
-
-        # The trainer: TRL's, with our objective as its loss.
-        from kit.training.callbacks import Agreement, Recorder
-        from kit.training.evaluating import Evaluator, Watcher, conclude, make_judge
-        from kit.training.out_of_memory import Memory, tell_halved
-        from kit.training.quiet import silence_steps
-        from kit.training.recording import CompletionWriter, FailureWatch
-        from kit.training.trainer import make_trainer_class
-
-        batches = config.optimisation.steps // config.optimisation.iterations
-        writer = Gathered(CompletionWriter(folder.completions, config.run.save_completions), processes)
-        watch = FailureWatch(rewards, config.reward.max_failure_share, reporter.say, batches)
-        told = partial(tell_halved, folder, reporter.say)
-        memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
-        trainer = make_trainer_class()(
-            loaded.model,
-            rewards,
-            args,
-            train_dataset=data.train,
-            processing_class=loaded.tokenizer,
-            peft_config=loaded.peft_config,
-            objective=parts.objective,
-            rollout_sinks=[writer, watch],
-            stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
-            memory=memory,
-        )
-        trainer.was_stopped = lambda: stop.reason is not None
-        trainer.check_anew = resumption is not None and resumption.forced
-        keep_trainable_in_float32(trainer.model)
-        silence_steps(trainer)
-        trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
-        reporter.say(
-            f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
-            f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
-        )
-
-        # Held-out score before, GRPO, held-out score after.
-        from kit.evaluation.heldout import HeldOut
-
-        rows, settings = data.heldout.to_list(), (config.evaluation, config.generation)
-        heldout = HeldOut(rows, parts.preset, loaded.tokenizer, *settings, parts.checker, memory)
-        judge = make_judge(folder, config.evaluation, parts.checker, reporter.say)
-        scores = earlier_scores(resumption) if resumption else {}
-
-        def score(model: Any, name: str, step: int) -> dict[str, Any]:
-            with reporter.bar(f"Held-out score, {name}") as advance:
-
-                def progress(done: int, total: int) -> None:
-                    stop.check()
-                    advance(done, total)
-
-                scores[name] = heldout.score(model, progress, step=step)
-            folder.write_json(f"eval/{name}.json", scores[name])
-            return scores[name]
-
-        if first and config.evaluation.before and "before" not in scores:
-            score(trainer.model, "before", 0)
-        with reporter.bar("Training", past.step if past else 0) as advance:
-            if first:
-                trainer.add_callback(Recorder(folder, stop, advance))
-                trainer.add_callback(Watcher(judge))
-                trainer.add_callback(Evaluator(judge, score, stop))
-            trainer.add_callback(Agreement(processes, stop, folder))
-            processes.wait()
-            train_on(trainer, resumption)
-        if first:
-            folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
-            conclude(judge, stop, trainer, score)
-            reporter.result(folder, stop.reason)
+        folder.write_json("data.json", parts.data.info)
+        reporter.data(parts.data.info)
+        job = Job(parts, folder, reporter, processes, stop, resumption)
+        trainer, memory = build(job, found.threads, trackers)
+        learn(job, trainer, memory, found.past.step if found.past else 0)
     return folder
+
+
+def check(
+    config: RunConfig, reporter: Reporter, processes: Processes, *, resume: bool, force: bool, adopt: bool
+) -> Checked:
+    """Looks at everything that can be wrong, before anything is written. Raises `KitError`."""
+    from kit.training.backend import use_threads
+    from kit.training.lifecycle import check_run_id
+    from kit.training.preparation import prepare
+    from kit.training.processes import check_division
+    from kit.training.resumption import check_resumable, look_back
+
+    first, fresh = processes.is_first, not (resume or adopt)
+    check_division(config, processes.size)
+    if fresh and first:
+        check_run_id(config)
+    past = look_back(config, adopt=adopt) if resume and first else None
+    threads = use_threads(config.run.threads or (past.threads if past else None))
+    with reporter.bar("Building the embedded model (once)") as advance:
+        parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=fresh)
+    return Checked(parts, threads, past, check_resumable(past, parts, force=force) if past else None)
+
+
+def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | None]:
+    """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
+    from kit.training.allocator import return_freed_memory
+    from kit.training.arguments import grpo_config
+    from kit.training.environment import environment
+    from kit.training.models import keep_trainable_in_float32, load_model
+    from kit.training.out_of_memory import Memory, tell_halved
+    from kit.training.processes import Gathered
+    from kit.training.quiet import silence_steps
+    from kit.training.recording import CompletionWriter, FailureWatch
+    from kit.training.resumption import with_past
+    from kit.training.sameness import inputs
+    from kit.training.trainer import make_trainer_class
+
+    config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
+    seed_everything(config.run.seed)
+    return_freed_memory(parts.files.parameters)
+    loaded = load_model(parts.files, config.model)
+    rewards = parts.preset.trl(seed=config.run.seed)
+    args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
+    stands_on = environment(loaded.backend, threads, args, config.run.seed) | {"inputs": inputs(parts)}
+    folder.write_json("env.json", with_past(stands_on, job.resumption) if job.resumption else stands_on)
+    trackers.start(config)
+
+    batches = config.optimisation.steps // config.optimisation.iterations
+    writer = Gathered(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
+    watch = FailureWatch(rewards, config.reward.max_failure_share, say, batches)
+    told = partial(tell_halved, folder, say)
+    memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    trainer = make_trainer_class()(
+        loaded.model,
+        rewards,
+        args,
+        train_dataset=parts.data.train,
+        processing_class=loaded.tokenizer,
+        peft_config=loaded.peft_config,
+        objective=parts.objective,
+        rollout_sinks=[writer, watch],
+        stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
+        memory=memory,
+    )
+    trainer.was_stopped = lambda: job.stop.reason is not None
+    trainer.check_anew = job.resumption is not None and job.resumption.forced
+    keep_trainable_in_float32(trainer.model)
+    silence_steps(trainer)
+    trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
+    say(
+        f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
+        f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
+    )
+    return trainer, memory
+
+
+def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
+    """Held-out score before, GRPO from step `start` on, held-out score after."""
+    from kit.evaluation.heldout import HeldOut
+    from kit.training.callbacks import Agreement, Recorder
+    from kit.training.environment import peak_memory
+    from kit.training.evaluating import Evaluator, Watcher, conclude, make_judge
+    from kit.training.resumption import train_on
+    from kit.training.rewind import earlier_scores
+
+    config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
+    rows, settings = parts.data.heldout.to_list(), (config.evaluation, config.generation)
+    heldout = HeldOut(rows, parts.preset, parts.files.tokenizer, *settings, parts.checker, memory)
+    judge = make_judge(folder, config.evaluation, parts.checker, job.reporter.say)
+    scores = earlier_scores(job.resumption) if job.resumption else {}
+
+    def score(model: Any, name: str, step: int) -> dict[str, Any]:
+        with job.reporter.bar(f"Held-out score, {name}") as advance:
+
+            def progress(done: int, total: int) -> None:
+                stop.check()
+                advance(done, total)
+
+            scores[name] = heldout.score(model, progress, step=step)
+        folder.write_json(f"eval/{name}.json", scores[name])
+        return scores[name]
+
+    if first and config.evaluation.before and "before" not in scores:
+        score(trainer.model, "before", 0)
+    with job.reporter.bar("Training", start) as advance:
+        if first:
+            trainer.add_callback(Recorder(folder, stop, advance))
+            trainer.add_callback(Watcher(judge))
+            trainer.add_callback(Evaluator(judge, score, stop))
+        trainer.add_callback(Agreement(job.processes, stop, folder))
+        job.processes.wait()
+        train_on(trainer, job.resumption)
+    if first:
+        folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
+        conclude(judge, stop, trainer, score)
+        job.reporter.result(folder, stop.reason)
 
 
 def seed_everything(seed: int) -> None:

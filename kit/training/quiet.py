@@ -36,7 +36,7 @@ class LogBook:
         kit.setLevel(logging.INFO)
         logging.captureWarnings(True)
         try:
-            with _transformers_quiet():
+            with _transformers_quiet(), _torch_quiet():
                 yield
         finally:
             logging.captureWarnings(False)
@@ -83,6 +83,23 @@ def _transformers_quiet() -> Iterator[None]:
         theirs.disable_propagation()
         if bars:
             theirs.enable_progress_bar()
+
+
+@contextmanager
+def _torch_quiet() -> Iterator[None]:
+    """Hands the logs of torch, which print to stderr by handlers of their own, to the root logger."""
+    import torch  # noqa: F401  # sets them up
+
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    found = [logger for name in names if (logger := logging.getLogger(name)).handlers]
+    before = [(logger, logger.handlers, logger.propagate) for logger in found]
+    for logger in found:
+        logger.handlers, logger.propagate = [], True
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
 
 
 def silence_steps(trainer: Any) -> None:
