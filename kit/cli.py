@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kit import __version__, cli_plan, cli_runs, cli_study
+from kit import __version__, cli_export, cli_plan, cli_runs, cli_study, cli_ui
+from kit.cli_model import model_app
 from kit.cli_objective import objective_app
 from kit.cli_reward import reward_app
 from kit.cli_table import print_table
@@ -55,6 +56,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(reward_app, name="reward")
 app.add_typer(objective_app, name="objective")
 app.add_typer(data_app, name="data")
+app.add_typer(model_app, name="model")
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")]
 Overrides = Annotated[
@@ -159,8 +161,11 @@ app.command()(cli_runs.stop)
 app.command()(cli_runs.resume)
 app.command("eval")(cli_study.evaluate)
 app.command()(cli_study.report)
+app.command()(cli_export.export)
+app.command()(cli_export.chat)
 app.command()(cli_study.compare)
 app.command()(cli_study.sweep)
+app.command()(cli_ui.ui)
 
 
 @config_app.command("schema")

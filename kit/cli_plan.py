@@ -33,7 +33,8 @@ def doctor(
     from kit.planning.machine import check_machine, failed, report
 
     loaded = load_config(config, override or []) if config is not None else None
-    checks = check_machine(root or (loaded.run.root if loaded is not None else "runs"))
+    places = (root or loaded.run.root, loaded.model) if loaded is not None else (root or "runs", None)
+    checks = check_machine(*places)
     result: dict[str, Any] = {"machine": report(checks)}
     if not as_json:
         print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])

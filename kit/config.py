@@ -30,7 +30,7 @@ from kit.sections.base import Section
 from kit.sections.data import DataConfig
 from kit.sections.evaluation import EvaluationConfig
 from kit.sections.generation import GenerationConfig
-from kit.sections.model import EMBEDDED, LoraConfig, ModelConfig
+from kit.sections.model import EMBEDDED, EMBEDDED_MODELS, LoraConfig, ModelConfig
 from kit.sections.objective import ObjectiveConfig
 from kit.sections.optimisation import OptimisationConfig
 from kit.sections.reward import RewardConfig, RewardFunction
@@ -38,6 +38,7 @@ from kit.sections.run import RunSection
 
 __all__ = [
     "EMBEDDED",
+    "EMBEDDED_MODELS",
     "DataConfig",
     "EvaluationConfig",
     "GenerationConfig",

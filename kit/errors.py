@@ -7,6 +7,7 @@ KitError                      exit code 2; the message says what was seen, what 
 ├── RewardError               a reward that does not keep its contract
 ├── ObjectiveError            a hook that does not keep its contract, or needs what the run lacks
 ├── RunError                  a run id, a run directory, a disk
+├── EngineError               a generation engine that died, hangs or has no room
 └── EnvironmentUnsupported    a package or machine outside what the kit was tested with
 """
 
@@ -19,6 +20,10 @@ class KitError(Exception):
     exit_code = 2
     shown = False
     """Whether a process below has told the user already."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks print of it: the message, as the command line does. `%debug` still leads to where it was raised."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(KitError):
@@ -43,6 +48,10 @@ class ObjectiveError(KitError):
 
 class RunError(KitError):
     """A run id that is taken or unknown, a directory or disk that cannot be written."""
+
+
+class EngineError(KitError):
+    """A generation engine that died, hangs or has no room."""
 
 
 class EnvironmentUnsupported(KitError):

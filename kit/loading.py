@@ -43,15 +43,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
+def parse_yaml(text: str, origin: str = "The text") -> dict[str, Any]:
+    """The mapping that a YAML text holds. Raises `ConfigError`."""
+    try:
+        tree = _parse(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{origin} is not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{origin} holds a {type(tree).__name__}; expected sections such as 'model:' and 'data:'.")
+    return tree
+
+
+def parse_value(text: str) -> Any:
+    """A value as an override gives it: YAML where it is that, else the text itself."""
+    try:
+        return _parse(text)
+    except yaml.YAMLError:
+        return text
+
+
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Sets one `section.key=value` in `tree`; list items go by number, from 0. Raises `ConfigError`."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"'{override}' is not an override; write section.key=value, e.g. optimisation.steps=50.")
-    try:
-        value = _parse(text)
-    except yaml.YAMLError:
-        value = text
+    value = parse_value(text)
     *parents, leaf = key.strip().split(".")
     node: Any = tree
     for parent in parents:

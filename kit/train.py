@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.api import CallableModule
 from kit.config import RunConfig, load_config
+from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -90,6 +91,7 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
+    from kit.training.backend import running_on
     from kit.training.lifecycle import create_run_directory, following, lifecycle
     from kit.training.processes import Onlooker, seen_from
     from kit.training.rewind import rewind
@@ -104,7 +106,9 @@ def _run(
     )
     life = lifecycle(folder, logs, reporter) if first else following(folder, processes)
 
-    with life as stop, Trackers(folder, reporter.say) as trackers:
+    backend = running_on(parts.files.backend, standby=config.generation.vllm.standby)  # Unsloth comes before TRL
+
+    with life as stop, backend, Trackers(folder, reporter.say) as trackers:
         if first and found.resumption is not None:
             rewind(found.resumption, reporter.say)
         resumption = seen_from(folder, processes.of_first(found.resumption))
@@ -112,7 +116,11 @@ def _run(
         folder.write_json("data.json", parts.data.info)
         reporter.data(parts.data.info)
         job = Job(parts, folder, reporter, processes, stop, resumption)
-        trainer, memory = build(job, found.threads, trackers)
+        try:
+            trainer, memory = build(job, found.threads, trackers)
+        except EngineError as error:
+            job = without_vllm(job, error)
+            trainer, memory = build(job, found.threads, trackers)
         learn(job, trainer, memory, found.past.step if found.past else 0)
     return folder
 
@@ -140,8 +148,11 @@ def check(
 
 def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | None]:
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
+    from kit.data.images import IMAGES
     from kit.training.allocator import return_freed_memory
-    from kit.training.arguments import grpo_config
+    from kit.training.arguments import changes, grpo_config
+    from kit.training.engine import record
+    from kit.training.engine_side import engine_settings
     from kit.training.environment import environment
     from kit.training.models import keep_trainable_in_float32, load_model
     from kit.training.out_of_memory import Memory, tell_halved
@@ -151,15 +162,18 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     from kit.training.resumption import with_past
     from kit.training.sameness import inputs
     from kit.training.trainer import make_trainer_class
+    from kit.training.unsloth_model import loading
 
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     seed_everything(config.run.seed)
     return_freed_memory(parts.files.parameters)
-    loaded = load_model(parts.files, config.model)
+    loaded = load_model(parts.files, config.model, loading(config, parts.files))
     rewards = parts.preset.trl(seed=config.run.seed)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
-    stands_on = environment(loaded.backend, threads, args, config.run.seed) | {"inputs": inputs(parts)}
-    folder.write_json("env.json", with_past(stands_on, job.resumption) if job.resumption else stands_on)
+    stands_on = environment(loaded.backend, threads, args, config.run.seed, record(config, parts.engine))
+    stands_on |= {"inputs": inputs(parts)}
+    stands_on = with_past(stands_on, job.resumption) if job.resumption else stands_on
+    folder.write_json("env.json", stands_on)
     trackers.start(config)
 
     batches = config.optimisation.steps // config.optimisation.iterations
@@ -167,18 +181,24 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     watch = FailureWatch(rewards, config.reward.max_failure_share, say, batches)
     told = partial(tell_halved, folder, say)
     memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    if parts.engine.note:
+        say(parts.engine.note)
     trainer = make_trainer_class()(
         loaded.model,
         rewards,
         args,
         train_dataset=parts.data.train,
-        processing_class=loaded.tokenizer,
+        processing_class=loaded.processing_class(pictures=IMAGES in parts.data.train.column_names),
         peft_config=loaded.peft_config,
         objective=parts.objective,
         rollout_sinks=[writer, watch],
         stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
         memory=memory,
+        engine=engine_settings(config, args, say),
+        **parts.interaction.trainer_arguments(),
     )
+    if moved := changes(args, trainer.args):
+        folder.write_json("env.json", stands_on | {"changed_by_backend": moved})
     trainer.was_stopped = lambda: job.stop.reason is not None
     trainer.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)
@@ -189,6 +209,20 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
         f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
     )
     return trainer, memory
+
+
+def without_vllm(job: Job, error: EngineError) -> Job:
+    """The same run with transformers' generate, where `engine: auto` chose a vLLM that does not start; else raises `error`."""
+    from kit.training.engine import Engine, resolved
+
+    parts = job.parts
+    if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
+        raise error
+    engine = Engine("hf", f"vLLM did not start: {error}")
+    job.reporter.say(f"{error}\nCompletions come from transformers' generate instead (generation.engine: auto).")
+    config = resolved(parts.config, engine)
+    job.folder.write_text("config.yaml", config.to_yaml())
+    return replace(job, parts=replace(parts, engine=engine, config=config))
 
 
 def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
@@ -202,7 +236,10 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
 
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
     rows, settings = parts.data.heldout.to_list(), (config.evaluation, config.generation)
-    heldout = HeldOut(rows, parts.preset, parts.files.tokenizer, *settings, parts.checker, memory)
+    shown = parts.files.processor
+    heldout = HeldOut(
+        rows, parts.preset, parts.files.tokenizer, *settings, parts.checker, memory, parts.interaction, processor=shown
+    )
     judge = make_judge(folder, config.evaluation, parts.checker, job.reporter.say)
     scores = earlier_scores(job.resumption) if job.resumption else {}
 

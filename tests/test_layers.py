@@ -15,32 +15,49 @@ HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "d
 
 # From the bottom up. A file may import its own layer and those before it; "kit" itself, the lazy face, may import all.
 LAYERS = [
-    ["kit.errors"],
+    ["kit.errors", "kit.environments"],
     ["kit.registry"],
     ["kit.loading"],
     ["kit.sections"],
     ["kit.config"],
     ["kit.runs", "kit.objective", "kit.schema", "kit.figures"],
     ["kit.data"],
-    ["kit.training", "kit.evaluation", "kit.planning", "kit.validation", "kit.report", "kit.run", "kit.api"],
+    [
+        "kit.training",
+        "kit.evaluation",
+        "kit.planning",
+        "kit.validation",
+        "kit.exporting",
+        "kit.chat",
+        "kit.report",
+        "kit.run",
+        "kit.api",
+        "kit.notebook",
+        "kit.comparison",
+        "kit.smoke",
+    ],
     ["kit.train"],
     ["kit.sweeps"],
+    ["kit.ui"],
     [
         "kit.cli",
+        "kit.cli_export",
+        "kit.cli_model",
         "kit.cli_objective",
         "kit.cli_reward",
         "kit.cli_table",
         "kit.cli_runs",
         "kit.cli_plan",
         "kit.cli_study",
+        "kit.cli_ui",
     ],
-    ["kit.ui"],
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
 # Beyond the standard library, at any depth, lazily or not. Layers that are not listed are free.
 ALLOWED = {
     "kit.errors": set(),
+    "kit.environments": {"kit.environments"},
     "kit.registry": {"kit.errors"},
     "kit.loading": {"kit.errors", "kit.registry", "pydantic", "yaml"},
     "kit.sections": {"kit.errors", "kit.registry", "kit.loading", "kit.sections", "pydantic"},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kit.data.columns import IDS
 from kit.errors import DataError
 
 if TYPE_CHECKING:
@@ -15,20 +17,27 @@ if TYPE_CHECKING:
     from kit.data.load import DataSplit
 
 BATCH = 1000
+ROWS = 16
 
 
 def filter_by_length(
-    split: DataSplit, count_tokens: Callable[[list[Any]], list[int]], max_prompt_tokens: int | None
+    split: DataSplit,
+    count_tokens: Callable[[list[Any]], list[int]],
+    max_prompt_tokens: int | None,
+    *,
+    whole: bool = False,
 ) -> DataSplit:
     """The split without prompts of more than `max_prompt_tokens` tokens, with `info` brought up to date.
 
-    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included. None filters nothing. Raises
-    `DataError` if a side that had rows is left with none; the message names the median length.
+    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included; with `whole` it is given 16 rows
+    with their pictures, not decoded. None filters nothing. Raises `DataError` if a side that had rows is left with none;
+    the message names the median length.
     """
     if max_prompt_tokens is None:
         return split
-    train, train_out = _keep_short(split.train, count_tokens, max_prompt_tokens, "train")
-    heldout, heldout_out = _keep_short(split.heldout, count_tokens, max_prompt_tokens, "held-out")
+    measure = _of_rows if whole else _of_prompts
+    train, train_out = _keep_short(split.train, partial(measure, count_tokens), max_prompt_tokens, "train")
+    heldout, heldout_out = _keep_short(split.heldout, partial(measure, count_tokens), max_prompt_tokens, "held-out")
     info = deepcopy(split.info)
     info["max_prompt_tokens"] = max_prompt_tokens
     info["rows"] |= {
@@ -39,17 +48,31 @@ def filter_by_length(
     return type(split)(train, heldout, info)
 
 
-def _keep_short(
-    rows: Dataset, count_tokens: Callable[[list[Any]], list[int]], limit: int, side: str
-) -> tuple[Dataset, int]:
-    """Rows within the limit, and how many were beyond it."""
+def _of_rows(count_tokens: Callable[[list[Any]], list[int]], rows: Dataset) -> list[int]:
     lengths: list[int] = []
+    for start in range(0, len(rows), ROWS):
+        lengths += count_tokens(rows.select(range(start, min(start + ROWS, len(rows)))).to_list())
+    return lengths
+
+
+def _of_prompts(count_tokens: Callable[[list[Any]], list[int]], rows: Dataset) -> list[int]:
+    lengths: list[int] = []
+    rows = rows.select_columns([name for name in ("prompt", IDS) if name in rows.column_names])
     for start in range(0, len(rows), BATCH):
-        prompts = list(rows[start : start + BATCH]["prompt"])
+        batch = rows[start : start + BATCH]
+        prompts = list(batch["prompt"])
         counted = list(count_tokens(prompts))
         if len(counted) != len(prompts):
             raise ValueError(f"count_tokens gave {len(counted)} lengths for {len(prompts)} prompts")
+        given = batch.get(IDS) or [None] * len(prompts)  # ids are what the model gets, whatever the text
+        counted = [length if ids is None else len(ids) for length, ids in zip(counted, given, strict=True)]
         lengths += counted
+    return lengths
+
+
+def _keep_short(rows: Dataset, measure: Callable[[Dataset], list[int]], limit: int, side: str) -> tuple[Dataset, int]:
+    """Rows within the limit, and how many were beyond it."""
+    lengths = measure(rows)
     short = [index for index, length in enumerate(lengths) if length <= limit]
     if lengths and not short:
         raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+SIDES = ("train", "heldout")
+
+
 @dataclass(frozen=True)
 class DataSplit:
     """Rows to train on, rows set apart, and the record of where they came from (what data.json holds).
 
-    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), then the
-    other columns of the source. `train` is in source order, `heldout` in the order of a salted hash.
+    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), `prompt_ids`
+    (a list of ids or None; only where the source has such a column), then the other columns of the source. `train` is in
+    source order, `heldout` in the order of a salted hash.
 
     `info["rows"]`: `read` (looked at) = `used` + `skipped`, and `used` = `train` + `heldout` + `heldout_duplicates` +
     `too_long`; `without_reference` counts used rows whose reference is None. `info["sha256"]` is over the used rows, in
@@ -33,6 +37,8 @@ class DataSplit:
     train: Dataset
     heldout: Dataset
     info: dict[str, Any]
+    places: dict[str, list[tuple[int, str | None]]] = field(default_factory=dict)
+    """By side, number and file of the rows where they are known: for errors that are found later."""
 
 
 def load_data(config: DataConfig) -> DataSplit:
@@ -56,7 +62,8 @@ def load_data(config: DataConfig) -> DataSplit:
     info = _info(config, source, mapping, result, sides)
     info["columns"] = dataset.column_names
     info["notes"] += notes
-    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info)
+    places = {side: [result.places[row] for row in rows] for side, rows in vars(sides).items() if side in SIDES}
+    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info, places)
 
 
 def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.config import DataConfig
-from kit.data.columns import Mapping
+from kit.data.columns import IDS, Mapping
+from kit.data.ids import ids_key, read_ids, stand_in
+from kit.data.images import IMAGES, digest, folder_of, read_pictures
 from kit.data.prompts import check_text, dress, kind_of, prompt_key, read_prompt, reference_text
 from kit.errors import DataError
 
@@ -63,6 +65,7 @@ class Rows:
     keys: list[str] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    places: list[tuple[int, str | None]] = field(default_factory=list)
 
     def sha256(self) -> str:
         """Hex digest of the canonical content of all rows in order."""
@@ -79,7 +82,7 @@ def canonical_json(value: Any) -> str:
 
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
     """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
-    result, kind = Rows(), None
+    result, keys, kinds = Rows(), dict[str, str](), dict[str, str]()
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
             break
@@ -87,18 +90,35 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(record)
             continue
         try:
-            found = kind_of(record.values.get(mapping.prompt), mapping.prompt)
-            if kind not in (None, found):
-                raise ValueError(f"'{mapping.prompt}' is {found}, while the rows before it have {kind}")
+            found, column = _kind(record, mapping)
+            if found is not None and kinds.get(column, found) != found:
+                raise ValueError(f"'{column}' is {found}, while the rows before it have {kinds[column]}")
             row, key, content = _make_row(record, mapping, config)
         except ValueError as error:
             result.faults.append(Fault(record.number, str(error), record.file))
             continue
-        kind = found
+        if found is not None:
+            kinds[column] = found
+        if (ids := row.get(IDS)) is not None and found is not None:
+            keys.setdefault(ids_key(ids), key)
         result.rows.append(row)
         result.keys.append(key)
+        result.places.append((record.number, record.file))
         result.contents.append(content)
+    # Rows with ids alone are one prompt with those that have these ids and a text.
+    result.keys = [keys.get(key, key) for key in result.keys]
     return result
+
+
+def _kind(record: Record, mapping: Mapping) -> tuple[str | None, str]:
+    """What the prompt is made of, None where the row has ids alone, and its column. Raises `ValueError`."""
+    value, column = mapping.prompt_of(record.values)
+    if mapping.ids is None:
+        return kind_of(value, column), column
+    if value is None and record.values.get(mapping.ids) is None:
+        names = [name for name in (mapping.prompt, mapping.ids) if name is not None]
+        raise ValueError(" and ".join(f"'{name}'" for name in names) + (" are" if names[1:] else " is") + " missing")
+    return None if value is None else kind_of(value, column), column
 
 
 def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
@@ -120,25 +140,52 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     raise DataError(
         f"{config.source}: {len(faults)} of {len(faults) + usable} rows cannot be used:\n  "
         + "\n  ".join(lines)
-        + f"\nThe prompt is read from column '{mapping.prompt}'{others}. {advice}"
+        + f"\nThe prompt is read from column '{mapping.prompt or mapping.ids}'{others}. {advice}"
     )
 
 
 def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dict[str, Any], str, str]:
     """Row, prompt key, canonical content. Raises `ValueError` with the reason if the row cannot be used."""
     values = record.values
-    prompt, answer = read_prompt(values.get(mapping.prompt), mapping.prompt)
+    ids = None if mapping.ids is None else read_ids(values.get(mapping.ids), mapping.ids)
+    text, column = mapping.prompt_of(values)
+    if ids is not None and text is None:
+        prompt, answer = stand_in(ids, chat=config.chat), None
+    else:
+        prompt, answer = read_prompt(text, column)
     reference = answer if mapping.reference is None else reference_text(values.get(mapping.reference))
     if reference is not None:
-        check_text(reference, mapping.reference or mapping.prompt)
+        check_text(reference, mapping.reference or column)
+    # The ids say all that the model is given: a system prompt would stand beside them, unseen.
+    system_prompt = config.system_prompt if ids is None else None
     row: dict[str, Any] = {
-        "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
+        "prompt": dress(prompt, chat=config.chat, system_prompt=system_prompt),
         "reference": reference,
     }
+    if mapping.ids is not None:
+        row[IDS] = ids
     row |= {ours: values.get(theirs) for theirs, ours in mapping.extras.items()}
-    content = canonical_json(row)
+    content, seen = canonical_json(row), ""
+    if mapping.images is not None:
+        row[IMAGES] = _pictures(values.get(mapping.images), mapping.images, config)
+        seen = digest(row[IMAGES])
+        content += seen
     _refuse_surrogates(content, row)
-    return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)), content
+    if ids is not None and text is None:
+        return row, ids_key(ids), content
+    return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + seen, content
+
+
+def _pictures(value: Any, column: str, config: DataConfig) -> list[dict[str, Any]]:
+    try:
+        pictures = read_pictures(value, column, folder_of(config))
+    except ValueError as error:
+        if config.image_column is None:
+            raise ValueError(f"{error} (data.image_column: none leaves '{column}' out)") from None
+        raise
+    if pictures and not config.chat:
+        raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
+    return pictures
 
 
 def _refuse_surrogates(content: str, row: dict[str, Any]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from kit.data.columns import IDS
+from kit.data.images import IMAGES
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -16,10 +19,15 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
     column whose values have no common type becomes JSON text.
     """
     import pyarrow as pa
-    from datasets import Dataset, DatasetInfo, Features, List, Value
+    from datasets import Dataset, DatasetInfo, Features, Image, List, Value
 
     message = {"role": Value("string"), "content": Value("string")}
-    fixed = {"prompt": List(message) if chat else Value("string"), "reference": Value("string")}
+    fixed = {
+        "prompt": List(message) if chat else Value("string"),
+        "reference": Value("string"),
+        IDS: List(Value("int64")),
+    }
+    fixed[IMAGES] = List(Image(mode="RGB"))
     arrays, features, notes = {}, Features(), []
     for name in rows[0]:
         values = [row[name] for row in rows]

@@ -48,18 +48,24 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
 
     from peft import PeftModel
 
+    from kit.evaluation.pictured import fit_pictures
     from kit.training.backend import use_threads
+    from kit.training.interaction import check_turns, load_interaction
     from kit.training.models import find_model, load_model
     from kit.training.out_of_memory import Memory
 
     use_threads(config.run.threads)
     if config.model.lora is None:
         config.model.name = str(weights)
-    loaded = load_model(find_model(config.model, chat=config.data.chat), config.model)
+    files = find_model(config.model, chat=config.data.chat)
+    loaded = load_model(files, config.model)
     model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(weights))
-    rows = fit_prompts(config, data, loaded.tokenizer).heldout.to_list()
+    interaction = load_interaction(config.generation)
+    check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
+    rows = fit_pictures(config, fit_prompts(config, data, loaded.tokenizer, interaction), files).heldout.to_list()
     memory = Memory() if config.run.on_out_of_memory == "halve" else None
-    heldout = HeldOut(rows, preset, loaded.tokenizer, config.evaluation, config.generation, checker, memory)
+    settings = (config.evaluation, config.generation)
+    heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
     name = request.get("name", "again")
     with reporter.bar(f"Held-out score, {name}") as advance:
         result = heldout.score(model, advance, step=step)

@@ -39,6 +39,12 @@ def comparison_page(found: Mapping[str, Any]) -> str:
     return page(" vs ".join(names), sections, subtitle=f"{metric} on {found['problems']} held-out problems")
 
 
+def at_a_glance(found: Mapping[str, Any]) -> str:
+    """Verdicts, what else differs, and curves: the page without its frame, for a page that stands already."""
+    metric = str(found["metric"]).replace("_", " ")
+    return html.join([_verdicts(found, metric), _scores(found, metric), _quantities(found), _curves(found)])
+
+
 def _verdicts(found: Mapping[str, Any], metric: str) -> str:
     lines = [html.notice(warning, "warning") for warning in found["warnings"]]
     lines += [html.notice(each["text"], LOOK[each["verdict"]]) for each in found["comparisons"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -12,10 +13,23 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig
+from kit.data.columns import IDS
+from kit.data.images import IMAGES, digest
 from kit.evaluation.answers import votes
+from kit.evaluation.asking import Asked, is_plain
+from kit.evaluation.asking import count_tokens as count_tokens
+from kit.evaluation.asking import encode as encode
+from kit.evaluation.asking import lengths_of as lengths_of
+from kit.evaluation.asking import question as question
+from kit.evaluation.asking import render as render
+from kit.evaluation.asking import tell_of_thinking as tell_of_thinking
+from kit.evaluation.conversing import Conversation, Talker, environment_rewards, own_tokens
+from kit.evaluation.pictured import Pictured, has_pictures, model_inputs
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
+from kit.training.turns import readable
 
 if TYPE_CHECKING:
+    from kit.training.interaction import Interaction
     from kit.training.out_of_memory import Memory
     from rewards import Context, Evaluation, Preset, Sample
 
@@ -25,6 +39,7 @@ GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p", "repetition_pe
 """What `_generation_config` takes of the run's generation settings."""
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
+Prompt = str | list[int] | Asked | Pictured
 
 
 class HeldOut:
@@ -43,15 +58,35 @@ class HeldOut:
         generation: GenerationConfig,
         checker: Preset | None = None,
         memory: Memory | None = None,
+        interaction: Interaction | None = None,
+        processor: Any = None,
     ) -> None:
+        self.processor = processor  # what prompts with pictures are made of
         self.rows = list(rows)[: config.prompts]
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
         self.checker = checker if checker is not None else preset
         self.memory = memory  # what to do when memory runs out; None: fail
-        self.prompts = [render(tokenizer, row["prompt"]) for row in self.rows]
+        self.talker: Talker | None = None
+        if interaction is not None and interaction.has_turns:
+            self.talker = Talker(interaction, tokenizer, generation.max_completion_tokens)
+        self.note = None
+        if interaction is not None and interaction.rollout is not None:
+            self.note = "generated without generation.rollout, which needs the trainer"
+            log.warning("The held-out score is %s.", self.note)
+        self.asked: dict[str, list[int]] = {}  # ids of the texts that the model was given
+        self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
         for scorer in {id(one): one for one in (self.preset, self.checker)}.values():
             tell_of_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
+
+    def _prompt(self, row: dict[str, Any]) -> Prompt:
+        """The text that the model is given, its ids where the row has them, or the row itself where it may call tools."""
+        if self.talker is not None:
+            return Asked(row)
+        if has_pictures(row):
+            return Pictured(row)
+        ids = row.get(IDS)
+        return render(self.tokenizer, row["prompt"]) if ids is None else list(ids)
 
     @property
     def checker_name(self) -> str | None:
@@ -71,7 +106,7 @@ class HeldOut:
             greedy = self._complete(model, self.prompts, False, progress, 0, total)
             repeated = [prompt for prompt in self.prompts for _ in range(k)]
             sampled = self._complete(model, repeated, True, progress, len(self.prompts), total)
-        lengths = [len(ids) for ids, _ in sampled]
+        lengths = [own_tokens(completion) for completion in sampled]
         right, correct = self._accuracy(greedy, sampled) if self.checker_name is not None else ({}, {})
         reward, rewarded = self._reward(greedy)
         return {
@@ -82,6 +117,7 @@ class HeldOut:
             "k": k,
             "temperature": self.config.temperature,
             "generation": self.generation.model_dump(include=set(GENERATION)),
+            **({"note": self.note} if self.note else {}),
             **right,
             **reward,
             "completion_tokens_mean": sum(lengths) / max(1, len(lengths)),
@@ -91,7 +127,7 @@ class HeldOut:
                 "id": [problem_id(row) for row in self.rows],
                 **correct,
                 **rewarded,
-                "greedy_tokens": [len(ids) for ids, _ in greedy],
+                "greedy_tokens": [own_tokens(completion) for completion in greedy],
                 "sampled_tokens_mean": [sum(lengths[at : at + k]) / k for at in range(0, len(lengths), k)],
             },
             "samples": self._samples(greedy),
@@ -119,7 +155,7 @@ class HeldOut:
 
     def _reward(self, completions: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Mean reward of the greedy completions and how much of it could not be scored; the rewards as a column."""
-        verdict = self.preset.score(self._as_samples(self.rows, completions), scoring_context())
+        verdict = self._verdict(self._as_samples(self.rows, completions), completions, scoring_context())
         failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
         if failure:
             log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, *failure.values())
@@ -131,7 +167,7 @@ class HeldOut:
         return result, {"greedy_reward": verdict.totals}
 
     def _complete(
-        self, model: Any, prompts: list[str], sample: bool, progress: Progress | None, done: int, total: int
+        self, model: Any, prompts: list[Prompt], sample: bool, progress: Progress | None, done: int, total: int
     ) -> list[Completion]:
         """Token ids of one completion a prompt, and whether it was cut, in the order of `prompts`."""
         size, ends = self.config.batch_size, end_tokens(model, self.tokenizer)
@@ -140,14 +176,26 @@ class HeldOut:
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            for index, row in zip(chosen, self._rows(model, [prompts[i] for i in chosen], sample, ends), strict=True):
-                end = next((place for place, token in enumerate(row) if token in ends), None)
-                results[index] = (row if end is None else row[: end + 1], end is None)
+            for index, made in zip(chosen, self._ended(model, [prompts[i] for i in chosen], sample, ends), strict=True):
+                results[index] = made
             if progress is not None:
                 progress(done + min(start + size, len(order)), total)
         return results
 
-    def _rows(self, model: Any, prompts: list[str], sample: bool, ends: list[int]) -> list[list[int]]:
+    def _ended(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> Sequence[Completion]:
+        """One completion a prompt, up to the token that ends it; with its turns where the model may call tools."""
+
+        def generate(asked: Sequence[Prompt]) -> list[Completion]:
+            rows = self._rows(model, list(asked), sample, ends)
+            stops = [next((place for place, token in enumerate(row) if token in ends), None) for row in rows]
+            return [(row if end is None else row[: end + 1], end is None) for row, end in zip(rows, stops, strict=True)]
+
+        if self.talker is None:
+            return generate(prompts)
+        rows = [asked.row for asked in prompts if isinstance(asked, Asked)]
+        return self.talker.converse(rows, lambda given: [ids for ids, _ in generate(given)], ends, model)
+
+    def _rows(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         """What the model generates after each prompt: all at once, or in smaller parts after running out of memory."""
 
         def parts(size: int) -> list[list[int]]:
@@ -160,19 +208,46 @@ class HeldOut:
         self.memory.finished()
         return rows
 
-    def _generate(self, model: Any, prompts: list[str], sample: bool, ends: list[int]) -> list[list[int]]:
+    def _generate(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         import torch
 
-        batch = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=self.plain)
+        from kit.training.families import placeholders
+
+        pictured = [prompt for prompt in prompts if isinstance(prompt, Pictured)]
+        if pictured and len(pictured) < len(prompts):  # apart: processors want pictures for every prompt, or for none
+            made = iter(self._generate(model, list(pictured), sample, ends))
+            bare = iter(self._generate(model, [one for one in prompts if not isinstance(one, Pictured)], sample, ends))
+            return [next(made if isinstance(prompt, Pictured) else bare) for prompt in prompts]
+        if pictured:
+            batch = model_inputs(self.processor, [prompt.row for prompt in pictured], self._accepts(model))
+        elif all(isinstance(prompt, str) for prompt in prompts):
+            batch = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=self.plain)
+        else:
+            ids = [
+                self.tokenizer(prompt, add_special_tokens=self.plain)["input_ids"]
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+            batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding=True)
+        for prompt, ids, live in zip(prompts, batch["input_ids"], batch["attention_mask"], strict=True):
+            if isinstance(prompt, str):
+                self.asked[prompt] = ids[live.bool()].tolist()
         batch = batch.to(model.device)
+        settings = self._generation_config(sample, ends)
+        settings.suppress_tokens = list(placeholders(model.config)) or None
         with torch.inference_mode():
             output = model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                generation_config=self._generation_config(sample, ends),
+                **(batch if pictured else {name: batch[name] for name in ("input_ids", "attention_mask")}),
+                generation_config=settings,
             )
         rows: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
         return rows
+
+    def _accepts(self, model: Any) -> frozenset[str]:
+        from kit.training.families import adapter_of
+
+        return adapter_of(model).accepts
 
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:
         from transformers import GenerationConfig as HFGenerationConfig
@@ -200,19 +275,47 @@ class HeldOut:
         from rewards import build_samples
 
         columns: dict[str, Any] = (
-            {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"} if rows else {}
+            {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", IMAGES)} if rows else {}
         )
-        columns["finish_reason"] = ["length" if cut else "stop" for _, cut in completions]
+        columns["finish_reason"] = [
+            done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop" for done in completions
+        ]
+        columns.pop(IDS, None)
+        asked = [self._asked_ids(row, done) for row, done in zip(rows, completions, strict=True)]
+        if all(ids is not None for ids in asked):
+            columns[IDS] = asked
+        if self.talker is not None and self.talker.interaction.environments is not None:
+            columns["environments"] = [getattr(done, "environment", None) for done in completions]
         return build_samples(
             [row["prompt"] for row in rows],
-            [self._completion(row["prompt"], ids) for row, (ids, _) in zip(rows, completions, strict=True)],
+            [self._completion(row["prompt"], completion) for row, completion in zip(rows, completions, strict=True)],
             [ids for ids, _ in completions],
             **columns,
         )
 
-    def _completion(self, prompt: Any, ids: list[int]) -> Any:
+    def _asked_ids(self, row: dict[str, Any], completion: Completion) -> list[int] | None:
+        """The ids that the model was given; None of pictures, and before anything was generated."""
+        if isinstance(completion, Conversation):
+            return completion.prompt_ids
+        prompt = self._prompt(row)
+        return self.asked.get(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, list) else None
+
+    def _verdict(self, samples: list[Sample], completions: Sequence[Completion], context: Context) -> Evaluation:
+        """The preset's verdict; what environments say of their completions is added to the totals, as in training."""
+        verdict = self.preset.score(samples, context)
+        extra = environment_rewards(completions)
+        if all(value is None for value in extra):
+            return verdict
+        both = [
+            total if more is None else more + (total or 0.0) for total, more in zip(verdict.totals, extra, strict=True)
+        ]
+        return dataclasses.replace(verdict, totals=both)
+
+    def _completion(self, prompt: Any, completion: Completion) -> Any:
         """What a reward is given in training, too: messages after messages, text after text."""
-        text = self._text(ids)
+        if isinstance(completion, Conversation):
+            return completion.messages
+        text = self._text(completion[0])
         return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
     def _text(self, ids: list[int]) -> str:
@@ -222,21 +325,23 @@ class HeldOut:
         """The first problems with their greedy completion and its reward, for people to read."""
         shown = list(zip(self.rows, completions, strict=True))[:SHOWN]
         samples = self._as_samples([row for row, _ in shown], [done for _, done in shown])
-        totals = self.preset.score(samples, scoring_context()).totals
+        totals = self._verdict(samples, [done for _, done in shown], scoring_context()).totals
         return [
             {
                 "prompt": question(row["prompt"]),
                 "reference": row.get("reference"),
-                "completion": self._text(ids),
+                "completion": readable(done.messages) if isinstance(done, Conversation) else self._text(done[0]),
                 "reward": total,
             }
-            for (row, (ids, _)), total in zip(shown, totals, strict=True)
+            for (row, done), total in zip(shown, totals, strict=True)
         ]
 
 
 def problem_id(row: dict[str, Any]) -> str:
-    """16 hexadecimal digits that stand for a problem: a hash of its prompt and its reference."""
-    content = json.dumps([row["prompt"], row.get("reference")], sort_keys=True, ensure_ascii=False, default=str)
+    """16 hexadecimal digits that stand for a problem: a hash of its prompt, its reference, and ids if it has any."""
+    told = [row["prompt"], row.get("reference"), *([row[IDS]] if row.get(IDS) is not None else [])]
+    told += [digest(row[IMAGES])] if has_pictures(row) else []
+    content = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -264,16 +369,21 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
     """Eval mode, cache on, and RNGs of their own; all is as before afterwards, so that training does not notice."""
     import torch
 
+    from kit.training.unsloth_model import for_inference, for_training
+
     was_training, checkpointing = model.training, getattr(model, "is_gradient_checkpointing", False)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.eval()
-        if checkpointing:
+        unsloths = for_inference(model)
+        if checkpointing and not unsloths:
             model.gradient_checkpointing_disable()
         try:
             yield
         finally:
-            if checkpointing:
+            if unsloths and was_training:
+                for_training(model)
+            elif checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train(was_training)
 
@@ -283,33 +393,3 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     declared = model.generation_config.eos_token_id
     declared = [declared] if isinstance(declared, int) else list(declared or [])
     return list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
-
-
-def render(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> str:
-    """The text that the model is given."""
-    if isinstance(prompt, str):
-        return prompt
-    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
-
-
-def tell_of_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
-    """Tells a preset whether the chat template opens a `<think>` before the model writes, as those of some reasoning
-    models do: rewards see messages only, and would take what follows for an answer."""
-    if preset.thinking_opened is None and prompts and not isinstance(prompts[0], str):
-        preset.thinking_opened = render(tokenizer, prompts[0]).rstrip().endswith("<think>")
-
-
-def is_plain(prompts: Sequence[Any]) -> bool:
-    """Whether prompts are texts to which the tokenizer adds its special tokens; a chat template brings its own."""
-    return bool(prompts) and isinstance(prompts[0], str)
-
-
-def count_tokens(tokenizer: Any, prompts: Sequence[Any]) -> list[int]:
-    """Tokens of each prompt, as the model is given it."""
-    texts = [render(tokenizer, prompt) for prompt in prompts]
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=is_plain(prompts))["input_ids"]]
-
-
-def question(prompt: str | list[dict[str, Any]]) -> str:
-    """What was asked, for people: the last message's text, or the text itself."""
-    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])

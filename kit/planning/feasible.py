@@ -119,15 +119,18 @@ def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change
     while (evaluation := evaluation // 2) >= 1:
         yield Change(f"evaluation.batch_size={evaluation}", "slower evaluation, other random draws in it")
     yield Change("optimisation.gradient_checkpointing=true", "same result, about a third slower")
+    colocated = config.generation.engine == "vllm" and config.generation.vllm.mode == "colocate"
     if device == "cuda":
+        if colocated and not config.generation.vllm.standby:
+            yield Change("generation.vllm.standby=true", "same result; the engine takes its weights anew at each step")
         if config.model.dtype == "float32":
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")
-        if config.model.lora is not None:
+        if config.model.lora is not None and not colocated:
             yield FOUR_BIT
     if config.model.lora is None:
         yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters in place of all weights")
-        if device == "cuda":
+        if device == "cuda" and not colocated:
             yield FOUR_BIT
     fewer = batch
     while (fewer := fewer // 2) >= group:

@@ -11,7 +11,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.config import ModelConfig
 
 GIB = 1024**3
 DISK_WARN, DISK_FAIL = 10 * GIB, 1 * GIB
@@ -38,11 +41,11 @@ class Check:
         return asdict(self)
 
 
-def check_machine(root: str | Path = "runs") -> list[Check]:
+def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
     """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end."""
     checks: list[Check] = []
-    for check in (python, packages, torch_build, gpu, lambda: run_folder(root), lambda: disk(root), memory, processors,
-                  shared_memory, sandbox, tokens, caches):  # fmt: skip
+    for check in (python, packages, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
+                  lambda: disk(root), memory, processors, shared_memory, sandbox, tokens, caches):  # fmt: skip
         checks += _tried(check)
     return checks
 
@@ -151,6 +154,22 @@ def gpu() -> Iterator[Check]:
         yield Check("bfloat16", "warn", f"{seen}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
     else:
         yield Check("bfloat16", "fail", f"{seen}: below 7.0", "Use a GPU of 2018 or later (T4, RTX 20 and up).")
+
+
+def backend(model: ModelConfig | None = None) -> Iterator[Check]:
+    """Who would load the model of a run, and why."""
+    from kit.config import ModelConfig
+    from kit.errors import EnvironmentUnsupported
+    from kit.training.backend import choose_backend
+
+    asked = model or ModelConfig()
+    try:
+        chosen = choose_backend(asked)
+    except EnvironmentUnsupported as error:
+        seen, _, fix = str(error).partition(". ")
+        yield Check("backend", "fail", seen, fix)
+        return
+    yield Check("backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {asked.backend}): {chosen.reason}")
 
 
 def _nvidia_device() -> bool:

@@ -31,6 +31,8 @@ CPU_BASELINE = 1060 * MIB
 """Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""
 CUDA_CONTEXT = 0.6 * GIB
 """What the driver, cuBLAS and the kernels take of a GPU before the first tensor. A usual value; it varies by card."""
+VLLM_CPU_BYTES = 1.5 * GIB
+"""vLLM on the CPU: 1 GiB of cache, as the kit sets it, and its code. Its copy of the weights is not counted."""
 SLACK = {"cpu": 0.10, "cuda": 0.10}
 """Share of what a phase allocates that the allocator holds besides."""
 
@@ -243,8 +245,11 @@ def optimiser_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     return {"gradients": 4.0 * count, "arithmetic": arithmetic}
 
 
-def workload(config: RunConfig, device: str, objective: Objective, prompt: int) -> Workload:
-    """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens."""
+def workload(config: RunConfig, device: str, objective: Objective, prompt: int, room: float | None = None) -> Workload:
+    """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
+
+    `room` (bytes) is the memory of the card, of which a colocated vLLM takes a share; None leaves the engine out.
+    """
     from kit.training.arguments import micro_batch_size
     from kit.training.backend import Backend
 
@@ -253,7 +258,7 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int) 
     checkpointing = optimisation.gradient_checkpointing
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
     drawn = config.evaluation.prompts * config.evaluation.k
-    needs = objective.needs
+    needs, vllm = objective.needs, config.generation.vllm
     return Workload(
         device=device,
         weight_bytes=compute if lora is not None else 4,
@@ -267,10 +272,22 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int) 
         group=generation.num_generations,
         prompt=prompt,
         completion=generation.max_completion_tokens,
-        checkpointing=device == "cuda" if checkpointing is None else checkpointing,
+        checkpointing=device == "cuda" if checkpointing is None else bool(checkpointing),
         reference=bool(needs & {"ref_logps", "full_kl"}),
         old_logps=optimisation.iterations > 1,
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=int("full_kl" in needs) + int("values" in needs),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
+        vllm_bytes=engine_bytes(config, device, room),
+        vllm_sleeps=vllm.standby,
     )
+
+
+def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
+    """Bytes of a colocated vLLM: its share of the card, or the cache that it is given on the CPU."""
+    vllm = config.generation.vllm
+    if config.generation.engine != "vllm" or vllm.mode != "colocate":
+        return 0.0
+    if device == "cpu":
+        return VLLM_CPU_BYTES
+    return vllm.gpu_memory_utilization * room if room is not None else 0.0

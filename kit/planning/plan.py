@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EMBEDDED, RunConfig
+from kit.config import EMBEDDED_MODELS, RunConfig
 from kit.errors import KitError, ModelError
 from kit.planning.cards import CARDS, Card
 from kit.planning.feasible import fixes, largest
@@ -35,11 +35,11 @@ class Subject:
     prompt: int
     notes: list[str]
 
-    def work(self, device: str, config: RunConfig | None = None) -> Workload:
-        return workload(config or self.config, device, self.objective, self.prompt)
+    def work(self, device: str, config: RunConfig | None = None, room: float | None = None) -> Workload:
+        return workload(config or self.config, device, self.objective, self.prompt, room)
 
-    def memory(self, device: str, config: RunConfig | None = None) -> MemoryPlan:
-        return plan_memory(self.shape, self.work(device, config))
+    def memory(self, device: str, config: RunConfig | None = None, room: float | None = None) -> MemoryPlan:
+        return plan_memory(self.shape, self.work(device, config, room))
 
 
 def subject(config: RunConfig) -> Subject:
@@ -64,10 +64,10 @@ def read_config(config: RunConfig) -> Any:
     from transformers import AutoConfig
 
     name = config.model.name
-    if name == EMBEDDED:
-        from kit.training.embedded import EmbeddedRecipe, model_config
+    if name in EMBEDDED_MODELS:
+        from kit.training.embedded import model_config, recipe_of
 
-        return model_config(EmbeddedRecipe())
+        return model_config(recipe_of(name))
     try:
         return AutoConfig.from_pretrained(
             name, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
@@ -83,28 +83,44 @@ def read_config(config: RunConfig) -> Any:
 def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
     """Tokens of the longest prompt that the run keeps, measured; None and a note where it cannot be."""
     from kit.data import load_data
-    from kit.evaluation.heldout import count_tokens
-    from kit.training.models import load_tokenizer
+    from kit.evaluation.heldout import lengths_of
+    from kit.training.interaction import load_interaction
 
     limit = config.data.max_prompt_tokens
-    source = config.model.name
-    if source == EMBEDDED:
-        from kit.training.embedded import EmbeddedRecipe, cache_folder
-
-        source = str(cache_folder() / f"embedded-{EmbeddedRecipe().key}")
-        if not Path(source, "config.json").is_file():
-            return limit, [f"the embedded model is not built yet; prompts are taken to have {limit} tokens"]
+    built = config.model.name not in EMBEDDED_MODELS or (_embedded_folder(config.model.name) / "config.json").is_file()
+    if not built:
+        return limit, [f"the embedded model is not built yet; prompts are taken to have {limit} tokens"]
     try:
-        keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
-        tokenizer = load_tokenizer(source, chat=config.data.chat, chat_template=config.model.chat_template, **keywords)
-        rows = load_data(config.data)
-        lengths = [*count_tokens(tokenizer, rows.train["prompt"])]
+        tools = load_interaction(config.generation).all_tools()
+        lengths = lengths_of(tokenizer_of(config), load_data(config.data).train, tools)
     except KitError as error:
         assumed = prompt_tokens(config)
         reason = str(error).partition(". ")[0]
         return None, [f"prompts were not measured; they are taken to have {assumed} tokens. ({reason}.)"]
     kept = [length for length in lengths if limit is None or length <= limit]
     return max(kept, default=limit), []
+
+
+def tokenizer_of(config: RunConfig) -> Any:
+    """The tokenizer alone. Raises `ModelError` where it cannot be read, or the embedded model is not built yet."""
+    from kit.training.models import load_tokenizer
+
+    source = config.model.name
+    if source in EMBEDDED_MODELS:
+        folder = _embedded_folder(source)
+        if not (folder / "config.json").is_file():
+            raise ModelError(
+                "The embedded model is not built yet; the first run or check builds it, in about a minute."
+            )
+        source = str(folder)
+    keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
+    return load_tokenizer(source, chat=config.data.chat, chat_template=config.model.chat_template, **keywords)
+
+
+def _embedded_folder(name: str) -> Path:
+    from kit.training.embedded import cache_folder, recipe_of
+
+    return cache_folder() / f"embedded-{recipe_of(name).key}"
 
 
 def plan(
@@ -122,10 +138,12 @@ def plan(
     """
     found = subject(config)
     device, place, room = _place(card, room)
-    memory = found.memory(device)
+    memory = found.memory(device, room=room)
     fits = memory.peak <= room
     changes = (
-        None if fits else fixes(config, lambda c: found.memory(device, c), room, found.work(device).micro_batch, device)
+        None
+        if fits
+        else fixes(config, lambda c: found.memory(device, c, room), room, found.work(device).micro_batch, device)
     )
     speed = speed_of(card) if card else cpu_speed() if device == "cpu" else speed_of(_present())
     seconds = estimate(found.shape, found.work(device), speed, config.optimisation.iterations)
@@ -173,7 +191,8 @@ def _present() -> Card:
 
 
 def _on(card: Card, found: Subject) -> dict[str, Any]:
-    work, room = found.work("cuda"), card.usable * GIB
+    room = card.usable * GIB
+    work = found.work("cuda", room=room)
     memory = plan_memory(found.shape, work)
     seconds = estimate(found.shape, work, speed_of(card), found.config.optimisation.iterations)["step"]
     return {
@@ -187,9 +206,9 @@ def _on(card: Card, found: Subject) -> dict[str, Any]:
 
 
 def vllm(found: Subject, room: float) -> dict[str, Any]:
-    """Peaks with vLLM beside the trainer, asleep or awake while weights are updated. A formula only: it is not driven yet."""
-    share = found.config.generation.gpu_memory_utilization * room
-    work = replace(found.work("cuda"), vllm_bytes=share, evaluation=0)
+    """Peaks with vLLM beside the trainer, asleep or awake while weights are updated. A formula only: not run on a GPU yet."""
+    share = found.config.generation.vllm.gpu_memory_utilization * room
+    work = replace(found.work("cuda"), vllm_bytes=share)
     return {
         "tested": False,
         "share_bytes": round(share),

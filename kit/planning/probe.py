@@ -43,11 +43,11 @@ def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
 
 def worst_rows(parts: Parts) -> Any:
     """The training rows with the longest prompts, as many as two steps need."""
-    from kit.evaluation.heldout import count_tokens
+    from kit.evaluation.heldout import lengths_of
 
     config = parts.config
     train = parts.data.train
-    lengths = count_tokens(parts.files.tokenizer, train["prompt"])
+    lengths = lengths_of(parts.files.tokenizer, train, parts.interaction.all_tools())
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     wanted = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
     return train.select([order[place % len(order)] for place in range(wanted)])
@@ -63,6 +63,7 @@ def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
     from kit.training.models import keep_trainable_in_float32, load_model
     from kit.training.quiet import silence_steps
     from kit.training.trainer import make_trainer_class
+    from kit.training.unsloth_model import loading
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -77,7 +78,7 @@ def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
     config, clock = parts.config, Clock()
     set_seed(config.run.seed)
     return_freed_memory(parts.files.parameters)
-    loaded = load_model(parts.files, config.model)
+    loaded = load_model(parts.files, config.model, loading(config, parts.files))
     rewards = parts.preset.trl(seed=config.run.seed)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
@@ -91,6 +92,7 @@ def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
         peft_config=loaded.peft_config,
         objective=parts.objective,
         callbacks=[clock],
+        **parts.interaction.trainer_arguments(),
     )
     keep_trainable_in_float32(trainer.model)
     silence_steps(trainer)

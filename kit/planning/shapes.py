@@ -42,13 +42,14 @@ class ModelShape:
 
 def shape_of(model_config: Any) -> ModelShape | None:
     """Builds the architecture on the meta device and counts. None when it needs remote code: nothing is known then."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    from kit.errors import ModelError
+    from kit.training.families import meta_model
 
+    if getattr(model_config, "auto_map", None):
+        return None
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config)
-    except ValueError:
+        model = meta_model(model_config)
+    except ModelError:
         return None
     text = model_config.get_text_config()
     head = model.get_output_embeddings()

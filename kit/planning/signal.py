@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
 from kit.errors import RunError
+from kit.evaluation.conversing import own_tokens
 from kit.evaluation.heldout import (
     Completion,
     HeldOut,
     Progress,
-    count_tokens,
     evaluating,
     first_failure,
+    lengths_of,
     scoring_context,
 )
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
@@ -64,7 +65,7 @@ class BaseModel(HeldOut):
         generated = time.perf_counter()
         samples = self._as_samples([row for row in self.rows for _ in range(k)], completions)
         context = scoring_context(self.config.seed)
-        verdict = self.preset.score(samples, context)
+        verdict = self._verdict(samples, completions, context)
         scored = time.perf_counter()
         correct = self.checker.is_correct(samples, context) if self.checker_name is not None else None
         return Sampled(completions, verdict, correct, generated - started, scored - generated)
@@ -104,12 +105,13 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
         batch_size=config.optimisation.batch_size,
     )
     available = len(parts.data.train)
-    rows = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed)).to_list()
-    base = BaseModel(rows, parts.preset, parts.files.tokenizer, asked, generation, parts.checker)
+    chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
+    who = (parts.preset, parts.files.tokenizer, asked, generation, parts.checker)
+    base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
     sampled = base.sample(model, progress)
-    lengths = count_tokens(parts.files.tokenizer, [row["prompt"] for row in rows])
+    lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     prompt = _mean([float(length) for length in lengths])
-    completion = _mean([float(len(ids)) for ids, _ in sampled.completions])
+    completion = _mean([float(len(ids)) for ids, _ in sampled.completions])  # those of tools are scored, too
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
@@ -151,7 +153,7 @@ def describe(
     rollout = sampled.generation_seconds / count * batch
     scoring = sampled.reward_seconds / count * batch
     step = (rollout + scoring) / config.optimisation.iterations + update
-    tokens = [len(ids) for ids, _ in sampled.completions]
+    tokens = [own_tokens(completion) for completion in sampled.completions]
     hits = None if sampled.correct is None else [sum(sampled.correct[group]) for group in groups]
     signal = Signal(
         prompts=len(groups),

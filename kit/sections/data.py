@@ -29,6 +29,9 @@ class DataConfig(Section):
     reference_column: str | None = None
     """Column with the reference answer. Null: reference, answer, solution, target, label or gold;
     a dataset may have none."""
+    image_column: str | None = None
+    """Column with the pictures of a prompt: a path (from the source's folder), bytes, or a list of these. Null: images or
+    image; `none`: such a column is left out."""
     rename: dict[str, str] = Field(default_factory=dict)
     """Further columns to hand to the reward under another name: {theirs: ours}."""
     system_prompt: str | None = None

@@ -9,6 +9,8 @@ from pydantic import Field
 from kit.sections.base import Section
 
 EMBEDDED = "embedded"
+EMBEDDED_TOOLS = "embedded-tools"
+EMBEDDED_MODELS = (EMBEDDED, EMBEDDED_TOOLS)
 
 
 class LoraConfig(Section):
@@ -30,11 +32,13 @@ class ModelConfig(Section):
     """The policy: weights, precision, adapters."""
 
     name: str = EMBEDDED
-    """`embedded` (the tiny model that the kit builds itself), a model folder, or a hub id."""
+    """`embedded` (the tiny model that the kit builds itself; `embedded-tools`: one that can call tools), a model folder, or a
+    hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; null is its default branch."""
-    backend: Literal["auto", "transformers", "unsloth"] = "auto"
-    """Who loads the model. `auto`: in this version always transformers + PEFT; `unsloth` is refused."""
+    backend: Literal["auto", "transformers", "unsloth", "unsloth-cpu"] = "auto"
+    """Who loads the model. `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers +
+    PEFT; `grpo-kit doctor` says which and why. `unsloth` needs CUDA; `unsloth-cpu` is Unsloth's CPU backend."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. `auto`: bfloat16 on a GPU that has it, float16 on an older one, float32 on the CPU."""
     load_in_4bit: bool = False

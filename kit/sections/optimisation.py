@@ -34,5 +34,6 @@ class OptimisationConfig(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Gradients are scaled down to this norm; 0 turns it off."""
-    gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass to save memory. Null: on with a GPU, off on the CPU."""
+    gradient_checkpointing: bool | Literal["unsloth"] | None = None
+    """Recompute activations in the backward pass to save memory. `unsloth`: keep them in main memory as well (model.backend:
+    unsloth; elsewhere refused, on its CPU backend the same as true). Null: on with a GPU, off on the CPU."""

@@ -6,15 +6,27 @@ belong to TRL's own loss stay at TRL's values, because the objective takes its p
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
-from kit.training.backend import Backend, torch_dtype
+from kit.training.backend import UNSLOTH, Backend, torch_dtype
+from kit.training.engine import vllm_arguments
+from kit.training.unsloth_model import checkpointing
+
+log = logging.getLogger("kit")
 
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
 GPU_MICRO_BATCH = 16
+# Fields that the class derives or writes in another way: what it has made of them is not a change.
+NORMALISED = (
+    "output_dir", "disable_tqdm", "report_to", "accelerator_config", "debug", "generation_batch_size",
+    "steps_per_generation", "dataloader_pin_memory", "fsdp", "fsdp_config", "deepspeed",
+    "parallelism_config", "ddp_find_unused_parameters", "local_rank", "lr_scheduler_kwargs",
+)  # fmt: skip
 
 
 def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) -> int:
@@ -54,8 +66,8 @@ def grpo_config(
     micro = micro_batch_size(config, backend, processes)
     accumulation = optimisation.batch_size // (micro * processes)
     dtype = torch_dtype(config.model.dtype, backend.device)
-    checkpointing = optimisation.gradient_checkpointing
-    return GRPOConfig(
+    checkpointed = bool(checkpointing(optimisation.gradient_checkpointing, backend))
+    given: dict[str, Any] = dict(
         output_dir=str(folder),
         seed=run.seed,
         data_seed=run.seed,
@@ -77,8 +89,9 @@ def grpo_config(
         adam_epsilon=1e-8,
         weight_decay=optimisation.weight_decay,
         max_grad_norm=optimisation.max_grad_norm,
-        gradient_checkpointing=(backend.device == "cuda") if checkpointing is None else checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing=checkpointed,
+        # Unsloth moves activations to main memory in the reentrant way only; the gradients are the same.
+        gradient_checkpointing_kwargs={"use_reentrant": backend.name == UNSLOTH and checkpointed},
         num_generations=generation.num_generations,
         max_completion_length=generation.max_completion_tokens,
         temperature=generation.temperature,
@@ -86,7 +99,8 @@ def grpo_config(
         top_k=generation.top_k,
         min_p=generation.min_p,
         repetition_penalty=generation.repetition_penalty,
-        use_vllm=False,
+        max_tool_calling_iterations=generation.max_tool_calling_iterations,
+        **vllm_arguments(config),
         reward_weights=reward_weights,
         shuffle_dataset=True,
         remove_unused_columns=False,
@@ -109,3 +123,37 @@ def grpo_config(
         dataloader_num_workers=0,
         dataloader_pin_memory=backend.device == "cuda",
     )
+    return pinned(GRPOConfig, given)
+
+
+def pinned(config_class: type, given: dict[str, Any]) -> Any:
+    """A `GRPOConfig` with `given`, and TRL's own default in every other field, whatever another package has made of it.
+
+    A field that the class still changes on the way is put back.
+    """
+    stated = true_defaults(config_class) | given
+    args = config_class(**stated)
+    for name, value in stated.items():
+        if name not in NORMALISED and _plain(getattr(args, name)) != _plain(value):
+            log.info("%s: %r, although this backend would set %r", name, value, getattr(args, name))
+            setattr(args, name, value)
+    return args
+
+
+def true_defaults(config_class: type) -> dict[str, Any]:
+    """TRL's default of every field: of the oldest `GRPOConfig` among the bases, which a backend may have replaced."""
+    oldest = [cls for cls in config_class.__mro__ if cls.__name__ == "GRPOConfig"][-1]
+    fields = [field for field in dataclasses.fields(oldest) if field.init]
+    made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
+    return made | {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+
+
+def changes(asked: Any, in_force: Any) -> dict[str, list[Any]]:
+    """Fields that building the trainer changed, by name: what was asked, and what is in force. `beta` is the kit's own."""
+    before, after = asked.to_dict(), in_force.to_dict()
+    names = [name for name in before if name != "beta" and before[name] != after.get(name)]
+    return {name: [before[name], after.get(name)] for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.config import EMBEDDED, EMBEDDED_MODELS
 from kit.errors import RunError
 
 CHAT_TEMPLATE = (
@@ -63,6 +64,41 @@ class EmbeddedRecipe:
         """Short hash of every field."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def chat_template(self) -> str:
+        return CHAT_TEMPLATE
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Texts that are one token each."""
+        return TAGS
+
+    def corpus(self, rng: random.Random) -> list[str]:
+        """Texts that the tokenizer is trained on."""
+        texts = ["user\n", "assistant\n", "system\n", "Think first, then answer."]
+        return texts + ["".join(exercise(self, rng)) for _ in range(500)]
+
+    def finish(self, tokenizer: Any) -> None:
+        """What a variant adds to the tokenizer."""
+
+    def example(self, tokenizer: Any, rng: random.Random, careful_share: float) -> tuple[list[int], list[int]]:
+        """Token ids of an exercise (L,), and labels (L,) with -100 on the prompt."""
+        question, answer = exercise(self, rng, careful_share)
+        prompt: list[int] = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        reply = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        return prompt + reply, [-100] * len(prompt) + reply
+
+
+def recipe_of(name: str) -> EmbeddedRecipe:
+    """The recipe of an embedded model by its name in `model.name`."""
+    if name == EMBEDDED:
+        return EmbeddedRecipe()
+    from kit.training.embedded_tools import ToolRecipe
+
+    return ToolRecipe()
+
 
 def cache_folder() -> Path:
     """Where built models are kept: `$GRPO_KIT_CACHE`, else `$XDG_CACHE_HOME/grpo-kit`, else `~/.cache/grpo-kit`."""
@@ -99,6 +135,11 @@ def embedded_model_folder(recipe: EmbeddedRecipe | None = None, progress: Progre
     return folder
 
 
+def source_of(name: str, progress: Progress | None = None) -> str:
+    """The folder of an embedded model, built if it is not there; any other `model.name` is its own source."""
+    return str(embedded_model_folder(recipe_of(name), progress)) if name in EMBEDDED_MODELS else name
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     import fcntl
@@ -132,15 +173,12 @@ def build_tokenizer(recipe: EmbeddedRecipe) -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary - len(TAGS),
+        vocab_size=recipe.vocabulary - len(recipe.tags),
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    rng = random.Random(recipe.seed)
-    corpus = ["user\n", "assistant\n", "system\n", "Think first, then answer."]
-    corpus += ["".join(exercise(recipe, rng)) for _ in range(500)]
-    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.train_from_iterator(recipe.corpus(random.Random(recipe.seed)), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -149,8 +187,9 @@ def build_tokenizer(recipe: EmbeddedRecipe) -> Any:
         model_max_length=recipe.context,
         clean_up_tokenization_spaces=False,
     )
-    fast.add_tokens(list(TAGS))  # ordinary tokens, so that decoding without special tokens keeps them
-    fast.chat_template = CHAT_TEMPLATE
+    fast.add_tokens(list(recipe.tags))  # ordinary tokens, so that decoding without special tokens keeps them
+    fast.chat_template = recipe.chat_template
+    recipe.finish(fast)
     return fast
 
 
@@ -220,7 +259,7 @@ def warm_up(model: Any, tokenizer: Any, recipe: EmbeddedRecipe, progress: Progre
     model.train()
     for step in range(recipe.steps):
         share = 1.0 if step < recipe.skill_steps else recipe.careful_share
-        inputs, labels = _batch([exercise(recipe, rng, share) for _ in range(recipe.batch)], tokenizer)
+        inputs, labels = _batch([recipe.example(tokenizer, rng, share) for _ in range(recipe.batch)], tokenizer)
         logits = model(input_ids=inputs).logits[:, :-1]  # (B, L-1, V)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         torch.autograd.backward(loss)
@@ -233,18 +272,12 @@ def warm_up(model: Any, tokenizer: Any, recipe: EmbeddedRecipe, progress: Progre
     model.eval()
 
 
-def _batch(pairs: list[tuple[str, str]], tokenizer: Any) -> tuple[Any, Any]:
+def _batch(examples: list[tuple[list[int], list[int]]], tokenizer: Any) -> tuple[Any, Any]:
     """Right-padded ids (B, L) and labels (B, L) with -100 on prompts and padding."""
     import torch
 
-    rows, targets = [], []
-    for question, answer in pairs:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        reply = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-        rows.append(torch.tensor(prompt + reply))
-        targets.append(torch.tensor([-100] * len(prompt) + reply))
+    rows = [torch.tensor(ids) for ids, _ in examples]
+    targets = [torch.tensor(labels) for _, labels in examples]
     pad = torch.nn.utils.rnn.pad_sequence
     return (
         pad(rows, batch_first=True, padding_value=tokenizer.pad_token_id),

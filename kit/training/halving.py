@@ -24,11 +24,12 @@ from torch import Tensor
 from kit.objective import LossScale, Objective
 from kit.training.critic import Critic
 from kit.training.failures import is_out_of_memory
+from kit.training.family_fields import divided
 from kit.training.first_steps import FirstSteps
 from kit.training.hidden_states import ScoringPass
 from kit.training.lora_norm import lora_weight_norm
-from kit.training.out_of_memory import SHARE, Memory, release, rng_state, set_rng_state, split_rows
-from kit.training.rollout_side import MODEL_INPUTS, trained_tokens
+from kit.training.out_of_memory import SHARE, Memory, release, rng_state, set_rng_state
+from kit.training.rollout_side import trained_tokens
 
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 
@@ -168,16 +169,15 @@ class HalvingSide(_Trainer):  # type: ignore[misc]
     # --- a micro-batch in parts ---------------------------------------------------------------------------------------
 
     def _rows_at_once(self, inputs: dict[str, Any]) -> int:
-        """Completions that one training pass takes; pictures are not divided."""
+        """Completions that one training pass takes."""
         whole = len(inputs["completion_ids"])
         memory = self._halving() if self._stepping else None
-        divisible = not any(inputs.get(name) is not None for name in MODEL_INPUTS if name != "token_type_ids")
-        return memory.rows("training", whole) if memory is not None and divisible else whole
+        return memory.rows("training", whole) if memory is not None else whole
 
     def _loss_in_parts(self, model: Any, inputs: dict[str, Any], size: int) -> Tensor:
         """The loss of a micro-batch whose gradient is in the weights already: its own graph reaches none of them."""
         assert self.objective is not None
-        parts, states, found = split_rows(inputs, size), [], []
+        parts, states, found = divided(inputs, size), [], []
         with torch.no_grad():
             for part in parts:
                 states.append(rng_state())
@@ -230,14 +230,21 @@ class HalvingSide(_Trainer):  # type: ignore[misc]
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **keywords: Any
     ) -> tuple[Any, Any]:
         make, memory = super()._generate_single_turn, self._halving()
-        if memory is None or images is not None or multimodal_fields or not self._generates_itself():
+        if memory is None or not self._generates_itself():
             whole: tuple[Any, Any] = make(prompt_ids, images, multimodal_fields, *rest, **keywords)
             return whole
+        count = len(prompt_ids)
+        self.note_further(multimodal_fields, images, count)
 
         def completions(size: int) -> tuple[Any, Any]:
-            parts = [prompt_ids[start : start + size] for start in range(0, len(prompt_ids), size)]
-            made = [make(part, images, multimodal_fields, *rest, **keywords)[0] for part in parts]
-            return [ids for part in made for ids in part], None
+            made = []
+            for start in range(0, count, size):
+                rows = range(start, min(start + size, count))
+                part = prompt_ids[start : rows.stop]
+                seen = images[start : rows.stop] if images is not None else None
+                fields = multimodal_fields if size >= count else self.fields_of(multimodal_fields, images, rows, count)
+                made += make(part, seen, fields, *rest, **keywords)[0]
+            return made, None
 
         return memory.attempt("generation", len(prompt_ids), completions)
 

@@ -6,15 +6,29 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EMBEDDED, ModelConfig
+from kit.config import ModelConfig
 from kit.errors import KitError, ModelError
 from kit.planning.shapes import ModelShape, shape_of
-from kit.training.backend import Backend, choose_backend, quantization_config, torch_dtype
-from kit.training.embedded import embedded_model_folder
+from kit.training import unsloth_model
+from kit.training.backend import (
+    TRANSFORMERS,
+    UNSLOTH,
+    Backend,
+    choose_backend,
+    quantization_config,
+    torch_dtype,
+    without_unsloth,
+)
+from kit.training.backend_rules import suited
+from kit.training.embedded import source_of
 from kit.training.failures import OUT_OF_MEMORY
+from kit.training.families import FamilyAdapter, adapter_of, auto_class, is_multimodal
+from kit.training.family_model import check_targets, end_where_turns_end, family_of
+from kit.training.unsloth_model import Loading
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +36,7 @@ if TYPE_CHECKING:
     from kit.training.embedded import Progress
 
 log = logging.getLogger("kit")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
 
 
@@ -36,6 +51,11 @@ class ModelFiles:
     backend: Backend
     shape: ModelShape | None
     """None where the architecture is remote code, of which nothing is known before it runs."""
+    family: FamilyAdapter | None = None
+    """None likewise."""
+    processor: Any | None = None
+    """What makes model inputs of pictures; None where the model takes text only, or comes without."""
+    chat: bool = True
 
     @property
     def parameters(self) -> int:
@@ -51,6 +71,12 @@ class LoadedModel:
     tokenizer: Any
     peft_config: Any | None
     backend: Backend
+    processor: Any | None = None
+    """For prompts with pictures; text-only prompts need the tokenizer alone."""
+
+    def processing_class(self, *, pictures: bool) -> Any:
+        """What the trainer turns prompts into model inputs with."""
+        return self.processor if pictures and self.processor is not None else self.tokenizer
 
 
 def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = None) -> ModelFiles:
@@ -61,7 +87,7 @@ def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = N
     backend = choose_backend(config)
     check_quantization(config, backend)
     weights_dtype(config, backend)
-    source = str(embedded_model_folder(progress=progress)) if config.name == EMBEDDED else config.name
+    source = source_of(config.name, progress)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     check_folder(source)
     tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
@@ -69,12 +95,41 @@ def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = N
     from kit.training.trl_kernel import check_logit_transforms
 
     check_logit_transforms(model_config)
-    return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape_of(model_config))
+    shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
+    check_targets(config, shape, source)
+    backend = suited(backend, config, model_config)
+    processor = None
+    if is_multimodal(model_config):
+        processor = load_processor(source, tokenizer, **keywords)
+    return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape, family, processor, chat)
 
 
-def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
-    """Reads the weights, quantised if asked. Raises `ModelError`."""
-    dtype = weights_dtype(config, files.backend)
+def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = None) -> LoadedModel:
+    """Reads the weights, quantised if asked. Raises `ModelError`.
+
+    `with_`: what a run that trains loads them for. None: to generate, or to put a trained adapter on, which transformers
+    does whatever trained it.
+    """
+    backend = files.backend if with_ is not None else without_unsloth(files.backend)
+    dtype = weights_dtype(config, backend)
+    if with_ is None or backend.name == TRANSFORMERS:
+        model = _load_with_transformers(files, config, dtype)
+    else:
+        load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
+        model = _load(files.source, "its weights", load, {})
+    model.config.use_cache = True
+    keep_only_tokens(model)
+    end_where_turns_end(model, files)
+    if config.load_in_4bit and backend.device == "cpu":
+        keep_differentiable(model)
+    family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
+    peft_config = adapter(config, family)
+    if with_ is not None and backend.name == UNSLOTH and peft_config is not None:
+        model, peft_config = unsloth_model.with_adapter(model, peft_config, backend, with_), None
+    return LoadedModel(model, files.tokenizer, peft_config, backend, files.processor)
+
+
+def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> Any:
     keywords: dict[str, Any] = {
         "revision": files.revision,
         "trust_remote_code": config.trust_remote_code,
@@ -90,17 +145,13 @@ def load_model(files: ModelFiles, config: ModelConfig) -> LoadedModel:
 
         keywords["device_map"] = {"": torch.cuda.current_device()}
     keywords["output_loading_info"] = True
-    model, info = _load(files.source, "its weights", _auto("AutoModelForCausalLM"), keywords)
+    model, info = _load(files.source, "its weights", auto_class(files.config).from_pretrained, keywords)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{files.source}: its files lack {len(missing)} of the weights that its config.json asks for ({missing[0]}, for "
             "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
         )
-    model.config.use_cache = True
-    keep_only_tokens(model)
-    if config.load_in_4bit and files.backend.device == "cpu":
-        keep_differentiable(model)
-    return LoadedModel(model, files.tokenizer, adapter(config), files.backend)
+    return model
 
 
 def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
@@ -147,6 +198,21 @@ def keep_only_tokens(model: Any) -> None:
     model.generation_config = GenerationConfig(**ids)
 
 
+def load_processor(source: str, tokenizer: Any, **keywords: Any) -> Any | None:
+    """The processor of a multimodal model, with the tokenizer that the run uses. None where it comes without one."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        return None
+    processor = _load(source, "its processor", _auto("AutoProcessor"), keywords)
+    if not hasattr(processor, "tokenizer"):
+        return None
+    processor.tokenizer.padding_side = "left"
+    processor.tokenizer.pad_token = tokenizer.pad_token
+    if tokenizer.chat_template:
+        processor.chat_template = tokenizer.chat_template
+    return processor
+
+
 def keep_differentiable(model: Any) -> None:
     """Keeps bitsandbytes from repacking 4-bit weights at the first forward in evaluation.
 
@@ -158,8 +224,11 @@ def keep_differentiable(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def adapter(config: ModelConfig) -> Any | None:
-    """PEFT's description of the adapter, or None when all weights train."""
+def adapter(config: ModelConfig, family: FamilyAdapter | None = None) -> Any | None:
+    """PEFT's description of the adapter, or None when all weights train.
+
+    `all-linear` means the language model; what looks at pictures stays as it is.
+    """
     if config.lora is None:
         return None
     from peft import LoraConfig
@@ -169,6 +238,7 @@ def adapter(config: ModelConfig) -> Any | None:
         lora_alpha=config.lora.alpha,
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.targets,
+        exclude_modules=family.exclude if family is not None and config.lora.targets == "all-linear" else None,
         use_rslora=config.lora.rslora,
         bias="none",
         task_type="CAUSAL_LM",

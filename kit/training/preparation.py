@@ -8,8 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EMBEDDED, RunConfig
+from kit.config import EMBEDDED_MODELS, RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
+from kit.training.backend_rules import settle_backend
+from kit.training.engine import HF, Engine, check_server, choose_engine, reports_logps, resolved
+from kit.training.interaction import NOTHING, Interaction, open_row
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -39,6 +42,8 @@ class Parts:
     files: ModelFiles
     data: DataSplit
     checker: Preset
+    engine: Engine = HF
+    interaction: Interaction = NOTHING
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Examined:
     files: ModelFiles | None
     data: DataSplit
     checker: Preset
+    engine: Engine = HF
+    interaction: Interaction = NOTHING
 
 
 def prepare(config: RunConfig, progress: Progress | None = None, *, fresh: bool = True) -> Parts:
@@ -60,7 +67,7 @@ def prepare(config: RunConfig, progress: Progress | None = None, *, fresh: bool 
     """
     found = examine(config, progress, fresh=fresh)
     assert found.files is not None, "only examine(build=False) goes without"
-    return Parts(found.config, found.objective, found.preset, found.files, found.data, found.checker)
+    return Parts(**vars(found))
 
 
 def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True, fresh: bool = True) -> Examined:
@@ -68,32 +75,68 @@ def examine(config: RunConfig, progress: Progress | None = None, *, build: bool 
     from kit.data import load_data
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
     from kit.evaluation.heldout import tell_of_thinking
+    from kit.evaluation.pictured import check_pictures, fit_pictures
     from kit.planning.fit import check_memory
+    from kit.training.interaction import check_rows, check_turns, load_interaction
     from kit.training.lifecycle import check_run_id
 
     check_environment(config)
     if config.run.id is not None and fresh:
         check_run_id(config)
     objective = build_objective(config)
-    config = explicit(config, objective)
+    engine = choose_engine(config, objective)
+    if engine.name == "vllm":
+        check_server(config)
+    config = settle_backend(resolved(explicit(config, objective), engine))
+    interaction = load_interaction(config.generation)
+    check_greedy_pass(objective, interaction)
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
     data = load_data(config.data)
+    config = settle_backend(config, data.train.column_names)
+    check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
-    check_reward(config, preset, data)
-    check_checker(config, checker, *trial_samples(config, data))
+    check_reward(config, preset, data, interaction)
+    check_checker(config, checker, *trial_samples(config, data, interaction))
     files = None
-    if build or config.model.name != EMBEDDED:
+    if build or config.model.name not in EMBEDDED_MODELS:
         files = find_model(config, progress)
         check_memory(config, files.shape, files.backend.device, objective)
         check_context(config, files)
-        data = fit_prompts(config, data, files.tokenizer)
+        check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
+        check_template(config, data, files)
+        check_pictures(config, data, files)
+        data = fit_prompts(config, data, files.tokenizer, interaction)
+        data = fit_pictures(config, data, files)
         check_heldout(config, len(data.heldout))
         tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
     else:
         check_model_options(config)
-    return Examined(config, objective, preset, files, data, checker)
+        check_embedded(config, data, interaction)
+    return Examined(config, objective, preset, files, data, checker, engine, interaction)
+
+
+def check_embedded(config: RunConfig, data: DataSplit, interaction: Interaction) -> None:
+    """What the embedded model's tokenizer says of ids and tools, without the model. Raises `KitError`."""
+    from kit.data.vocabulary import keep_known
+    from kit.training.embedded import build_tokenizer, recipe_of
+    from kit.training.interaction import check_turns
+
+    recipe = recipe_of(config.model.name)
+    keep_known(data, recipe.vocabulary, skip=config.data.skip_bad_rows)
+    if interaction.has_turns:
+        check_turns(interaction, build_tokenizer(recipe), chat=config.data.chat, source=config.model.name)
+
+
+def check_greedy_pass(objective: Objective, interaction: Interaction) -> None:
+    """Refuses an estimator with greedy completions where completions have turns. Raises `ObjectiveError`."""
+    if "greedy_rewards" in objective.needs and interaction:
+        raise ObjectiveError(
+            f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which is not made "
+            "with generation.tools, .environment or .rollout: their calls would act twice. Choose an estimator without it, "
+            "e.g. leave_one_out."
+        )
 
 
 def check_model_options(config: RunConfig) -> None:
@@ -133,10 +176,11 @@ def build_objective(config: RunConfig) -> Objective:
             "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null). Set model.lora, or "
             "remove the regularizer; optimisation.weight_decay pulls all weights towards zero."
         )
-    if "sampler_logps" in objective.needs:
+    if "sampler_logps" in objective.needs and not reports_logps(config):
         raise ObjectiveError(
             "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
-            "transformers' generate here, whose probabilities are the policy's own. Remove the hook."
+            "transformers' generate here, whose probabilities are the policy's own. Remove the hook, or set "
+            "generation.engine: vllm."
         )
     if config.optimisation.iterations > 1 and objective.clip.on_policy:
         raise ObjectiveError(
@@ -187,7 +231,7 @@ def build_reward(config: RunConfig) -> Preset:
     return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
 
 
-def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
+def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction: Interaction = NOTHING) -> None:
     """Scores a made-up completion of a few rows. Raises `RewardError` when a component can score none of them.
 
     Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
@@ -196,7 +240,7 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
     from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
 
-    samples, columns = trial_samples(config, data)
+    samples, columns = trial_samples(config, data, interaction)
     if not samples:
         return
     verdict = preset.score(samples, scoring_context(config.run.seed, config.optimisation.steps))
@@ -217,16 +261,22 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit) -> None:
         )
 
 
-def trial_samples(config: RunConfig, data: DataSplit) -> tuple[list[Sample], list[str]]:
+def trial_samples(
+    config: RunConfig, data: DataSplit, interaction: Interaction = NOTHING
+) -> tuple[list[Sample], list[str]]:
     """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
     import rewards
+    from kit.evaluation.pictured import without_pictures
 
     first = data.train.select(range(min(64, len(data.train)))).to_list()
     chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
-    rows = [row for row in chosen for _ in range(config.generation.num_generations)]
+    rows = [row for row in without_pictures(chosen) for _ in range(config.generation.num_generations)]
     if not rows:
         return [], []
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    columns["prompt_ids"] = [row.get("prompt_ids") or [0] for row in rows]
+    if interaction.environments is not None:
+        columns["environments"] = [open_row(interaction, row)[1] for row in rows]
     prompts = [row["prompt"] for row in rows]
     completions = [
         PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
@@ -238,7 +288,7 @@ def check_environment(config: RunConfig) -> None:
     """Refuses what this machine or version lacks, before any work. Raises `EnvironmentUnsupported`."""
     import torch
 
-    check_engine(config)
+    choose_engine(config)
     if config.optimisation.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
         raise EnvironmentUnsupported(
             "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --extra bnb  "
@@ -264,15 +314,6 @@ def check_environment(config: RunConfig) -> None:
         )
 
 
-def check_engine(config: RunConfig) -> None:
-    """Refuses an engine that this version does not drive. Raises `EnvironmentUnsupported`."""
-    if config.generation.engine == "vllm":
-        raise EnvironmentUnsupported(
-            "generation.engine: vllm is not available in this version. Set generation.engine: hf (or auto): the same "
-            "completions, sampled by transformers' generate."
-        )
-
-
 def check_heldout(config: RunConfig, heldout: int) -> None:
     """Refuses an evaluation without problems. Raises `ConfigError`."""
     wanted = config.evaluation.before or config.evaluation.after or config.evaluation.every
@@ -280,6 +321,19 @@ def check_heldout(config: RunConfig, heldout: int) -> None:
         raise ConfigError(
             "There are no held-out rows to evaluate on. Set data.heldout above 0, or turn evaluation.before, "
             "evaluation.after and evaluation.every off."
+        )
+
+
+def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
+    """Refuses system messages that the chat template would refuse or leave out. Raises `ConfigError`."""
+    template = files.family.template if files.family is not None else None
+    if template is None or template.system or not config.data.chat or not len(data.train):
+        return
+    if data.train[:1]["prompt"][0][0]["role"] == "system":
+        raise ConfigError(
+            f"The prompts begin with a system message (data.system_prompt), which the chat template of {config.model.name} "
+            "does not pass on to the model. Put its text into the user's message, or set model.chat_template to a template "
+            "that has a place for it."
         )
 
 
@@ -295,11 +349,16 @@ def check_context(config: RunConfig, files: ModelFiles) -> None:
         )
 
 
-def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any) -> DataSplit:
-    """Leaves out prompts longer than `data.max_prompt_tokens`. Raises `DataError` when none is left."""
-    if config.data.max_prompt_tokens is None:
-        return data
-    from kit.data import filter_by_length
-    from kit.evaluation.heldout import count_tokens
+def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: Interaction = NOTHING) -> DataSplit:
+    """Holds ids against the tokenizer, and leaves out prompts longer than `data.max_prompt_tokens`, tools included.
 
-    return filter_by_length(data, partial(count_tokens, tokenizer), config.data.max_prompt_tokens)
+    Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
+    """
+    from kit.data import filter_by_length
+    from kit.data.vocabulary import keep_known, tell_ids
+    from kit.evaluation.heldout import count_tokens, encode
+
+    tools = interaction.all_tools()
+    data = keep_known(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
+    data = tell_ids(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
+    return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)

@@ -197,6 +197,9 @@ def joined(parts: list[Rollout]) -> Rollout:
     def chained(name: str) -> list[Any]:
         return [value for part in parts for value in getattr(part, name)]
 
+    def chained_if_known(name: str) -> list[Any] | None:
+        return None if any(getattr(part, name) is None for part in parts) else chained(name)
+
     columns = [name for name in parts[0].extra if all(name in part.extra for part in parts)]
     return dataclasses.replace(
         parts[0],
@@ -207,6 +210,8 @@ def joined(parts: list[Rollout]) -> Rollout:
         rewards=torch.cat([part.rewards for part in parts]),
         advantages=torch.cat([part.advantages for part in parts]),
         extra={name: [value for part in parts for value in part.extra[name]] for name in columns},
+        prompt_ids=chained_if_known("prompt_ids"),
+        tool_mask=chained_if_known("tool_mask"),
     )
 
 

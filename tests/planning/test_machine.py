@@ -154,3 +154,26 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_only_a_failure_fails() -> None:
     assert not failed([Check("a", "ok", ""), Check("b", "warn", "", "do")])
     assert failed([Check("a", "fail", "", "do")])
+
+
+def test_the_backend_is_told_with_its_reason() -> None:
+    from kit.config import ModelConfig
+    from kit.planning.machine import backend
+
+    (found,) = backend()
+    assert found.level == "ok"
+    assert "model.backend: auto" in found.seen
+    (asked,) = backend(ModelConfig(backend="transformers"))
+    assert "transformers" in asked.seen
+
+
+def test_a_backend_that_cannot_be_had_is_a_failure_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.config import ModelConfig
+    from kit.planning.machine import backend
+    from kit.training.backend import Machine
+
+    monkeypatch.setattr("kit.training.backend.this_machine", lambda: Machine(None))
+
+    (found,) = backend(ModelConfig(backend="unsloth"))
+    assert found.level == "fail"
+    assert "transformers" in found.fix

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.planning.memory import NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
+from kit.planning.memory import GIB, NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
 from kit.planning.shapes import ModelShape, shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -200,3 +200,20 @@ def test_the_documents_table_is_the_recorded_one(benchmark: Any) -> None:
     text = (ROOT / "docs/planning.md").read_text()
     for row in json.loads(benchmark.FILE.read_text())["configurations"]:
         assert benchmark.cells(row) in text, row["name"]
+
+
+def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: Any) -> None:
+    from kit.objective import Objective
+
+    grpo, room = Objective.from_spec("grpo"), 20 * GIB
+
+    def engine(*overrides: str, device: str = "cuda") -> tuple[float, bool]:
+        config = load_config(tree, ["generation.vllm.gpu_memory_utilization=0.4", *overrides])
+        work = workload(config, device, grpo, 77, room)
+        return work.vllm_bytes, work.vllm_sleeps
+
+    assert engine("generation.engine=hf") == (0.0, False)
+    assert engine("generation.engine=vllm") == (0.4 * room, False)
+    assert engine("generation.engine=vllm", "generation.vllm.standby=true") == (0.4 * room, True)
+    assert engine("generation.engine=vllm", "generation.vllm.mode=server") == (0.0, False)
+    assert engine("generation.engine=vllm", device="cpu") == (1.5 * GIB, False)

@@ -132,7 +132,7 @@ def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_train
     patch_scorer(
         trainer,
         lambda score, args, keywords: (
-            score(*args, **keywords) if torch.is_grad_enabled() or not trainer.model.training
+            score(*args, **keywords) if torch.is_grad_enabled() or trainer._passes is None
             else (1.2 * score(*args, **keywords)[0], None, None)
         ),
     )  # fmt: skip

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.training.recording import CompletionWriter, FailureWatch, columns, completion_text
+from kit.training.recording import CompletionWriter, FailureWatch, columns
+from kit.training.turns import readable
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
@@ -53,8 +54,9 @@ def test_advantages_per_token_are_shown_as_their_mean() -> None:
 
 
 def test_messages_are_joined_and_nothing_said_is_empty() -> None:
-    assert completion_text("as it is") == "as it is"
-    assert completion_text([{"content": "a"}, {"content": None}, {"content": "b"}]) == "ab"
+    assert readable("as it is") == "as it is"
+    assert readable([{"content": "a"}]) == "a"
+    assert readable([{"content": "a"}, {"content": None}, {"content": "b"}]) == "a\nb"
 
 
 def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:

@@ -1,0 +1,410 @@
+"""What no CI machine can execute, in one command on a machine with CUDA; nothing is downloaded.
+
+`python benchmarks/gpu_check.py [--out FILE] [--models ...]`: random weights in the shapes of Qwen2.5-1.5B and Llama-3.1-8B,
+in 4-bit with LoRA, and a tokenizer that the kit builds. For each of them, in processes of their own:
+
+    ours       the kit's trainer, on Unsloth where it is installed and on transformers, with each engine that is there
+    unsloth    Unsloth's trainer with its own GRPO loss, on its own
+    trl        TRL's trainer with its own loss, on transformers
+
+The first of them makes rollouts; every arm makes 5 optimiser steps on those, so that only the update differs: seconds a
+step, completion tokens a second, peak memory. `ours` also trains 5 steps with rollouts of its own and every check of the
+first steps on, and compares one unpadded row with the padded batch. Writes JSON and prints a table; exits with 1 if a check
+failed. `--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this file works, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+STEPS = 5
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-1.5b": {
+        "kind": "Qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        "kind": "Llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "kind": "Qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
+NEEDS_CUDA = (
+    "benchmarks/gpu_check.py needs a CUDA GPU, and torch finds none here. Run it on a machine with one, or try the "
+    "file itself on the CPU: python benchmarks/gpu_check.py --cpu-smoke"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One process: whose loss, on which backend, with which engine."""
+
+    loss: str  # ours | unsloth | trl
+    backend: str
+    engine: str = "hf"
+
+    @property
+    def name(self) -> str:
+        return f"{self.loss} ({self.backend}, {self.engine})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is done."""
+
+    batch: int
+    micro_batch: int
+    group: int
+    completion: int
+    four_bit: bool
+
+
+def size_of(smoke: bool) -> Size:
+    return Size(8, 4, 4, 8, False) if smoke else Size(16, 8, 8, 256, True)
+
+
+def arms(smoke: bool) -> list[Arm]:
+    """What this machine can compare; `ours` on transformers comes first and makes the rollouts."""
+    unsloth, vllm = not smoke and find_spec("unsloth") is not None, not smoke and find_spec("vllm") is not None
+    found = [Arm("ours", "transformers"), Arm("trl", "transformers")]
+    if unsloth:
+        found += [Arm("ours", "unsloth"), Arm("unsloth", "unsloth")]
+    if vllm and unsloth:
+        found.append(Arm("ours", "unsloth", "vllm"))
+    return found
+
+
+def build_model(name: str, folder: Path, four_bit: bool) -> Path:
+    """A model folder with random weights of this shape and the kit's tokenizer; bfloat16 on disk where it is large."""
+    import torch
+    import transformers
+
+    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+
+    place = folder / name
+    if (place / "config.json").is_file():
+        return place
+    shape = dict(SHAPES[name])
+    kind = shape.pop("kind")
+    tokenizer = build_tokenizer(EmbeddedRecipe())
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = getattr(transformers, f"{kind}Config")(max_position_embeddings=4096, **shape, **ids)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if four_bit else torch.float32
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def configuration(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
+    """The run that `grpo-kit train` would make of this arm."""
+    from kit.config import load_config
+
+    return load_config(
+        {
+            "model": {
+                "name": str(model),
+                "backend": arm.backend,
+                "load_in_4bit": size.four_bit,
+                "lora": {"rank": 16, "alpha": 16.0},
+                **({} if size.four_bit else {"dtype": "float32"}),
+            },
+            "data": {"source": "reasoning-gym:chain_sum", "limit": 64, "heldout": 8, "chat": False},
+            "reward": {"preset": "reasoning-gym"},
+            "objective": {"recipe": "dapo"},
+            "generation": {
+                "engine": arm.engine,
+                "num_generations": size.group,
+                "max_completion_tokens": size.completion,
+            },
+            "optimisation": {
+                "steps": STEPS,
+                "batch_size": size.batch,
+                "micro_batch_size": size.micro_batch,
+                "learning_rate": 1e-5,
+            },
+            "run": {"id": "gpu-check", "root": str(folder), "save_every": 0},
+        }
+    )
+
+
+def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
+    """The trainer of an arm, in this process; the backend is imported before TRL."""
+    import torch
+    from datasets import Dataset
+
+    from kit.training.arguments import grpo_config
+    from kit.training.models import find_model, keep_trainable_in_float32, load_model
+    from kit.training.unsloth_model import loading
+
+    config = configuration(arm, model, folder, size)
+    files = find_model(config.model, chat=False)
+    torch.manual_seed(0)
+    loaded = load_model(files, config.model, loading(config, files))
+    from trl import GRPOTrainer
+
+    from kit.training.trainer import make_trainer_class
+    from kit.training.trl_kernel import install_torch_logprob_kernel
+
+    args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
+    args.save_strategy = "no"
+    install_torch_logprob_kernel()
+    make = (
+        (lambda *given, **more: make_trainer_class()(*given, objective="dapo", **more))
+        if arm.loss == "ours"
+        else GRPOTrainer
+    )
+
+    def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+
+    trainer = make(
+        loaded.model,
+        placed_ids,
+        args,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 16}),
+        processing_class=loaded.tokenizer,
+        peft_config=loaded.peft_config,
+    )
+    keep_trainable_in_float32(trainer.model)
+    return trainer
+
+
+def rollouts(trainer: Any) -> list[dict[str, Any]]:
+    """One generation batch in micro-batches; rows are shuffled, so that prompts of several lengths stand side by side."""
+    import torch
+
+    trainer.model.train()
+    rows = next(iter(trainer.get_train_dataloader()))
+    output = trainer._generate_and_score_completions(rows)
+    count = len(output["completion_ids"])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(output["completion_ids"].device)
+    size = trainer.args.per_device_train_batch_size
+    return [
+        {
+            name: value[order[start : start + size]].cpu() if value.dim() else value.cpu()
+            for name, value in output.items()
+            if isinstance(value, torch.Tensor)
+        }
+        for start in range(0, count, size)
+    ]
+
+
+def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """`STEPS` optimiser steps on the same rollouts; the first, which compiles and allocates, is not in the mean."""
+    import torch
+
+    device = trainer.accelerator.device
+    on_gpu = device.type == "cuda"
+    trainer.model.train()
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = len(batches)
+    tokens = sum(int(batch["completion_mask"].sum()) for batch in batches)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    seconds, losses = [], []
+    for _ in range(STEPS):
+        started, total = time.perf_counter(), 0.0
+        for batch in batches:
+            inputs = {name: value.to(device) for name, value in batch.items()}
+            loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=inputs.get("num_items_in_batch"))
+            trainer.accelerator.backward(loss)
+            total += float(loss.detach())
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        losses.append(total)
+    step = sum(seconds[1:]) / len(seconds[1:])
+    return {
+        "seconds_per_step": step,
+        "tokens_per_second": tokens / step,
+        "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "first_step_seconds": seconds[0],
+        "losses": losses,
+        "completion_tokens": tokens,
+    }
+
+
+def canary(trainer: Any, batch: dict[str, Any]) -> float:
+    """Mean difference in nats between one unpadded row through plain logits and the scorer on the padded batch."""
+    from kit.training.first_steps import scoring_error
+
+    inputs = {name: value.to(trainer.accelerator.device) for name, value in batch.items()}
+    return scoring_error(trainer, trainer.model.train(), inputs)
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """What the process of one arm does."""
+    import torch
+
+    from kit.training.backend import running_on
+    from kit.training.first_steps import HALF_TOLERANCE
+
+    arm, size = Arm(**request["arm"]), Size(**request["size"])
+    folder, kept = Path(request["folder"]), Path(request["rollouts"])
+    from kit.training.backend import choose_backend
+
+    config = configuration(arm, Path(request["model"]), folder, size)
+    with running_on(choose_backend(config.model)):
+        trainer = make_trainer(arm, Path(request["model"]), folder, size)
+        from trl import GRPOTrainer
+
+        found: dict[str, Any] = {"trainer": GRPOTrainer.__name__, "checks": {}}
+        if not kept.is_file():
+            torch.save(rollouts(trainer), kept)
+        batches = torch.load(kept, weights_only=False)
+        if arm.loss == "ours":
+            error = canary(trainer, batches[0])
+            found["checks"]["padded row equals unpadded"] = [bool(error <= HALF_TOLERANCE), f"{error:.2g} nats"]
+        found |= timed_updates(trainer, batches)
+        if arm.loss == "ours":
+            del trainer
+            found["checks"] |= guarded_training(arm, Path(request["model"]), folder, size)
+    return found
+
+
+def guarded_training(arm: Arm, model: Path, folder: Path, size: Size) -> dict[str, Any]:
+    """5 steps with rollouts of their own, every static and runtime guard on."""
+    from kit.errors import KitError
+
+    started = time.perf_counter()
+    try:
+        trainer = make_trainer(arm, model, folder, size)
+        trainer.train()
+    except KitError as error:
+        return {"trains with every guard on": [False, str(error)]}
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "trains with every guard on": [
+            trainer.state.global_step == STEPS and len(logged) == STEPS,
+            f"{trainer.state.global_step} steps, {(time.perf_counter() - started) / STEPS:.2f} s each with rollouts",
+        ]
+    }
+
+
+def run_arm(request: dict[str, Any]) -> dict[str, Any]:
+    """A process of its own: what one backend has patched or allocated does not reach the next."""
+    with tempfile.TemporaryDirectory() as folder:
+        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        question.write_text(json.dumps(request))
+        command = [sys.executable, __file__, "--arm", str(question), "--answer", str(answer)]
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if request["smoke"] else {}
+        done = subprocess.run(command, env=os.environ | hidden, capture_output=True, text=True)
+        if done.returncode or not answer.is_file():
+            return {"error": (done.stderr or done.stdout).strip()[-2000:]}
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    names = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "unsloth_zoo", "vllm", "triton")
+    versions = {name: importlib.metadata.version(name) for name in names if find_spec(name) is not None}
+    return {
+        "gpu": gpu.name if gpu else None,
+        "gpu_bytes": gpu.total_memory if gpu else None,
+        "cuda": torch.version.cuda,
+        "platform": platform.platform(),
+        "packages": versions,
+    }
+
+
+def check(models: list[str], smoke: bool, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Everything, as one JSON value."""
+    size, result = size_of(smoke), {"machine": machine(), "smoke": smoke, "models": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in models:
+            say(f"{name}: random weights ...")
+            model = build_model(name, Path(scratch), size.four_bit)
+            found: dict[str, Any] = {}
+            for arm in arms(smoke):
+                say(f"{name}: {arm.name} ...")
+                found[arm.name] = run_arm(
+                    {
+                        "smoke": smoke,
+                        "arm": dataclasses.asdict(arm),
+                        "size": dataclasses.asdict(size),
+                        "model": str(model),
+                        "folder": scratch,
+                        "rollouts": str(Path(scratch) / f"{name}.pt"),
+                    }
+                )
+            result["models"][name] = found
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown, a line an arm."""
+    lines = ["| model | arm | s/step | tokens/s | peak GiB | checks |", "|---|---|---|---|---|---|"]
+    for model, found in result["models"].items():
+        for name, one in found.items():
+            if "error" in one:
+                lines.append(f"| {model} | {name} | - | - | - | failed: {one['error'].splitlines()[-1]} |")
+                continue
+            peak = f"{one['peak_bytes'] / 2**30:.2f}" if one["peak_bytes"] is not None else "-"
+            passed = sum(bool(ok) for ok, _ in one["checks"].values())
+            checks = f"{passed} of {len(one['checks'])}" if one["checks"] else "-"
+            step, speed = f"{one['seconds_per_step']:.3f}", f"{one['tokens_per_second']:.0f}"
+            lines.append(f"| {model} | {name} | {step} | {speed} | {peak} | {checks} |")
+    return "\n".join(lines)
+
+
+def passed(result: dict[str, Any]) -> bool:
+    arms = [one for found in result["models"].values() for one in found.values()]
+    return bool(arms) and all("error" not in one and all(ok for ok, _ in one["checks"].values()) for one in arms)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=[*SHAPES], default=None)
+    parser.add_argument("--cpu-smoke", action="store_true", help="a tiny model on the CPU, transformers only")
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
+    parser.add_argument("--arm", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.arm is not None:
+        given.answer.write_text(json.dumps(work(json.loads(given.arm.read_text()))))
+        return 0
+    import torch
+
+    if not given.cpu_smoke and not torch.cuda.is_available():
+        print(NEEDS_CUDA, file=sys.stderr)
+        return 2
+    models = given.models or (["tiny"] if given.cpu_smoke else ["qwen2.5-1.5b", "llama-3.1-8b"])
+    result = check(models, given.cpu_smoke)
+    given.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
+    print(f"{'passed' if passed(result) else 'FAILED'}; {given.out}")
+    return 0 if passed(result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

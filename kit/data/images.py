@@ -1,0 +1,101 @@
+"""Pictures of rows: paths, bytes or stored `datasets` images, to what a `datasets` image column holds.
+
+Files are named and read when a row is used; a digest of their content says which prompts are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+from kit.config import DataConfig
+
+IMAGES = "images"
+"""The column of a run's rows: a list of pictures, empty for a row without."""
+CUSTOMARY = ("images", "image")
+NONE = "none"
+Picture = dict[str, Any]  # {"bytes": bytes | None, "path": str | None}, as `datasets` stores an image
+
+
+def read_pictures(value: Any, column: str, folder: Path | None) -> list[Picture]:
+    """The pictures of a row; None and an empty list are none. Raises `ValueError` for what is not a picture.
+
+    value: a path (from `folder`), bytes, `{"bytes", "path"}`, or a list of these.
+    """
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return [_picture(one, place, column, folder) for place, one in enumerate(values, start=1)]
+
+
+def digest(pictures: list[Picture]) -> str:
+    """Hex digest of the content of pictures, in order; of none, an empty text."""
+    if not pictures:
+        return ""
+    whole = hashlib.sha256()
+    for picture in pictures:
+        whole.update(hashlib.sha256(_content(picture)).digest())
+    return whole.hexdigest()
+
+
+def opened(pictures: list[Any]) -> list[Any]:
+    """PIL pictures in RGB, of stored ones or of those that are open already."""
+    from PIL import Image
+
+    found = []
+    for picture in pictures:
+        if isinstance(picture, dict):
+            picture = Image.open(io.BytesIO(_content(picture)))
+        found.append(picture.convert("RGB"))
+    return found
+
+
+def folder_of(config: DataConfig) -> Path | None:
+    """Where relative paths of pictures begin: at the source's file or folder."""
+    source = Path(config.source).expanduser()
+    return source if source.is_dir() else source.parent if source.is_file() else None
+
+
+def _picture(value: Any, place: int, column: str, folder: Path | None) -> Picture:
+    where = f"picture {place} of '{column}'"
+    if isinstance(value, (bytes, bytearray)):
+        stored: Picture = {"bytes": bytes(value), "path": None}
+    elif isinstance(value, str):
+        stored = {"bytes": None, "path": str(_found(value, where, folder))}
+    elif isinstance(value, dict) and (value.get("bytes") or value.get("path")):
+        stored = {"bytes": value.get("bytes"), "path": value.get("path")}
+        if not stored["bytes"]:
+            stored["path"] = str(_found(str(stored["path"]), where, folder))
+    else:
+        raise ValueError(
+            f"{where} is of type {type(value).__name__}; expected a path, bytes, or an image of `datasets`"
+        )
+    _check(stored, where)
+    return stored
+
+
+def _found(path: str, where: str, folder: Path | None) -> Path:
+    given = Path(path).expanduser()
+    for candidate in (given if given.is_absolute() or folder is None else folder / given, given):
+        if candidate.is_file():
+            return candidate.resolve()
+    raise ValueError(
+        f"{where}: there is no file {path}" + (f" in {folder}" if folder and not given.is_absolute() else "")
+    )
+
+
+def _check(picture: Picture, where: str) -> None:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(picture["bytes"]) if picture["bytes"] else picture["path"]) as seen:
+            width, height = seen.size
+    except Exception as error:  # decoders raise what they like
+        name = picture["path"] or f"{len(picture['bytes'] or b'')} bytes"
+        raise ValueError(f"{where} cannot be read as a picture ({name}): {error}") from None
+    if not width or not height:
+        raise ValueError(f"{where} is empty ({width} x {height} pixels)")
+
+
+def _content(picture: Picture) -> bytes:
+    return bytes(picture["bytes"]) if picture["bytes"] else Path(picture["path"]).read_bytes()

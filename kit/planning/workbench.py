@@ -1,0 +1,332 @@
+"""Answers questions about a configuration, one after the other, from a warm process: rows, rewards, hacks, plans.
+
+`python -m kit.planning.workbench` reads one JSON object a line and writes one a line: `{"answer": ...}`,
+`{"error": message, "kind": name}` for a user's mistake, or `{"crash": ...}`. Whoever asks ends it when an answer takes
+too long: a reward may hang, and here it hangs alone. Rows that were read stay in memory for the next question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig, load_config
+from kit.errors import DataError
+from kit.runs.child import is_user_error
+from kit.runs.files import to_json
+
+if TYPE_CHECKING:
+    from kit.data import DataSplit
+    from rewards import Evaluation, Preset
+
+KEPT = 2
+SHOWN_TEXT = 4000
+"""Letters of one text that are sent back."""
+Request = Mapping[str, Any]
+
+
+class Rows:
+    """Rows by the data section that they were read for; the latest few."""
+
+    def __init__(self) -> None:
+        self._splits: OrderedDict[str, DataSplit] = OrderedDict()
+
+    def load(self, config: RunConfig) -> DataSplit:
+        from kit.data import load_data
+
+        key = config.data.model_dump_json(exclude={"max_prompt_tokens"})
+        if key not in self._splits:
+            self._splits[key] = load_data(config.data)
+            while len(self._splits) > KEPT:
+                self._splits.popitem(last=False)
+        self._splits.move_to_end(key)
+        return self._splits[key]
+
+    def pick(self, config: RunConfig, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Training rows at `places`. Raises `DataError` where there is none."""
+        train = self.load(config).train
+        for place in places:
+            if not 0 <= place < len(train):
+                raise DataError(f"There is no training row {place}; there are {len(train)}, counted from 0.")
+        return [train[place] for place in places]
+
+
+ROWS = Rows()
+
+
+def warm(config: RunConfig, request: Request) -> bool:
+    """Imports what the first question about rows will need."""
+    import datasets  # noqa: F401
+    import reasoning_gym  # noqa: F401
+
+    return True
+
+
+def rows(config: RunConfig, request: Request) -> dict[str, Any]:
+    """Counts, notes, columns, lengths in letters, and `count` training rows from `start` on."""
+    split = ROWS.load(config)
+    start, count = max(0, int(request.get("start", 0))), min(50, int(request.get("count", 5)))
+    shown = range(min(start, len(split.train)), min(start + count, len(split.train)))
+    letters = sorted(len(plain(prompt)) for prompt in split.train["prompt"][:5000])
+    return {
+        "info": {key: split.info.get(key) for key in ("source", "rows", "notes", "mapping", "columns", "bad_rows")},
+        "letters": {name: letters[int(share * (len(letters) - 1))] for name, share in QUANTILES.items()}
+        if letters
+        else {},
+        "start": shown.start,
+        "rows": [_row(split.train[place], place) for place in shown],
+    }
+
+
+QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
+
+
+def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
+    """Prompt lengths in tokens of the model's tokenizer (quantiles), and how many are over data.max_prompt_tokens."""
+    from kit.evaluation.heldout import lengths_of
+    from kit.planning.plan import tokenizer_of
+    from kit.training.interaction import load_interaction
+
+    train = ROWS.load(config).train
+    some = train.select(range(min(5000, len(train))))
+    counted = sorted(lengths_of(tokenizer_of(config), some, load_interaction(config.generation).all_tools()))
+    limit = config.data.max_prompt_tokens
+    return {
+        "tokens": {name: counted[int(share * (len(counted) - 1))] for name, share in QUANTILES.items()},
+        "histogram": histogram(counted),
+        "counted": len(counted),
+        "over": sum(length > limit for length in counted) if limit is not None else 0,
+        "limit": limit,
+    }
+
+
+def histogram(ordered: Sequence[int], bins: int = 24) -> list[list[int]]:
+    """[from, to, how many] of equal stretches over the whole range."""
+    low, high = ordered[0], ordered[-1] + 1
+    width = max(1, -(-(high - low) // bins))
+    counts: dict[int, int] = {}
+    for value in ordered:
+        counts[(value - low) // width] = counts.get((value - low) // width, 0) + 1
+    return [
+        [low + at * width, low + (at + 1) * width, counts.get(at, 0)] for at in range((high - low - 1) // width + 1)
+    ]
+
+
+def score(config: RunConfig, request: Request) -> dict[str, Any]:
+    """Scores `completions` (texts) of the training row `row`, as one group, as training would before its first step."""
+    from kit.training.preparation import build_reward
+
+    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    return scored(build_reward(config), row, list(request["completions"]), config.run.seed)
+
+
+def scored(preset: Preset, row: Mapping[str, Any], completions: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Every component's verdict on completions of one row: value, status, reason, what was extracted, and the advantage."""
+    from kit.evaluation.heldout import scoring_context
+    from rewards import build_samples
+
+    size, prompt = len(completions), row["prompt"]
+    columns: dict[str, Any] = {name: [value] * size for name, value in row.items() if name != "prompt"}
+    said = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
+    samples = build_samples([prompt] * size, said, **columns)
+    context = scoring_context(seed)
+    verdict = preset.score(samples, context)
+    correct = preset.is_correct(samples, context) if preset.checker is not None else None
+    return group(preset, row, completions, verdict, correct)
+
+
+def group(
+    preset: Preset,
+    row: Mapping[str, Any],
+    texts: Sequence[str],
+    verdict: Evaluation,
+    correct: Sequence[bool] | None,
+    first: int = 0,
+) -> dict[str, Any]:
+    """The verdicts from `first` on, as many as there are texts: a group, as the page shows it."""
+    places = range(first, first + len(texts))
+    return {
+        "prompt": plain(row["prompt"])[:SHOWN_TEXT],
+        "reference": _short(row.get("reference")),
+        "checker": preset.checker,
+        "weights": dict(verdict.weights),
+        "items": [
+            _item(verdict, at, text, None if correct is None else correct[at])
+            for at, text in zip(places, texts, strict=True)
+        ],
+        "advantages": advantages([verdict.totals[at] for at in places]),
+    }
+
+
+def _item(verdict: Evaluation, at: int, text: str, right: bool | None) -> dict[str, Any]:
+    return {
+        "text": text[:SHOWN_TEXT],
+        "total": verdict.totals[at],
+        "correct": right,
+        "parts": [
+            {
+                "name": name,
+                "value": verdict.values[name][at],
+                "status": verdict.statuses[name][at],
+                "seconds": verdict.latencies[name][at],
+                **{key: _short(verdict.infos[name][at].get(key)) for key in ("reason", "extracted")},
+            }
+            for name in verdict.weights
+        ],
+    }
+
+
+def advantages(totals: Sequence[float | None]) -> list[float | None]:
+    """Reward less the group's mean, over its standard deviation: GRPO's own measure of which completion is to be learned.
+
+    0 throughout where all are alike. Uses the sample's deviation (n - 1), as TRL does.
+    """
+    known = [total for total in totals if total is not None]
+    if not known:
+        return [None] * len(totals)
+    mean = sum(known) / len(known)
+    spread = (sum((total - mean) ** 2 for total in known) / max(1, len(known) - 1)) ** 0.5
+    return [None if total is None else (total - mean) / spread if spread > 1e-9 else 0.0 for total in totals]
+
+
+def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
+    """The known hacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
+    from kit.training.preparation import build_reward
+    from rewards import testing
+
+    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    preset = build_reward(config)
+    right = str(request.get("right") or row.get("reference") or "")
+    wrong = str(request.get("wrong") or another(right))
+    style = str(request.get("style") or style_of(config))
+    report = testing.check(preset, [{**row, "style": style, "right": right, "wrong": wrong}])
+    return {
+        "passed": report.passed,
+        "problems": [text[:500] for text in report.problems],
+        "notes": [text[:500] for text in report.notes],
+        "right": right[:SHOWN_TEXT],
+        "wrong": wrong[:SHOWN_TEXT],
+        "style": style,
+        "cases": [
+            {
+                "kind": case.kind,
+                "name": case.name[:80],
+                "completion": plain(case.completion)[:300],
+                "total": case.total,
+                "why": "; ".join(dict.fromkeys(case.reasons.values()))[:200],
+            }
+            for case in report.cases
+        ],
+    }
+
+
+def examples(config: RunConfig, request: Request) -> list[str]:
+    """Completions to begin with: right, wrong, right without the asked layout, cut off."""
+    from rewards.hacks import answered
+
+    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    right, style = str(row.get("reference") or "42"), style_of(config)
+    whole = answered(style, right)
+    return [whole, answered(style, another(right)), f"The answer is {right}.", whole[: max(1, 2 * len(whole) // 3)]]
+
+
+def style_of(config: RunConfig) -> str:
+    """How answers stand in completions for this reward, by the preset's own examples."""
+    from rewards import testing
+
+    examples = testing.golden(config.reward.preset) if config.reward.preset else []
+    return str(next((row["style"] for row in examples if "style" in row), "answer"))
+
+
+def another(right: str) -> str:
+    """A wrong answer of the same kind."""
+    try:
+        return str(int(right) + 1)
+    except ValueError:
+        return "something else"
+
+
+def plan(config: RunConfig, request: Request) -> dict[str, Any]:
+    """What `grpo-kit plan` computes, for this machine or for the card named `card`."""
+    from kit.planning.cards import find_card
+    from kit.planning.plan import plan as make_plan
+
+    card = request.get("card")
+    return make_plan(
+        config,
+        card=find_card(str(card)) if card else None,
+        name=str(request.get("name", "CONFIG")),
+        given=request.get("given", []),
+    )
+
+
+def validate(config: RunConfig, request: Request) -> list[str]:
+    """The notes of `grpo-kit validate`."""
+    from kit.validation import check
+
+    return check(config)
+
+
+def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
+    """The machine's checks."""
+    from kit.planning.machine import check_machine, report
+
+    return report(check_machine(str(request.get("root", config.run.root))))
+
+
+QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
+    "warm": warm,
+    "rows": rows,
+    "lengths": lengths,
+    "score": score,
+    "hacks": hacks,
+    "examples": examples,
+    "plan": plan,
+    "validate": validate,
+    "doctor": doctor,
+}
+
+
+def _row(row: Mapping[str, Any], place: int) -> dict[str, Any]:
+    return {"place": place, **{name: _short(plain(value)) for name, value in row.items()}}
+
+
+def plain(value: Any) -> str:
+    """A text, or messages as `role: text` paragraphs; of a single user message the text alone."""
+    if isinstance(value, list) and value and isinstance(value[0], Mapping) and "content" in value[0]:
+        if len(value) == 1:
+            return str(value[0]["content"])
+        return "\n".join(f"{message.get('role')}: {message['content']}" for message in value)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _short(value: Any) -> str | None:
+    return None if value is None else plain(value)[:SHOWN_TEXT]
+
+
+def answer(request: Request) -> dict[str, Any]:
+    """The answer to one question, or what went wrong."""
+    try:
+        question = QUESTIONS[str(request.get("question"))]
+        return {"answer": question(load_config(request.get("config") or {}), request)}
+    except Exception as error:
+        if is_user_error(error):
+            return {"error": str(error), "kind": type(error).__name__}
+        return {"crash": f"{type(error).__name__}: {error}"[:500]}
+
+
+def main() -> None:
+    """Serves until there is nothing more to read. What rewards print goes to stderr, never among the answers."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")  # a hack may hold half a character
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        replies.write(to_json(answer(json.loads(line))) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a backend refuses of a run, said before it starts and with what to set instead.
+
+Where `model.backend: auto` has chosen Unsloth, a refusal is the reason to take transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from kit.config import ModelConfig, RunConfig
+from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
+from kit.training.backend import TRANSFORMERS, UNSLOTH, UNSLOTH_CPU, Backend, Machine, decide, this_machine
+from kit.training.precision import fast_inference, precision, standby
+
+IMAGE_COLUMNS = {"image", "images"}
+TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
+
+
+def settle_backend(config: RunConfig, columns: Collection[str] = (), machine: Machine | None = None) -> RunConfig:
+    """The configuration, with `auto` written out as transformers where Unsloth would refuse this run.
+
+    `columns`: of the data. Raises `KitError` for what the backend that was asked for refuses.
+    """
+    machine = machine or this_machine()
+    backend = decide(config.model, machine)
+    obstacle = next(obstacles(config, backend, machine, columns), None)
+    if obstacle is None:
+        return config
+    if config.model.backend != "auto" or backend.name == TRANSFORMERS:
+        raise obstacle
+    plain = config.model.model_copy(update={"backend": TRANSFORMERS})
+    return settle_backend(config.model_copy(update={"model": plain}), columns, machine)
+
+
+def obstacles(config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]) -> Iterator[KitError]:
+    """Everything that keeps `backend` from this run, as the errors that say so."""
+    checkpointing = config.optimisation.gradient_checkpointing
+    if checkpointing == "unsloth" and backend.name == TRANSFORMERS:
+        yield ConfigError(
+            f"optimisation.gradient_checkpointing: unsloth is Unsloth's way, and the model is loaded by {backend.reason}. "
+            "Set optimisation.gradient_checkpointing: true, or model.backend: unsloth on a GPU."
+        )
+    yield from _precision(config, backend, machine)
+    if config.generation.engine == "vllm":
+        yield from _with_engine(config, backend, machine)
+    if backend.name != TRANSFORMERS:
+        yield from _of_unsloth(config, backend, columns)
+
+
+def _precision(config: RunConfig, backend: Backend, machine: Machine) -> Iterator[KitError]:
+    capability = machine.capability if backend.device == "cuda" else None
+    try:
+        precision(config.model.dtype, capability, machine.gpu)
+        if config.generation.engine == "vllm":
+            standby(config.generation.vllm.standby, capability, machine.gpu)
+    except KitError as error:
+        yield error
+
+
+def _with_engine(config: RunConfig, backend: Backend, machine: Machine) -> Iterator[KitError]:
+    lora, room = config.model.lora, config.generation.vllm.max_lora_rank
+    if lora is not None and room is not None and lora.rank > room:
+        yield ConfigError(
+            f"model.lora.rank: {lora.rank} is above generation.vllm.max_lora_rank: {room}, so the engine could not load the "
+            f"adapter. Set generation.vllm.max_lora_rank: {lora.rank} (or null), or a smaller rank."
+        )
+    if backend.name == UNSLOTH_CPU:
+        yield EnvironmentUnsupported(
+            "generation.engine: vllm with model.backend: unsloth-cpu: Unsloth's fast inference needs a GPU. Set "
+            "generation.engine: hf, or model.backend: transformers, which drives vLLM's CPU build."
+        )
+    if backend.name != UNSLOTH:
+        return
+    try:
+        fast_inference(True, machine.capability, machine.gpu)
+    except KitError as error:
+        yield error
+    if lora is None:
+        yield ConfigError(
+            "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
+            f"only. Keep model.lora, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+        )
+    for key, asked in (("revision", config.model.revision), ("trust_remote_code", config.model.trust_remote_code)):
+        if asked:
+            yield ConfigError(
+                f"model.{key}: {asked} with generation.engine: vllm under Unsloth: its engine ignores or refuses it. Download "
+                f"the model and give its folder, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+            )
+
+
+def _of_unsloth(config: RunConfig, backend: Backend, columns: Collection[str]) -> Iterator[KitError]:
+    pictures = IMAGE_COLUMNS & set(columns)
+    if pictures:
+        yield ConfigError(
+            f"The data has pictures (column {', '.join(sorted(pictures))}), and GRPO with pictures is not proven under "
+            f"model.backend: {backend.name}. {TRANSFORMERS_INSTEAD}"
+        )
+    if backend.name == UNSLOTH and config.model.attention is not None:
+        yield ConfigError(
+            f"model.attention: {config.model.attention}, but Unsloth brings an attention of its own. Set model.attention: "
+            f"null. {TRANSFORMERS_INSTEAD}"
+        )
+    if backend.name == UNSLOTH and config.generation.temperature >= 10:
+        yield ConfigError(
+            f"generation.temperature: {config.generation.temperature:g}: Unsloth's trainer refuses 10 and above. Set a lower "
+            f"one. {TRANSFORMERS_INSTEAD}"
+        )
+
+
+def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
+    """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
+    try:
+        check_architecture(model_config, backend, config.name)
+    except ModelError as error:
+        if config.backend != "auto":
+            raise
+        return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {error}")
+    return backend
+
+
+def check_architecture(model_config: Any, backend: Backend, source: str) -> None:
+    """Refuses a model that the backend's trainer stops at. Raises `ModelError`."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
+        raise ModelError(
+            f"{source} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute. {TRANSFORMERS_INSTEAD}"
+        )
+
+
+def check_merge(backend: str, load_in_4bit: bool) -> None:
+    """Refuses to merge an adapter where the backend cannot. Raises `ModelError`."""
+    if backend == UNSLOTH_CPU and load_in_4bit:
+        raise ModelError(
+            "Unsloth's CPU backend does not merge an adapter into 4-bit weights. Export the adapter alone, or load the base "
+            "model with model.load_in_4bit: false (model.backend: transformers) and merge into that."
+        )

@@ -1,0 +1,291 @@
+"""What a model may do while it completes: call tools, act in an environment, or follow a rollout function of yours.
+
+Named in YAML (`generation.tools`, `.environment`, `.rollout`), loaded and checked here, and handed to TRL, which runs the
+calls. Everything that TRL would trip over in a run is refused before one, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from kit.config import GenerationConfig
+from kit.errors import ConfigError, DataError, EnvironmentUnsupported, ModelError
+
+if TYPE_CHECKING:
+    from kit.data import DataSplit
+
+TOOL_EXAMPLE = '''
+    def calculate(expression: str) -> str:
+        """
+        Evaluates an arithmetic expression.
+
+        Args:
+            expression: What to evaluate, such as "12 * 7".
+        """'''
+CONTROL = ("reset", "get_reward")
+"""Methods of an environment that are no tools."""
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """Loaded tools and environments. `environments` go by the dataset's column `environment`; None is the only one."""
+
+    tools: tuple[Callable[..., Any], ...] = ()
+    environments: Mapping[str | None, Factory] | None = None
+    rollout: Callable[..., Any] | None = None
+    max_iterations: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.tools or self.environments or self.rollout)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether TRL's loop of calls and answers runs."""
+        return bool(self.tools or self.environments)
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Keywords of `trl.GRPOTrainer`."""
+        given: dict[str, Any] = {}
+        if self.tools:
+            given["tools"] = list(self.tools)
+        if self.environments is not None:
+            single = None in self.environments
+            given["environment_factory"] = self.environments[None] if single else dict(self.environments)
+        if self.rollout is not None:
+            given["rollout_func"] = self.rollout
+        return given
+
+    def all_tools(self) -> list[Callable[..., Any]]:
+        """Tools and the methods of all environments."""
+        return [*self.tools, *(tool for make in (self.environments or {}).values() for tool in methods_of(make()))]
+
+
+NOTHING = Interaction()
+
+
+def open_row(interaction: Interaction, row: Mapping[str, Any]) -> tuple[Any, Any, list[Callable[..., Any]]]:
+    """The prompt of a row after its environment was reset, that environment (None: there is none), and its tools."""
+    prompt, environments, tools = row["prompt"], interaction.environments, list(interaction.tools)
+    if environments is None:
+        return prompt, None, tools
+    routed = None not in environments
+    environment = environments[row["environment"] if routed else None]()
+    given = {name: value for name, value in row.items() if not routed or name != "environment"}
+    observation = environment.reset(**given)
+    if observation is not None:
+        last = prompt[-1]
+        prompt = [*prompt[:-1], {**last, "content": last["content"] + observation}]
+    return prompt, environment, tools + methods_of(environment)
+
+
+def check_rows(interaction: Interaction, data: DataSplit) -> None:
+    """Refuses rows that the environments or the rollout function could not serve. Raises `DataError`."""
+    for rows in (data.train, data.heldout):
+        if interaction.rollout is not None and "prompt_ids" in rows.column_names:
+            raise DataError(
+                "generation.rollout is given prompts as text or messages, and would not see prompt_ids. Take the column out, or "
+                "generation.rollout."
+            )
+        if interaction.environments is None or None in interaction.environments:
+            continue
+        known = ", ".join(map(str, interaction.environments))
+        if "environment" not in rows.column_names:
+            raise DataError(
+                f"generation.environment names several ({known}), so each row needs a column environment that says which one."
+            )
+        strange = {name for name in rows["environment"] if name not in interaction.environments}
+        if strange:
+            raise DataError(
+                f"The column environment holds {min(map(repr, strange))}; generation.environment has {known}."
+            )
+
+
+def load_interaction(config: GenerationConfig) -> Interaction:
+    """The tools, environments and rollout function of a configuration, checked. Raises `KitError`."""
+    tools = tuple(_load(path, f"generation.tools.{place}") for place, path in enumerate(config.tools))
+    for path, tool in zip(config.tools, tools, strict=True):
+        check_tool(tool, path)
+    named = config.environment
+    paths: dict[str | None, str] = {None: named} if isinstance(named, str) else {}
+    if isinstance(named, dict):
+        paths.update(named.items())
+    environments = {name: _load(path, "generation.environment") for name, path in paths.items()} or None
+    for name, factory in (environments or {}).items():
+        check_environment(factory, paths[name], taken=[tool.__name__ for tool in tools])
+    names = [tool.__name__ for tool in tools]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"generation.tools: two tools have one name ({', '.join(names)}); the model calls them by it."
+        )
+    rollout = None
+    if config.rollout is not None:
+        rollout = checked_rollout(_load(config.rollout, "generation.rollout"), config.rollout)
+        if tools or environments:
+            raise ConfigError(
+                "generation.rollout makes whole completions, calls of tools included; generation.tools and "
+                "generation.environment would act on what it has finished. Keep one of the two."
+            )
+    return Interaction(tools, environments, rollout, config.max_tool_calling_iterations)
+
+
+def _load(path: str, key: str) -> Callable[..., Any]:
+    from rewards.errors import RewardsError
+    from rewards.function_path import load_function
+
+    try:
+        return load_function(path)
+    except RewardsError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def check_tool(tool: Callable[..., Any], where: str) -> None:
+    """Refuses what no schema can be made of. Raises `ConfigError`."""
+    from transformers.utils import get_json_schema
+
+    try:
+        get_json_schema(tool)
+    except Exception as error:  # a parser of docstrings and type hints raises what it likes
+        raise ConfigError(
+            f"The tool {where} cannot be described to the model: {str(error).strip().rstrip('.')}. A tool needs type hints, and "
+            f"a docstring that says what it does and what each argument is:{TOOL_EXAMPLE}"
+        ) from error
+
+
+def methods_of(environment: Any) -> list[Callable[..., Any]]:
+    """The public methods of an environment's class, which are tools, but for `reset` and `get_reward`."""
+    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    return [getattr(environment, name) for name, _ in found if name not in CONTROL and not name.startswith("_")]
+
+
+def check_environment(factory: Factory, where: str, taken: list[str]) -> None:
+    """Makes one, and refuses what TRL could not drive. Raises `ConfigError`."""
+    try:
+        environment = factory()
+    except Exception as error:
+        raise ConfigError(
+            f"generation.environment: {where}() failed: {type(error).__name__}: {error}. It is called without arguments, once "
+            "for each completion of a batch, and returns an environment: usually it is the class itself."
+        ) from error
+    if isinstance(environment, type) or not callable(getattr(type(environment), "reset", None)):
+        raise ConfigError(
+            f"generation.environment: what {where}() makes ({type(environment).__name__}) has no method reset(self, **row). It "
+            "is called before every completion with the columns of the row, and returns None or text to add to the prompt."
+        )
+    parameters = inspect.signature(environment.reset).parameters.values()
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        raise ConfigError(
+            f"generation.environment: reset() of {where} takes no **columns, and is called with every column of the row. "
+            "Write: def reset(self, **columns)."
+        )
+    for method in methods_of(environment):
+        check_tool(method, f"{where}.{method.__name__}")
+        if method.__name__ in taken:
+            raise ConfigError(f"generation.tools and {where} both have a tool called {method.__name__}. Rename one.")
+
+
+def checked_rollout(rollout: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """The function, whose answers are looked at before TRL uses them. Raises `ConfigError` for another signature."""
+    try:
+        inspect.signature(rollout).bind([], None)
+    except TypeError as error:
+        raise ConfigError(
+            f"generation.rollout: {where} cannot be called as rollout(prompts, trainer) ({error}). It returns a dict of "
+            "prompt_ids and completion_ids (a list of token ids for each prompt), logprobs (likewise, or None), and, "
+            "where others than the policy wrote tokens, env_mask (1 for the policy's tokens, 0 for theirs)."
+        ) from error
+
+    @functools.wraps(rollout)
+    def checked(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        made = rollout(prompts, trainer)
+        check_rollout(made, len(prompts), where)
+        return dict(made)
+
+    return checked
+
+
+def check_rollout(made: Any, size: int, where: str) -> None:
+    """Raises `ConfigError` where the answer of a rollout function is not what `checked_rollout` asks for."""
+    needed = {"prompt_ids", "completion_ids", "logprobs"}
+    if not isinstance(made, Mapping) or needed - made.keys():
+        seen = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
+        raise ConfigError(
+            f"generation.rollout: {where} returned {seen}; expected a dict with {', '.join(sorted(needed))}."
+        )
+    lengths = {name: len(made[name]) for name in ("logprobs", "env_mask") if made.get(name) is not None}
+    lengths |= {name: len(made[name] or ()) for name in ("prompt_ids", "completion_ids")}
+    if set(lengths.values()) != {size}:
+        raise ConfigError(
+            f"generation.rollout: {where} was given {size} prompts and returned {lengths}; one entry each."
+        )
+    for name in ("prompt_ids", "completion_ids"):
+        empty = [index for index, ids in enumerate(made[name]) if not len(ids)]
+        if empty:
+            raise ConfigError(
+                f"generation.rollout: {where} returned no token in {name} for prompt {empty[0] + 1} of {size}."
+            )
+    for name in ("logprobs", "env_mask"):
+        for index, values in enumerate(made.get(name) or ()):
+            if len(values) != len(made["completion_ids"][index]):
+                raise ConfigError(
+                    f"generation.rollout: {where} returned {len(values)} values in {name} for completion {index + 1}, which "
+                    f"has {len(made['completion_ids'][index])} tokens; expected one a token."
+                )
+
+
+def check_turns(interaction: Interaction, tokenizer: Any, *, chat: bool, source: str) -> None:
+    """Refuses a model whose template cannot hold a conversation with tools. Raises `KitError`.
+
+    The tokenizer is given TRL's description of how its template writes calls, where it has none of its own.
+    """
+    if not interaction.has_turns:
+        return
+    if not chat:
+        raise ConfigError(
+            "generation.tools and .environment need messages; data.chat: false sends plain text. Set it true."
+        )
+    from trl import chat_template_utils as templates
+
+    if not templates._SUPPORTS_RESPONSE_TEMPLATE and find_spec("jmespath") is None:
+        raise EnvironmentUnsupported(
+            "Calls of tools are read with jmespath in transformers below 5.13, and it is not installed. Install it with: "
+            "pip install jmespath  (or: pip install 'transformers>=5.13')."
+        )
+    if not templates.supports_tool_calling(tokenizer):
+        raise ModelError(
+            f"The chat template of {source} does not render calls of tools and their answers, so the model could not see them. "
+            "Use a model made for tools (Qwen2.5/Qwen3 Instruct, Llama 3.1 Instruct, GPT-OSS), or set model.chat_template to a "
+            "Jinja file that renders message.tool_calls and messages of the role tool."
+        )
+    if getattr(tokenizer, "response_template", None) is None and getattr(tokenizer, "response_schema", None) is None:
+        try:
+            templates.add_response_schema(tokenizer)
+        except ValueError as error:
+            raise ModelError(
+                f"How {source} writes its calls is not known: its chat template is none of those that TRL has a parser for. Set "
+                "response_template in the tokenizer's tokenizer_config.json (transformers' docs: response parsing), or use the "
+                "original template of the model family."
+            ) from error
+    training_template(tokenizer, source)
+
+
+def training_template(tokenizer: Any, source: str) -> str | None:
+    """The template that TRL renders with in place of the tokenizer's, None where that one serves. Raises `ModelError`."""
+    from trl import chat_template_utils as templates
+
+    if templates.is_chat_template_prefix_preserving(tokenizer):
+        return None
+    try:
+        found: str | None = templates.get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise ModelError(
+            f"The chat template of {source} renders earlier turns otherwise once a tool has answered (it drops their thinking, "
+            "for example), so the tokens that the model saw could not be trained on. Set model.chat_template to a Jinja "
+            "file whose rendering of a conversation begins with the rendering of its first turns."
+        ) from error
+    return found

@@ -1,0 +1,28 @@
+"""Tiny multimodal models with their processors, made once a session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+MAKERS = ("qwen2_5_vl", "gemma3")
+
+
+@pytest.fixture(scope="session")
+def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny multimodal model by name, with its processor."""
+    import tiny_processors
+
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name) / "model"
+            getattr(tiny_processors, name)(made[name])
+        return made[name]
+
+    return folder

@@ -1,0 +1,61 @@
+"""`grpo-kit model check`: the card, its exit codes, and what it says of folders and ids that are not there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.cli import app
+from kit.training.family_check import listed_architectures, vllm_support
+
+runner = CliRunner()
+
+
+def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("qwen3").save_pretrained(tmp_path)
+    done = runner.invoke(app, ["model", "check", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    card = json.loads(done.stdout[done.stdout.index("{") :])
+    assert card["trains"]
+    assert card["tokenizer"].startswith("a stand-in")
+    found = {finding["what"]: finding["status"] for finding in card["findings"]}
+    assert {name: found[name] for name in ("scores", "padding", "train", "LoRA", "vision", "packing")} == {
+        "scores": "tested", "padding": "tested", "train": "tested", "LoRA": "tested", "vision": "untested", "packing": "untested",
+    }  # fmt: skip
+
+
+def test_an_architecture_that_misreads_padding_fails(monkeypatch):
+    """Planted: positions that are not counted from the mask."""
+    monkeypatch.setattr("kit.training.families.has_position_table", lambda model: False)
+    done = runner.invoke(app, ["model", "check", "gpt2"])
+    assert done.exit_code == 1
+    assert "misreads padding" in done.stdout
+    assert "It does not train" in done.stdout
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_pictures_are_tried_where_there_is_a_processor(name, multimodal):
+    done = runner.invoke(app, ["model", "check", str(multimodal(name)), "--json"])
+    card = json.loads(done.stdout[done.stdout.index("{") :])
+    assert done.exit_code == 0, done.output
+    assert {f["what"]: f["status"] for f in card["findings"]}["vision"] == "tested"
+
+
+def test_what_is_not_there_is_refused_with_the_alternative(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    empty = runner.invoke(app, ["model", "check", str(tmp_path)])
+    assert empty.exit_code == 2
+    unknown = runner.invoke(app, ["model", "check", "nobody/nothing-of-that-name"])
+    assert unknown.exit_code == 2
+    assert "a folder with its config.json is enough" in " ".join(unknown.output.split())
+
+
+def test_the_list_of_models_is_read_without_importing_it(monkeypatch, tmp_path):
+    assert listed_architectures('A = {"LlamaForCausalLM": ("llama", "X"), **B}') == {"LlamaForCausalLM"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert vllm_support("LlamaForCausalLM") == ("untested", "vLLM is not installed")

@@ -1,0 +1,163 @@
+"""GRPO on pictures end to end: data with pictures, training, evaluation, what is saved, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import tiny_processors
+
+REWARD = """
+def length(prompts, completions, completion_ids, answer=None, **columns):
+    assert "images" not in columns
+    assert all(isinstance(message["content"], str) for prompt in prompts for message in prompt)
+    return [float(sum(ids) % 5) for ids in completion_ids]
+"""
+
+
+@pytest.fixture
+def pictured(tree: dict[str, Any], multimodal: Any, tmp_path: Path) -> Any:
+    """Makes `tree` a run on pictures with the model of that name."""
+
+    def make(name: str) -> dict[str, Any]:
+        (tmp_path / "rewards_here.py").write_text(REWARD)
+        tree["model"] |= {"name": str(multimodal(name))}
+        tree["data"] = {"source": str(tiny_processors.rows(tmp_path / "data")), "heldout": 4}
+        tree["reward"] = {"preset": None, "functions": [{"path": f"{tmp_path}/rewards_here.py:length"}]}
+        tree["evaluation"] |= {"before": True, "batch_size": 8}
+        return tree
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_a_run_on_pictures_trains_and_saves_no_pixels(name, pictured, attempt):
+    pictured(name)
+    done = attempt()
+    assert done.code == 0, done.message
+    lines = [json.loads(line) for line in (done.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["grad_norm"] > 0 for line in lines)
+    table = pq.read_table(done.folder.completions / "step-00001.parquet")
+    assert not {column for column in table.column_names if "image" in column or "pixel" in column}
+    assert table["prompt"].to_pylist() == ["Dark or light?"] * 8
+    score = json.loads((done.folder.eval / "before.json").read_text())
+    assert score["problems"] == 4
+    assert len(set(score["per_problem"]["id"])) == 4  # the same question about other pictures
+
+
+def adapters(run: Any) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(run.path / "checkpoint-2" / "adapter_model.safetensors")
+
+
+def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, attempt, monkeypatch):
+    """Both against one run that had no trouble: pictures stay with their completions through checkpoint and division."""
+    import torch
+
+    import kit.train
+    from kit.config import load_config
+    from kit.errors import EngineError
+    from kit.training.family_side import FamilySide
+    from kit.training.halving import HalvingSide
+
+    tree = pictured("qwen2_5_vl")
+    tree["evaluation"]["before"] = False
+    whole = adapters(attempt("run.id=whole").folder)
+    generate, score, calls = HalvingSide._generate_single_turn, FamilySide._get_per_token_logps_and_entropies, [0]
+
+    def failing(self: Any, *given: Any, **keywords: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise EngineError("planted")
+        return generate(self, *given, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HalvingSide, "_generate_single_turn", failing)
+        assert attempt("run.id=broken").code == 2
+    again = adapters(kit.train.run(load_config(tree, ["run.id=broken"]), quiet=True, resume=True))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+    def short(self: Any, model: Any, ids: Any, *given: Any, **keywords: Any) -> Any:
+        if torch.is_grad_enabled() and len(ids) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return score(self, model, ids, *given, **keywords)
+
+    monkeypatch.setattr(FamilySide, "_get_per_token_logps_and_entropies", short)
+    done = attempt("run.id=short")
+    assert done.code == 0, done.message
+    assert "Out of memory in training" in done.shown + done.message
+    halved = adapters(done.folder)
+    assert all(torch.allclose(whole[name], halved[name], atol=1e-5) for name in whole)
+
+
+def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, monkeypatch):
+    """Planted: a processor that says the mean of every picture, and a model that wants it."""
+    import functools
+    import inspect
+
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
+
+    from kit.training.family_step import grpo_step
+
+    call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
+    inner, seen = modeling_gemma3.Gemma3Model.forward, []
+
+    def marked(self: Any, *given: Any, **keywords: Any) -> Any:
+        made = call(self, *given, **keywords)
+        if "pixel_values" in made:
+            pixels = torch.stack([torch.as_tensor(one) for one in made["pixel_values"]])
+            made["picture_marks"] = pixels.mean(dim=(1, 2, 3))[:, None]
+        return made
+
+    @functools.wraps(top)
+    def outer(self: Any, *given: Any, picture_marks: Any = None, **keywords: Any) -> Any:
+        return top(self, *given, picture_marks=picture_marks, **keywords)
+
+    @functools.wraps(inner)
+    def looked_at(self: Any, *given: Any, picture_marks: Any = None, **keywords: Any) -> Any:
+        if keywords.get("pixel_values") is not None and torch.is_grad_enabled():
+            assert picture_marks is not None
+            assert torch.allclose(keywords["pixel_values"].mean(dim=(1, 2, 3)), picture_marks[:, 0], atol=1e-5)
+            seen.append(len(picture_marks))
+        return inner(self, *given, **keywords)
+
+    extra = inspect.Parameter("picture_marks", inspect.Parameter.KEYWORD_ONLY, default=None)
+    for function, of in ((outer, top), (looked_at, inner)):
+        named = inspect.signature(of).parameters.values()
+        fixed = [one for one in named if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [one for one in named if one.kind is inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = inspect.Signature([*fixed, extra, *rest])
+    monkeypatch.setattr(processing_gemma3.Gemma3Processor, "__call__", marked)
+    monkeypatch.setattr(modeling_gemma3.Gemma3ForConditionalGeneration, "forward", outer)
+    monkeypatch.setattr(modeling_gemma3.Gemma3Model, "forward", looked_at)
+    processor = AutoProcessor.from_pretrained(multimodal("gemma3"), padding_side="left")
+    model = AutoModelForImageTextToText.from_pretrained(multimodal("gemma3"))
+    rows = [
+        {"prompt": [{"role": "user", "content": "Which?"}], "images": [tiny_processors.picture(60 * number)]}
+        for number in range(4)
+    ]
+    step = grpo_step(model, processor, None, rows)
+    assert step.moved > 0
+    assert seen == [8]
+
+
+def test_pictures_for_a_model_of_text_are_refused(pictured, attempt, model_folder):
+    tree = pictured("qwen2_5_vl")
+    tree["model"]["name"] = str(model_folder)
+    done = attempt()
+    assert done.code == 2
+    assert "takes text only" in done.message
+    assert "data.image_column: none" in done.message
+
+
+def test_text_alone_trains_a_multimodal_model(tree, attempt, multimodal):
+    tree["model"]["name"] = str(multimodal("gemma3"))
+    tree["reward"] = {"preset": "reasoning-gym"}
+    assert attempt("optimisation.steps=1").code == 0

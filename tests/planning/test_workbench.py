@@ -1,0 +1,165 @@
+"""The questions that the web page asks of a warm process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import DataError
+from kit.planning.workbench import advantages, answer, histogram
+
+SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "level": n % 3} for n in range(40)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = tmp_path / "sums.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    return {
+        "model": {"name": "embedded"},
+        "data": {"source": str(source), "heldout": 10},
+        "reward": {"preset": "gsm8k-reasoning"},
+    }
+
+
+def asked(question: str, config: dict[str, Any], **more: Any) -> Any:
+    reply = answer({"question": question, "config": config, **more})
+    assert "answer" in reply, reply
+    return reply["answer"]
+
+
+def test_rows_are_shown_with_what_was_read(config: dict[str, Any]) -> None:
+    found = asked("rows", config, start=2, count=3)
+    assert found["info"]["rows"]["train"] == 30
+    assert [row["place"] for row in found["rows"]] == [2, 3, 4]
+    assert found["rows"][0]["prompt"].startswith("What is")
+    assert found["rows"][0]["reference"] == str(2 * int(found["rows"][0]["prompt"].split()[2]))
+    assert found["letters"]["shortest"] == len("What is 1 + 1?")
+    assert asked("rows", config, start=1000)["rows"] == []
+
+
+def test_a_group_is_scored_part_by_part(config: dict[str, Any]) -> None:
+    reference = asked("rows", config)["rows"][0]["reference"]
+    said = [f"<think>t</think><answer>{reference}</answer>", "<think>t</think><answer>-1</answer>", "no idea"]
+    found = asked("score", config, row=0, completions=said)
+    right, wrong, none = found["items"]
+    # accuracy 1, think/answer format 0.2, tag count 0.1
+    assert right["total"] == pytest.approx(1.3)
+    assert wrong["total"] == pytest.approx(0.3)
+    assert none["total"] == pytest.approx(0.0)
+    assert [item["correct"] for item in found["items"]] == [True, False, False]
+    accuracy = next(part for part in wrong["parts"] if part["name"] == found["checker"])
+    assert (accuracy["status"], accuracy["extracted"]) == ("wrong", "-1")
+    assert sum(found["advantages"]) == pytest.approx(0.0)
+
+
+def test_advantages_are_those_of_grpo() -> None:
+    # mean 0.5, deviation with n - 1: sqrt((0.25 + 0.25) / 1) = 0.7071; 0.5 / 0.7071 = 0.7071
+    assert advantages([0.0, 1.0]) == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    assert advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
+    assert advantages([None, 1.0]) == [None, 0.0]
+    assert advantages([None]) == [None]
+
+
+def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
+    found = asked("hacks", config, row=0)
+    assert found["passed"], found["problems"]
+    assert sum(case["kind"] == "hack" for case in found["cases"]) > 20
+    assert found["right"] != found["wrong"]
+
+
+def test_a_reward_that_can_be_cheated_is_named(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lax.py").write_text(
+        "def anywhere(prompts, completions, answer=None, reference=None, **columns):\n"
+        "    texts = [c if isinstance(c, str) else c[-1]['content'] for c in completions]\n"
+        "    return [float(str(r) in t) for r, t in zip(reference, texts)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    cheated = config | {"reward": {"functions": [{"path": "lax.py:anywhere"}]}}
+    found = asked("hacks", cheated, row=0)
+    assert not found["passed"]
+    assert any("hack" in problem for problem in found["problems"])
+
+
+def test_examples_are_right_wrong_unlaid_and_cut(config: dict[str, Any]) -> None:
+    found = asked("score", config, row=3, completions=asked("examples", config, row=3))
+    assert [item["correct"] for item in found["items"]] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("question", "more", "why"),
+    [
+        ("score", {"row": 10**9, "completions": ["x"]}, "There is no training row"),
+        ("score", {"row": -1, "completions": ["x"]}, "There is no training row"),
+        ("hacks", {"style": "no hole"}, "style"),
+    ],
+)
+def test_mistakes_are_said(config: dict[str, Any], question: str, more: dict[str, Any], why: str) -> None:
+    reply = answer({"question": question, "config": config, **more})
+    assert why in reply["error"], reply
+
+
+def test_what_nobody_asks_is_no_end(config: dict[str, Any]) -> None:
+    assert "KeyError" in answer({"question": "no such thing", "config": config})["crash"]
+    assert "crash" in answer({"question": "score", "config": config})  # no completions
+
+
+def test_a_histogram_counts_all() -> None:
+    found = histogram([1, 1, 2, 50])
+    assert sum(count for _, _, count in found) == 4
+    assert found[0][0] == 1
+    assert found[-1][1] > 50
+    assert histogram([7]) == [[7, 8, 1]]
+
+
+def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "def loud(prompts, completions, **columns):\n"
+        '    print(\'{"answer": "forged"}\', flush=True)\n'
+        "    return [1.0 for _ in completions]\n"
+    )
+    request = {
+        "question": "score",
+        "config": config | {"reward": {"functions": [{"path": "loud.py:loud"}]}},
+        "completions": ["\ud800"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "kit.planning.workbench"],
+        input=json.dumps(request) + "\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+    )
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["answer"]["items"][0]["total"] == 1.0
+    assert "forged" in done.stderr
+
+
+def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
+    from kit.config import load_config
+    from kit.planning.lab import generate
+    from kit.training.models import load_model
+    from kit.training.preparation import prepare
+
+    parts = prepare(load_config(tree), fresh=False)
+    model = load_model(parts.files, parts.config.model).model
+    found = generate(parts, model, [0, 2], 3)
+    assert [group["row"] for group in found] == [0, 2]
+    for group in found:
+        assert len(group["items"]) == len(group["advantages"]) == 3
+        assert all(1 <= item["tokens"] <= 12 for item in group["items"])
+    again = generate(parts, model, [0, 2], 3)
+    assert [item["text"] for item in again[0]["items"]] == [item["text"] for item in found[0]["items"]]
+    with pytest.raises(DataError, match="no training row 99"):
+        generate(parts, model, [99], 2)

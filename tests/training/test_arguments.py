@@ -1,0 +1,93 @@
+"""Arguments of the trainer say all that they mean: what another package makes of the defaults changes no run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trl import GRPOConfig
+
+from kit.errors import EnvironmentUnsupported, ObjectiveError
+from kit.training.arguments import changes, pinned, true_defaults
+from kit.training.backend import Backend, is_unsloths
+from kit.training.guards import check_arguments, check_backend, check_base_class
+
+GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "learning_rate": 0.25}
+
+
+class Moving(GRPOConfig):  # type: ignore[misc]
+    """Moves a default, and a field that was given, as a backend may."""
+
+    def __init__(self, weight_decay: float = 0.5, use_bias_correction_kl: bool = False, **given: Any) -> None:
+        super().__init__(weight_decay=weight_decay, use_bias_correction_kl=use_bias_correction_kl, **given)
+        self.epsilon_high = 0.28
+        self.optim = "adamw_torch_fused"
+
+
+Moving.__name__ = "GRPOConfig"
+
+
+def test_pinned_arguments_are_those_of_trl() -> None:
+    assert pinned(GRPOConfig, GIVEN).to_dict() == GRPOConfig(**GIVEN).to_dict()
+
+
+def test_moved_defaults_and_changed_fields_are_put_back() -> None:
+    moved, held = Moving(**GIVEN), pinned(Moving, GIVEN | {"optim": "adamw_torch"})
+    assert (moved.weight_decay, moved.epsilon_high) == (0.5, 0.28)
+    assert held.to_dict() == GRPOConfig(**GIVEN, optim="adamw_torch").to_dict()
+
+
+def test_the_true_default_is_that_of_the_oldest_class() -> None:
+    assert true_defaults(Moving) == true_defaults(GRPOConfig)
+    assert true_defaults(GRPOConfig)["weight_decay"] == GRPOConfig(**GIVEN).weight_decay
+
+
+def test_what_building_the_trainer_changed_is_told() -> None:
+    asked, in_force = pinned(GRPOConfig, GIVEN), pinned(GRPOConfig, GIVEN | {"max_grad_norm": 0.25, "beta": 1.0})
+    assert changes(asked, asked) == {}
+    assert changes(asked, in_force) == {"max_grad_norm": [1.0, 0.25]}
+
+
+def test_a_moved_default_of_trls_loss_is_refused_with_what_to_pass() -> None:
+    with pytest.raises(ObjectiveError, match=r"moved defaults.*use_bias_correction_kl=True") as refusal:
+        check_arguments(Moving(**GIVEN))
+    assert "weight_decay" not in str(refusal.value)
+    check_arguments(pinned(Moving, GIVEN))
+    check_arguments(GRPOConfig(**GIVEN))
+
+
+class UnslothGRPOTrainer:
+    """Stands for the class that Unsloth generates."""
+
+    def wrapped(self, *given: Any, **more: Any) -> None:
+        """Passes everything on."""
+
+
+class GRPOTrainer:
+    """Stands for TRL's."""
+
+
+def test_the_trainer_class_is_told_by_its_name_and_must_be_the_backends() -> None:
+    unsloth, plain = Backend("unsloth", "cuda", ""), Backend("unsloth-cpu", "cpu", "")
+    assert is_unsloths(type("Ours", (UnslothGRPOTrainer,), {}))
+    assert not is_unsloths(GRPOTrainer)
+    for base, backend in (
+        (UnslothGRPOTrainer, unsloth),
+        (GRPOTrainer, plain),
+        (GRPOTrainer, None),
+        (UnslothGRPOTrainer, None),
+    ):
+        check_backend(base, backend)
+    with pytest.raises(EnvironmentUnsupported, match="did not put its own"):
+        check_backend(GRPOTrainer, unsloth)
+    with pytest.raises(EnvironmentUnsupported, match="imported in this process"):
+        check_backend(UnslothGRPOTrainer, plain)
+
+
+def test_a_wrapper_that_passes_everything_on_has_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.training.guards as guards
+
+    monkeypatch.setattr(guards, "RELIED_ON", {"wrapped": ("inputs",)})
+    check_base_class(UnslothGRPOTrainer)
+    with pytest.raises(EnvironmentUnsupported, match="no parameter inputs"):
+        check_base_class(GRPOTrainer)

@@ -1,0 +1,309 @@
+"""Which backend a configuration gets on which machine, and how the process is prepared for it. No Unsloth is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from kit.config import ModelConfig, load_config
+from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
+from kit.training import precision
+from kit.training.backend import Backend, Machine, decide, running_on, switched, switches, without_unsloth
+from kit.training.backend_rules import check_architecture, check_merge, settle_backend, suited
+from kit.training.unsloth_model import (
+    Loading,
+    adapter_arguments,
+    check_quantized,
+    checkpointing,
+    loading_for,
+    model_arguments,
+)
+
+CPU, CPU_BARE = Machine(None, unsloth="2026.10.9"), Machine(None)
+A100, T4 = Machine((8, 0), "A100", "2026.10.9"), Machine((7, 5), "Tesla T4", "2026.10.9")
+P100 = Machine((6, 0), "P100", "2026.10.9")
+UNSLOTH, UNSLOTH_CPU = Backend("unsloth", "cuda", ""), Backend("unsloth-cpu", "cpu", "")
+TRANSFORMERS = Backend("transformers", "cuda", "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "chosen", "device"),
+    [
+        (CPU, {}, "transformers", "cpu"),
+        (CPU, {"backend": "unsloth-cpu"}, "unsloth-cpu", "cpu"),
+        (A100, {}, "unsloth", "cuda"),
+        (A100, {"backend": "transformers"}, "transformers", "cuda"),
+        (A100, {"backend": "unsloth-cpu"}, "unsloth-cpu", "cpu"),
+        (T4, {}, "unsloth", "cuda"),
+        (P100, {}, "transformers", "cuda"),
+        (Machine((8, 0), "A100"), {}, "transformers", "cuda"),
+        (Machine((8, 0), "A100", "2026.10.9", processes=2), {}, "transformers", "cuda"),
+        (A100, {"attention": "eager"}, "transformers", "cuda"),
+    ],
+)
+def test_the_backend_follows_from_the_machine_and_what_is_asked(
+    machine: Machine, asked: dict[str, Any], chosen: str, device: str
+) -> None:
+    backend = decide(ModelConfig(**asked), machine)
+    assert (backend.name, backend.device) == (chosen, device)
+    assert backend.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "words"),
+    [
+        (CPU, "unsloth", "unsloth-cpu"),
+        (CPU_BARE, "unsloth-cpu", "not installed"),
+        (CPU_BARE, "unsloth", "not installed"),
+    ],
+)
+def test_a_backend_that_cannot_be_had_is_refused_with_another(machine: Machine, asked: Any, words: str) -> None:
+    with pytest.raises(EnvironmentUnsupported, match=words) as refusal:
+        decide(ModelConfig(backend=asked), machine)
+    assert "model.backend: transformers" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "expected"),
+    [
+        (None, "auto", "float32"),
+        (None, "bfloat16", "bfloat16"),
+        ((7, 5), "auto", "float16"),
+        ((7, 5), "float32", "float32"),
+        ((8, 0), "auto", "bfloat16"),
+        ((9, 0), "float16", "float16"),
+    ],
+)
+def test_precision_by_compute_capability(capability: Any, asked: str, expected: str) -> None:
+    assert precision.precision(asked, capability) == expected
+
+
+def test_a_t4_has_neither_bfloat16_nor_standby_but_fast_inference() -> None:
+    with pytest.raises(ModelError, match=r"Tesla T4.*7\.5.*no bfloat16\. Use float16"):
+        precision.precision("bfloat16", (7, 5), "Tesla T4")
+    with pytest.raises(EnvironmentUnsupported, match="standby: false"):
+        precision.standby(True, (7, 5), "Tesla T4")
+    assert precision.standby(True, (8, 0))
+    assert not precision.standby(False, (7, 5))
+    assert precision.fast_inference(True, (7, 5))
+    with pytest.raises(EnvironmentUnsupported, match="engine: hf"):
+        precision.fast_inference(True, (6, 1))
+
+
+# --- what is refused before a run -------------------------------------------------------------------------------------
+
+
+def settle(machine: Machine, *overrides: str, columns: Any = ()) -> Any:
+    return settle_backend(load_config("quickstart", overrides), columns, machine)
+
+
+ENGINE = "generation.engine=vllm"
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "words"),
+    [
+        (T4, ["model.dtype=bfloat16"], "no bfloat16. Use float16"),
+        (A100, ["model.backend=unsloth", ENGINE, "generation.vllm.max_lora_rank=4"], "max_lora_rank: 16"),
+        (CPU, ["model.backend=unsloth-cpu", ENGINE], "generation.engine: hf"),
+        (T4, ["model.backend=unsloth", ENGINE, "generation.vllm.standby=true"], "standby: false"),
+        (A100, ["model.backend=unsloth", ENGINE, "model.lora=null"], "Keep model.lora"),
+        (A100, ["model.backend=unsloth", ENGINE, "model.revision=abc"], "give its folder"),
+        (A100, ["model.backend=unsloth", "model.attention=eager"], "model.attention: null"),
+        (A100, ["model.backend=unsloth", "generation.temperature=12"], "10 and above"),
+        (CPU, ["optimisation.gradient_checkpointing=unsloth"], "gradient_checkpointing: true"),
+    ],
+)
+def test_what_a_backend_refuses_is_refused_with_the_alternative(
+    machine: Machine, overrides: list[str], words: str
+) -> None:
+    overrides = ["model.lora.rank=16", *overrides] if "model.lora=null" not in overrides else overrides
+    with pytest.raises(KitError, match=words):
+        settle(machine, *overrides)
+
+
+def test_pictures_are_refused_under_unsloth_and_left_to_transformers_by_auto() -> None:
+    with pytest.raises(ConfigError, match=r"pictures.*model\.backend: transformers"):
+        settle(A100, "model.backend=unsloth", columns=["prompt", "image"])
+    assert settle(A100, columns=["prompt", "image"]).model.backend == "transformers"
+    assert settle(A100, columns=["prompt"]).model.backend == "auto"
+
+
+def test_a_mixture_of_experts_is_left_to_transformers() -> None:
+    experts = SimpleNamespace(num_experts=8)
+    assert suited(UNSLOTH, ModelConfig(), experts).name == "transformers"
+    with pytest.raises(ModelError, match="mixture of experts"):
+        suited(UNSLOTH, ModelConfig(backend="unsloth"), experts)
+    check_architecture(SimpleNamespace(num_experts=0), UNSLOTH, "dense")
+    check_architecture(experts, UNSLOTH_CPU, "experts")
+
+
+def test_adapters_are_not_merged_into_4_bit_weights_on_unsloths_cpu_backend() -> None:
+    with pytest.raises(ModelError, match="adapter alone"):
+        check_merge("unsloth-cpu", True)
+    check_merge("unsloth-cpu", False)
+    check_merge("unsloth", True)
+
+
+# --- what Unsloth is called with --------------------------------------------------------------------------------------
+
+
+def parameters(file: str, function: str) -> set[str]:
+    """Names of the parameters of every definition of `function` in a file of the installed Unsloth; nothing is imported."""
+    place = find_spec("unsloth")
+    assert place is not None
+    assert place.submodule_search_locations
+    tree = ast.parse((Path(place.submodule_search_locations[0]) / "models" / file).read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    assert found
+    return set.intersection(*({name.arg for name in [*node.args.args, *node.args.kwonlyargs]} for node in found))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) -> None:
+    config = ModelConfig(name="a/b", load_in_4bit=lora, **({} if lora else {"lora": None}))
+    engine = {"gpu_memory_utilization": 0.4, "float8_kv_cache": True, "max_lora_rank": 32} if lora else {}
+    given = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
+    common = {
+        "model_name": "a/b",
+        "dtype": torch.bfloat16,
+        "load_in_8bit": False,
+        "load_in_16bit": False,
+        "revision": "main",
+        "trust_remote_code": False,
+        "use_gradient_checkpointing": "unsloth",
+        "use_exact_model_name": True,
+        "fix_tokenizer": False,
+        "random_state": 7,
+        "max_seq_length": 640,
+    }
+    alone = (
+        {"load_in_4bit": True, "full_finetuning": False, "fast_inference": True} | engine
+        if lora
+        else {"load_in_4bit": False, "full_finetuning": True, "fast_inference": False, "float32_mixed_precision": True}
+    )
+    assert given == common | alone
+    assert given.keys() <= parameters("loader.py", "from_pretrained")
+
+
+def test_16_bit_lora_is_asked_for_by_name() -> None:
+    given = model_arguments("m", None, ModelConfig(), torch.float16, Loading())
+    assert given["load_in_16bit"]
+    assert not given["load_in_4bit"]
+    assert "max_seq_length" not in given
+
+
+def test_adapters_are_those_of_the_configuration() -> None:
+    adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["v_proj", "q_proj"], use_rslora=True)
+    given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True))
+    assert given == {
+        "r": 8,
+        "lora_alpha": 32,
+        "lora_dropout": 0.1,
+        "target_modules": ["q_proj", "v_proj"],
+        "use_rslora": True,
+        "bias": "none",
+        "use_gradient_checkpointing": True,
+        "random_state": 5,
+    }
+    assert given.keys() <= parameters("llama.py", "get_peft_model")
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "expected"),
+    [
+        (None, UNSLOTH, "unsloth"),
+        (None, TRANSFORMERS, True),
+        (None, UNSLOTH_CPU, False),
+        ("unsloth", UNSLOTH_CPU, True),
+        (False, UNSLOTH, False),
+        (True, UNSLOTH, True),
+    ],
+)
+def test_gradient_checkpointing_by_backend(asked: Any, backend: Backend, expected: Any) -> None:
+    assert checkpointing(asked, backend) == expected
+
+
+def test_the_length_is_that_of_the_run_within_the_models_context() -> None:
+    config = load_config(
+        "quickstart", ["data.max_prompt_tokens=100", "generation.max_completion_tokens=28", "run.seed=9"]
+    )
+    assert loading_for(config, UNSLOTH, None).max_seq_length == 128
+    assert loading_for(config, UNSLOTH, 64).max_seq_length == 64
+    assert loading_for(config, UNSLOTH, 64).seed == 9
+    config.data.max_prompt_tokens = None
+    assert loading_for(config, UNSLOTH, 2048).max_seq_length == 2048
+
+
+def test_the_engine_gets_its_share_only_where_it_makes_the_completions() -> None:
+    config = load_config("quickstart", ["model.lora.rank=16", ENGINE])
+    assert loading_for(config, UNSLOTH, None).fast_inference["max_lora_rank"] == 16
+    assert not loading_for(config, TRANSFORMERS, None).fast_inference
+    config.generation.engine = "hf"
+    assert not loading_for(config, UNSLOTH, None).fast_inference
+
+
+def test_weights_in_another_precision_than_asked_are_refused() -> None:
+    wide = SimpleNamespace(is_loaded_in_4bit=False, dtype=torch.float32)
+    with pytest.raises(ModelError, match="does not quantise"):
+        check_quantized(wide, ModelConfig(load_in_4bit=True), "m")
+    check_quantized(wide, ModelConfig(), "m")
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "before")
+    monkeypatch.delenv("UNSLOTH_COMPILE_LOCATION", raising=False)
+    inside: dict[str, str] = {}
+
+    def fail() -> None:
+        with switched(switches(UNSLOTH, standby=True)):
+            inside.update(os.environ)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert inside["UNSLOTH_VLLM_STANDBY"] == "1"
+    assert inside["UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD"] == "0"
+    assert Path(inside["UNSLOTH_COMPILE_LOCATION"]).is_absolute()
+    assert os.environ["UNSLOTH_VLLM_STANDBY"] == "before"
+    assert "UNSLOTH_COMPILE_LOCATION" not in os.environ
+    assert switches(TRANSFORMERS) == {}
+    assert switches(UNSLOTH_CPU)["UNSLOTH_FORCE_CPU"] == "1"
+
+
+def test_unsloth_after_trl_is_refused() -> None:
+    import trl  # noqa: F401
+
+    if "unsloth" in sys.modules:
+        pytest.skip("this process has Unsloth already")
+    with pytest.raises(EnvironmentUnsupported, match="TRL was imported"), running_on(UNSLOTH_CPU):
+        pass
+    assert "UNSLOTH_FORCE_CPU" not in os.environ
+
+
+def test_what_does_not_train_is_loaded_by_transformers() -> None:
+    assert without_unsloth(UNSLOTH).name == without_unsloth(UNSLOTH_CPU).name == "transformers"
+    assert without_unsloth(TRANSFORMERS) is TRANSFORMERS
+
+
+def test_preparing_a_run_leaves_trl_alone() -> None:
+    """Else Unsloth, imported after it, would come too late."""
+    code = (
+        "import sys; from kit.training import preparation, backend, backend_rules, unsloth_model, models; "
+        "import kit.train; print('trl' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

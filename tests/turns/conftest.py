@@ -1,0 +1,132 @@
+"""A tiny random model with the template of the one that calls tools, and trainers of it whose completions are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tool_recipe() -> Any:
+    from kit.training.embedded_tools import ToolRecipe
+
+    return ToolRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tool_recipe: Any) -> Any:
+    from kit.training.embedded import build_tokenizer
+
+    tokenizer = build_tokenizer(tool_recipe)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def new_model(tool_recipe: Any, tokenizer: Any) -> Callable[[], Any]:
+    from kit.training.embedded import build_model
+
+    return lambda: build_model(tool_recipe, tokenizer).eval()
+
+
+@pytest.fixture(scope="session")
+def tool_folder(new_model: Callable[[], Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model in HF layout."""
+    folder = tmp_path_factory.mktemp("tools") / "model"
+    new_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) -> Callable[..., Any]:
+    """`new_trainer(rows, objective=..., script=...)`: 4 completions of one prompt, all in one micro-batch.
+
+    `script` are the texts of each turn, one a completion; a later turn has one for each completion that called a tool.
+    `seen` of the trainer keeps what rewards were given.
+    """
+
+    def make(
+        rows: list[dict[str, Any]], script: list[list[str]] | None = None, objective: Any = "grpo", **given: Any
+    ) -> Any:
+        from datasets import Dataset
+        from peft import LoraConfig
+        from trl import GRPOConfig
+
+        from kit.training.trainer import make_trainer_class
+
+        seen: list[dict[str, Any]] = []
+
+        def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+            seen.append({"completion_ids": completion_ids, **columns})
+            return [float(index % 3) for index in range(len(completion_ids))]
+
+        arguments = {
+            "output_dir": str(tmp_path / "out"), "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+            "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 160, "max_steps": 1,
+            "learning_rate": 0.01, "lr_scheduler_type": "constant", "report_to": "none", "save_strategy": "no",
+            "disable_tqdm": True, "shuffle_dataset": False,
+        }  # fmt: skip
+        arguments |= given.pop("arguments", {})
+        trainer = make_trainer_class()(
+            new_model(),
+            reward,
+            GRPOConfig(**arguments),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+            objective=objective,
+            first_step_checks=False,
+            **given,
+        )
+        trainer.seen = seen
+        if script is not None:
+            follow(trainer, script)
+        return trainer
+
+    return make
+
+
+def follow(trainer: Any, script: list[list[str]]) -> None:
+    """Makes the trainer's turns those of the script."""
+    turns = iter(script)
+
+    def single_turn(prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        texts = next(turns)
+        assert len(texts) == len(prompt_ids)
+        return [trainer.processing_class(text, add_special_tokens=False)["input_ids"] for text in texts], None
+
+    trainer._generate_single_turn = single_turn
+
+
+def call(expression: str) -> str:
+    """A call of the calculator, as the model writes it."""
+    return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call><|im_end|>'
+
+
+QUESTION = [{"role": "user", "content": "Solve the following multiplication: 12 * 7."}]
+SCRIPT = [
+    [call("12 * 7"), "<answer>84</answer><|im_end|>", call("12 +"), call("1") + " and on"],
+    ["<answer>84</answer><|im_end|>", "<answer>?</answer><|im_end|>", "<answer>1"],
+]
+"""One call that is answered; none; one that fails; one whose answer is cut."""
+
+
+def generated(trainer: Any) -> dict[str, Any]:
+    """One generation batch, scored, not yet shuffled."""
+    trainer.model.train()
+    output: dict[str, Any] = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    return output

@@ -1,0 +1,111 @@
+"""Held-out evaluation talks as training does: the same ids, masks and messages from the same words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kit.environments.calculator import Calculator
+from kit.evaluation.conversing import Talker, environment_rewards, own_tokens
+from kit.training.interaction import Interaction
+from tests.turns.conftest import QUESTION, SCRIPT, call, generated
+
+ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4
+
+
+class Scored(Calculator):
+    def reset(self, **columns: Any) -> str:
+        self.asked = []
+        return " Go."
+
+    async def think(self, thought: str) -> str:
+        """
+        Thinks.
+
+        Args:
+            thought: What.
+        """
+        return thought.upper()
+
+    def get_reward(self) -> float:
+        return float(len(self.asked))
+
+
+def talk(tokenizer: Any, script: list[list[str]], interaction: Interaction, limit: int = 160) -> list[Any]:
+    turns = iter(script)
+
+    def generate(prompts: list[list[int]]) -> list[list[int]]:
+        texts = next(turns)
+        assert len(texts) == len(prompts)
+        return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=256))
+    return Talker(interaction, tokenizer, limit).converse(ROWS, generate, [tokenizer.eos_token_id], model)
+
+
+@pytest.mark.parametrize("factory", [Calculator, Scored])
+def test_evaluation_and_training_hold_the_same_conversation(
+    tokenizer: Any, new_trainer: Callable[..., Any], factory: Any
+) -> None:
+    rollouts: list[Any] = []
+    trainer = new_trainer([ROWS[0]], SCRIPT, environment_factory=factory, rollout_sinks=[rollouts.append])
+    generated(trainer)
+    (rollout,) = rollouts
+    interaction = Interaction(environments={None: factory})
+    said = talk(tokenizer, SCRIPT, interaction)
+    assert [list(one[0]) for one in said] == rollout.completion_ids
+    assert [one.tool_mask for one in said] == rollout.tool_mask
+    assert [one.messages for one in said] == rollout.completions
+    assert [one[1] for one in said] == rollout.truncated
+    assert [own_tokens(one) for one in said] == [sum(mask) for mask in rollout.tool_mask]
+    asked = Talker(interaction, tokenizer, 160).ids_of(said[0].prompt, interaction.all_tools())
+    assert asked == rollout.prompt_ids[0]
+
+
+def test_environments_reward_what_was_done(tokenizer: Any) -> None:
+    said = talk(tokenizer, SCRIPT, Interaction(environments={None: Scored}))
+    assert environment_rewards(said) == [1.0, 0.0, 1.0, 1.0]
+    think = '<tool_call>{"name": "think", "arguments": {"thought": "so"}}</tool_call><|im_end|>'
+    said = talk(tokenizer, [[think, *["a<|im_end|>"] * 3], ["b<|im_end|>"]], Interaction(environments={None: Scored}))
+    assert said[0].messages[1]["content"] == "SO"
+
+
+def test_rounds_are_limited(tokenizer: Any) -> None:
+    script = [[call("1")] * 4, [call("2")] * 4]
+    said = talk(tokenizer, script, Interaction(environments={None: Calculator}, max_iterations=1))
+    assert {one.reason for one in said} == {"tool_calls"}
+
+
+def test_a_run_with_an_environment_is_evaluated_with_it(
+    attempt: Any, tree: dict[str, Any], tool_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    talks: list[int] = []
+    converse = Talker.converse
+
+    def counted(self: Any, rows: Any, *rest: Any) -> Any:
+        talks.append(len(rows))
+        return converse(self, rows, *rest)
+
+    monkeypatch.setattr(Talker, "converse", counted)
+    tree["model"]["name"] = str(tool_folder)
+    tree["data"] = {"source": "reasoning-gym:products", "limit": 40, "heldout": 8, "max_prompt_tokens": 100}
+    tree["evaluation"] |= {"after": True}
+    run = attempt("generation.environment=kit.environments.calculator:Calculator")
+    assert run.code == 0, run.message
+    assert sum(talks) == 4 + 4 * 2
+    scores = json.loads((run.folder.path / "eval" / "after.json").read_text())
+    assert len(scores["per_problem"]["greedy_tokens"]) == 4
+    table = pq.read_table(run.folder.completions / "step-00001.parquet").to_pylist()
+    assert all(len(row["tool_mask"]) == len(row["completion_ids"]) for row in table)
+    again = attempt("generation.environment=kit.environments.calculator:Calculator", "run.id=again")
+    assert again.code == 0
+    assert [line["loss"] for line in again.folder.metrics() if "loss" in line] == [
+        line["loss"] for line in run.folder.metrics() if "loss" in line
+    ]

@@ -1,0 +1,185 @@
+"""`generation.tools`, `.environment` and `.rollout`: loaded, and refused before a run with what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import GenerationConfig
+from kit.environments.calculator import Calculator, evaluate
+from kit.errors import ConfigError, ModelError
+from kit.training.interaction import Interaction, check_turns, checked_rollout, load_interaction
+
+OWN = '''
+def add(left: int, right: int) -> int:
+    """
+    Adds two numbers.
+
+    Args:
+        left: The first.
+        right: The second.
+    """
+    return left + right
+
+def bare(left, right):
+    return left + right
+
+def calculate(expression: str) -> str:
+    """
+    Another one.
+
+    Args:
+        expression: What to evaluate.
+    """
+    return expression
+
+class NoReset:
+    pass
+
+class Narrow:
+    def reset(self):
+        pass
+
+class Broken:
+    def __init__(self, size):
+        pass
+
+class Bare:
+    def reset(self, **columns):
+        pass
+    def act(self, move):
+        return move
+
+def rollout(prompts, trainer):
+    return {}
+
+def narrow(prompts):
+    return {}
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return str(tmp_path / "own.py")
+
+
+def load(**keys: Any) -> Interaction:
+    return load_interaction(GenerationConfig(**keys))
+
+
+def test_what_is_named_is_handed_to_trl(own: str) -> None:
+    found = load(tools=[f"{own}:add"], environment="kit.environments.calculator:Calculator")
+    given = found.trainer_arguments()
+    assert [tool.__name__ for tool in given["tools"]] == ["add"]
+    assert given["environment_factory"] is Calculator
+    assert [tool.__name__ for tool in found.all_tools()] == ["add", "calculate"]
+    assert not load()
+    assert load().trainer_arguments() == {}
+    several = load(environment={"sums": "kit.environments.calculator:Calculator"})
+    assert several.trainer_arguments()["environment_factory"] == {"sums": Calculator}
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"tools": ["{own}:bare"]}, "A tool needs type hints, and a docstring"),
+        ({"tools": ["{own}:nothing"]}, r"generation.tools.0: .*has no function 'nothing'"),
+        ({"tools": ["{own}:add", "{own}:add"]}, "two tools have one name"),
+        ({"environment": "{own}:NoReset"}, r"has no method reset\(self, \*\*row\)"),
+        ({"environment": "{own}:Narrow"}, r"takes no \*\*columns"),
+        ({"environment": "{own}:Broken"}, r"Broken\(\) failed: TypeError"),
+        ({"environment": "{own}:Bare"}, r"Bare.act cannot be described to the model"),
+        (
+            {"tools": ["{own}:calculate"], "environment": "kit.environments.calculator:Calculator"},
+            "both have a tool called calculate",
+        ),
+        ({"rollout": "{own}:narrow"}, r"cannot be called as rollout\(prompts, trainer\)"),
+        ({"rollout": "{own}:rollout", "tools": ["{own}:add"]}, "Keep one of the two"),
+    ],
+)
+def test_what_cannot_work_is_refused(own: str, keys: dict[str, Any], reason: str) -> None:
+    named = {
+        key: value.format(own=own) if isinstance(value, str) else [path.format(own=own) for path in value]
+        for key, value in keys.items()
+    }
+    with pytest.raises(ConfigError, match=reason):
+        load(**named)
+
+
+GOOD: dict[str, Any] = {"prompt_ids": [[1], [1]], "completion_ids": [[2, 3], [2]], "logprobs": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logprobs": [[0.0]]}, "was given 2 prompts"),
+        ({"completion_ids": [[2], []]}, "no token in completion_ids for prompt 2"),
+        ({"env_mask": [[1], [1]]}, "1 values in env_mask for completion 1, which has 2 tokens"),
+        ({"prompt_ids": None}, "was given 2 prompts"),
+    ],
+)
+def test_the_answer_of_a_rollout_function_is_looked_at(change: dict[str, Any], reason: str) -> None:
+    assert checked_rollout(lambda prompts, trainer: GOOD, "own")(["a", "b"], None) == GOOD
+    with pytest.raises(ConfigError, match=reason):
+        checked_rollout(lambda prompts, trainer: GOOD | change, "own")(["a", "b"], None)
+    with pytest.raises(ConfigError, match="expected a dict with completion_ids, logprobs, prompt_ids"):
+        checked_rollout(lambda prompts, trainer: None, "own")(["a", "b"], None)
+
+
+def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
+    import copy
+
+    from kit.training.embedded import CHAT_TEMPLATE
+
+    calculator = load(environment="kit.environments.calculator:Calculator")
+    check_turns(calculator, tokenizer, chat=True, source="it")
+    with pytest.raises(ConfigError, match="need messages"):
+        check_turns(calculator, tokenizer, chat=False, source="it")
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = CHAT_TEMPLATE
+    with pytest.raises(ModelError, match="does not render calls"):
+        check_turns(calculator, plain, chat=True, source="it")
+    mute = copy.deepcopy(tokenizer)
+    mute.response_template = None
+    with pytest.raises(ModelError, match="response_template"):
+        check_turns(calculator, mute, chat=True, source="it")
+    unsteady = copy.deepcopy(tokenizer)
+    unsteady.chat_template = "{{ messages | length }}" + tokenizer.chat_template
+    with pytest.raises(ModelError, match="renders earlier turns otherwise"):
+        check_turns(calculator, unsteady, chat=True, source="it")
+
+
+def test_the_configuration_is_checked_as_a_whole(attempt: Any, tree: dict[str, Any], tool_folder: Path) -> None:
+    from kit.config import load_config
+    from kit.validation import check
+
+    calculator = "generation.environment=kit.environments.calculator:Calculator"
+    with pytest.raises(ModelError, match="does not render calls"):
+        check(load_config(tree, [calculator]))
+    tree["model"]["name"] = str(tool_folder)
+    tree["data"]["max_prompt_tokens"] = 100
+    check(load_config(tree, [calculator]))
+    from kit.errors import ObjectiveError
+
+    with pytest.raises(ObjectiveError, match="their calls would act twice"):
+        check(load_config(tree, [calculator, "objective.recipe=remax"]))
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("12 * 7", "84"), ("(2 + 3) * 4", "20"), ("7 / 2", "3.5"), ("6 / 3", "2"), ("-7 // 2", "-4"), ("9 % 4", "1")],
+)
+def test_the_calculator_calculates(expression: str, value: str) -> None:
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "1 +", "1 / 0", "2 ** 99", "open('x')", "a", "True", "'a' * 3", "1" * 201, "9e29 * 9", "(" * 150, "1e400"],
+)
+def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"[a-z]"):
+        evaluate(expression)

@@ -1,0 +1,185 @@
+"""What tools write: who wrote which token, and that no recipe's loss or gradient knows theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kit.environments.calculator import Calculator
+from kit.errors import ObjectiveError
+from kit.objective.recipes import recipe_names
+from tests.turns.conftest import QUESTION, SCRIPT, call, generated
+
+NewTrainer = Callable[..., Any]
+ROW = {"prompt": QUESTION, "reference": "84"}
+
+
+@pytest.fixture
+def scripted(new_trainer: NewTrainer) -> Callable[..., Any]:
+    def make(objective: Any = "grpo", script: Any = SCRIPT, **given: Any) -> Any:
+        return new_trainer([ROW], script, objective, environment_factory=Calculator, **given)
+
+    return make
+
+
+def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
+    rollouts: list[Any] = []
+    trainer = scripted(rollout_sinks=[rollouts.append])
+    output = generated(trainer)
+    (rollout,) = rollouts
+    decode = trainer.processing_class.decode
+    for ids, mask, text, answer in zip(
+        rollout.completion_ids, rollout.tool_mask, SCRIPT[0], [*SCRIPT[1][:1], None, *SCRIPT[1][1:]], strict=True
+    ):
+        own = decode([token for token, mine in zip(ids, mask, strict=True) if mine])
+        theirs = decode([token for token, mine in zip(ids, mask, strict=True) if not mine])
+        assert own == text + (answer or "")
+        assert (theirs == "") == (answer is None)
+    roles = [[message["role"] for message in completion] for completion in rollout.completions]
+    assert roles == [["assistant", "tool", "assistant"], ["assistant"], *[["assistant", "tool", "assistant"]] * 2]
+    assert rollout.completions[0][1]["content"] == "84"
+    assert "no arithmetic expression" in rollout.completions[2][1]["content"]
+    assert rollout.truncated == [False, False, False, True]
+    assert [environment.asked for environment in trainer.environments] == [["12 * 7"], [], ["12 +"], ["1"]]
+    assert trainer.seen[0]["environments"] == trainer.environments
+    own_lengths = [sum(mask) for mask in rollout.tool_mask]
+    assert output["tool_mask"].sum() - (output["completion_mask"] == 0).sum() == sum(own_lengths)
+    assert trainer._metrics["train"]["completions/mean_length"] == [sum(own_lengths) / 4]
+
+
+def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any]) -> None:
+    from kit.training.recording import columns
+
+    rollouts: list[Any] = []
+    generated(scripted(rollout_sinks=[rollouts.append]))
+    table = columns(rollouts[0])
+    assert table["completion"][0] == "calculate(expression='12 * 7')\n[calculate] 84\n<answer>84</answer>"
+    assert table["tokens"] == [sum(mask) for mask in rollouts[0].tool_mask]
+    assert table["tool_tokens"][1] == 0 < table["tool_tokens"][0]
+    assert table["finish_reason"] == ["stop", "stop", "stop", "length"]
+    assert '"role": "tool"' in table["turns"][0]
+    assert [len(mask) for mask in table["tool_mask"]] == [len(ids) for ids in table["completion_ids"]]
+
+
+def test_a_call_that_nothing_answers_is_cut(scripted: Callable[..., Any]) -> None:
+    from kit.training.recording import columns
+
+    rollouts: list[Any] = []
+    most = {"arguments": {"max_tool_calling_iterations": 1}}
+    script = [[call("1"), call("2"), "a<|im_end|>", "b"], [call("3"), "c<|im_end|>"]]
+    generated(scripted(script=script, rollout_sinks=[rollouts.append], **most))
+    assert columns(rollouts[0])["finish_reason"] == ["tool_calls", "stop", "stop", "length"]
+    assert rollouts[0].truncated == [True, False, False, True]
+
+
+def test_an_answer_that_does_not_fit_is_not_given(scripted: Callable[..., Any]) -> None:
+    rollouts: list[Any] = []
+    ids = scripted().processing_class(call("12 * 7"), add_special_tokens=False)["input_ids"]
+    short = {"arguments": {"max_completion_length": len(ids) + 2}}
+    generated(scripted(script=[[call("12 * 7")] * 4], rollout_sinks=[rollouts.append], **short))
+    assert rollouts[0].completion_ids == [ids] * 4
+    assert rollouts[0].tool_mask == [[1] * len(ids)] * 4
+    assert rollouts[0].truncated == [True] * 4
+
+
+SUPPORTED = [name for name in recipe_names() if name != "remax"]
+
+
+@pytest.mark.parametrize("recipe", SUPPORTED)
+def test_no_recipe_learns_from_what_tools_wrote(scripted: Callable[..., Any], recipe: str) -> None:
+    """The gradient arriving at log-probabilities is zero on a tool's tokens, and their values change neither the loss nor
+    the rest of the gradient."""
+    trainer = scripted(recipe)
+    inputs = generated(trainer)
+    trainer.current_gradient_accumulation_steps = 1
+    theirs = (inputs["completion_mask"] == 1) & (inputs["tool_mask"] == 0)
+    assert theirs.any()
+    score = trainer._get_per_token_logps_and_entropies
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for shift in (0.0, 5.0):
+        leaves: list[torch.Tensor] = []
+
+        def scoring(*args: Any, moved: float = shift, kept: list[torch.Tensor] = leaves, **keywords: Any) -> Any:
+            logps, entropy, aux = score(*args, **keywords)
+            leaf = (logps + moved * theirs).detach().requires_grad_()
+            kept.append(leaf)
+            return leaf, None if entropy is None else entropy.detach() + moved * theirs, aux
+
+        trainer._get_per_token_logps_and_entropies = scoring
+        loss = trainer.compute_loss(trainer.model, dict(inputs))
+        (slope,) = torch.autograd.grad(loss, leaves[-1])
+        found.append((loss.detach(), slope))
+    (loss, slope), (moved_loss, moved_slope) = found
+    assert slope.abs().sum() > 0
+    assert slope[theirs].abs().max() == 0
+    assert moved_slope[theirs].abs().max() == 0
+    torch.testing.assert_close(moved_loss, loss)
+    torch.testing.assert_close(moved_slope, slope)
+
+
+def test_the_loss_is_that_of_the_policys_tokens_alone(scripted: Callable[..., Any]) -> None:
+    """An independent reference: plain logits of each unpadded row, GRPO by hand over the tokens that the model wrote."""
+    rollouts: list[Any] = []
+    trainer = scripted("grpo", rollout_sinks=[rollouts.append])
+    inputs = generated(trainer)
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, dict(inputs))
+    loss.backward()
+    gradients = {name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    trainer.model.zero_grad()
+    (rollout,) = rollouts
+    rewards = torch.tensor([0.0, 1.0, 2.0, 0.0])
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    terms = []
+    for asked, ids, mask, advantage in zip(
+        rollout.prompt_ids, rollout.completion_ids, rollout.tool_mask, advantages, strict=True
+    ):
+        logits = trainer.model(input_ids=torch.tensor([asked + ids])).logits[0, len(asked) - 1 : -1]
+        logps = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)][torch.tensor(mask).bool()]
+        terms.append(-(advantage * (logps - logps.detach()).exp()).mean())
+    reference = torch.stack(terms).mean()
+    reference.backward()
+    torch.testing.assert_close(loss.detach(), reference.detach(), atol=1e-5, rtol=1e-4)
+    for name, weight in trainer.model.named_parameters():
+        if weight.requires_grad:
+            assert (weight.grad - gradients[name]).norm() <= 1e-4 * weight.grad.norm(), name
+
+
+def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> None:
+    from kit.training.interaction import checked_rollout
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        count = len(prompts)
+        return {
+            "prompt_ids": [[30, 31]] * count,
+            "completion_ids": [[40, 41, 42, trainer.eos_token_ids[0]]] * count,
+            "logprobs": None,
+            "env_mask": [[1, 0, 0, 1]] * count,
+            "told": list(range(count)),
+        }
+
+    rollouts: list[Any] = []
+    given = {"rollout_func": checked_rollout(rollout, "own.py:rollout"), "rollout_sinks": [rollouts.append]}
+    trainer = new_trainer([ROW], **given)
+    output = generated(trainer)
+    assert output["tool_mask"].tolist() == [[1, 0, 0, 1]] * 4
+    assert trainer.seen[0]["prompt_ids"] == [[30, 31]] * 4
+    assert trainer.seen[0]["told"] == [0, 1, 2, 3]
+    trainer.current_gradient_accumulation_steps = 1
+    assert torch.isfinite(trainer.compute_loss(trainer.model, output))
+
+
+def test_parts_after_a_shortage_have_the_same_gradient(scripted: Callable[..., Any]) -> None:
+    from kit.training.out_of_memory import split_rows
+
+    inputs = generated(scripted("dapo"))
+    parts = split_rows(inputs, 1)
+    assert torch.equal(torch.cat([part["tool_mask"] for part in parts]), inputs["tool_mask"])
+
+
+def test_a_greedy_baseline_is_refused(scripted: Callable[..., Any]) -> None:
+    with pytest.raises(ObjectiveError, match=r"tools|environment_factory"):
+        scripted("remax")

@@ -1,0 +1,29 @@
+"""Runs the two workers once a session; every test here reads what they left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """`stock` and `unsloth`: rollouts, losses, gradients and findings of each process."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("unsloth")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    for which in ("stock", "unsloth"):
+        command = [sys.executable, str(WORKER), which, str(folder)]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-4000:]
+    return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in ("stock", "unsloth")}

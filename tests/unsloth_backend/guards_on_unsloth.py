@@ -1,0 +1,106 @@
+"""Defects planted in a trainer whose base is the class that Unsloth generates; each must stop the run, by name."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def planted(bench: Any) -> dict[str, str]:
+    """Name of the defect to what the run was stopped with; empty where it was not."""
+    return {name: _stopped(bench, plant) for name, plant in DEFECTS.items()} | _static(bench)
+
+
+def _stopped(bench: Any, plant: Callable[[Any, type], None]) -> str:
+    from trl import GRPOTrainer
+
+    try:
+        trainer = bench.trainer("grpo", unchecked=False)
+        plant(trainer, GRPOTrainer)
+        trainer.train()
+    except Exception as error:  # what it was is for the test to judge
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _own_scorer(trainer: Any, base: type) -> None:
+    """Unsloth's: log-probabilities without a gradient."""
+    trainer._get_per_token_logps_and_entropies = types.MethodType(base._get_per_token_logps_and_entropies, trainer)
+
+
+def _another_loss(trainer: Any, base: type) -> None:
+    trainer.compute_loss = lambda model, inputs, *_, **__: model(input_ids=inputs["completion_ids"]).logits.mean()
+
+
+def _scaled_loss(trainer: Any, base: type) -> None:
+    ours = trainer.compute_loss
+    trainer.compute_loss = lambda *given, **more: 2.0 * ours(*given, **more)
+
+
+def _mask_dropped(trainer: Any, base: type) -> None:
+    """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
+    from kit.training import packing
+
+    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
+    forward = backbone.forward
+
+    def without_mask(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
+        return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
+
+    backbone.forward = without_mask
+
+    def unpacked(_: Any, model: Any, ids: Any, mask: Any, keep: int, *__: Any, **___: Any) -> Any:
+        labels = ids.masked_fill(mask == 0, packing.NO_LABEL)
+        labels[:, :-keep] = packing.NO_LABEL
+        found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        return found.log_probs[:, -keep:], found.entropy[:, -keep:], None
+
+    trainer._scores = types.MethodType(unpacked, trainer)
+
+
+def _no_gradient(trainer: Any, base: type) -> None:
+    for weight in trainer.model.parameters():
+        weight.requires_grad_(False)
+    trainer.model.get_input_embeddings().weight.requires_grad_(True)
+    trainer.model.get_input_embeddings().weight.register_hook(lambda gradient: gradient * float("nan"))
+
+
+DEFECTS: dict[str, Callable[[Any, type], None]] = {
+    "own scorer": _own_scorer,
+    "another loss": _another_loss,
+    "scaled loss": _scaled_loss,
+    "mask dropped": _mask_dropped,
+    "gradient not finite": _no_gradient,
+    "none": lambda trainer, base: None,
+}
+
+
+def _static(bench: Any) -> dict[str, str]:
+    """What is refused before a trainer is built."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    from kit.errors import KitError
+    from kit.training import guards
+    from kit.training.backend import Backend
+
+    class Shorter(GRPOTrainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            """Lacks parameters that are relied on."""
+
+    checks: dict[str, Callable[[], None]] = {
+        "base class": lambda: guards.check_base_class(GRPOTrainer),
+        "method without parameters": lambda: guards.check_base_class(Shorter),
+        "class of unsloth": lambda: guards.check_backend(GRPOTrainer, Backend("unsloth", "cuda", "")),
+        "class not asked for": lambda: guards.check_backend(GRPOTrainer, Backend("transformers", "cuda", "")),
+        "moved default": lambda: guards.check_arguments(GRPOConfig(output_dir="x", use_cpu=True, bf16=False)),
+        "pinned default": lambda: guards.check_arguments(bench.arguments()),
+    }
+    found = {}
+    for name, check in checks.items():
+        try:
+            check()
+            found[name] = ""
+        except KitError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found

@@ -1,0 +1,82 @@
+"""`model.backend: unsloth-cpu` by real runs: the same as transformers, step for step; resumed; evaluated. `pytest -m unsloth`"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+PER_MACHINE = ("seconds", "time", "latency", "per_second", "runtime", "memory")
+Tree = dict[str, Any]
+
+
+def command(folder: Path, *words: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "kit.cli", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def metrics(folder: Path, run: str) -> list[dict[str, float]]:
+    lines = (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not any(word in name for word in PER_MACHINE)}
+        for line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unsloth-cpu")
+
+
+@pytest.fixture
+def config(tree: Tree, folder: Path) -> str:
+    tree["run"] = {"root": "runs", "threads": 1, "save_every": 2}
+    tree["optimisation"] |= {"steps": 2, "micro_batch_size": 4, "schedule": "constant"}
+    tree["generation"]["engine"] = "hf"
+    (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    return "run.yaml"
+
+
+def test_the_same_yaml_is_the_same_run_and_goes_on_and_is_evaluated(folder: Path, config: str) -> None:
+    command(folder, "train", config, "-o", "run.id=plain", "-o", "optimisation.steps=4")
+    command(folder, "train", config, "-o", "run.id=unsloth", "-o", "model.backend=unsloth-cpu")
+    command(folder, "resume", "unsloth", "--force", "-o", "optimisation.steps=4")
+
+    ours, theirs = metrics(folder, "unsloth"), metrics(folder, "plain")
+    assert len(ours) == len(theirs) == 4
+    for mine, plain in zip(ours, theirs, strict=True):
+        assert mine["loss"] == pytest.approx(plain["loss"], rel=1e-5, abs=1e-7)
+        assert mine["reward"] == pytest.approx(plain["reward"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+
+    records = [json.loads((folder / "runs" / run / "env.json").read_text()) for run in ("unsloth", "plain")]
+    assert records[0]["backend"]["name"] == "unsloth-cpu"
+    assert "changed_by_backend" not in records[0]
+    differing = ("output_dir", "run_name", "max_steps")  # env.json keeps what the first part of a run stood on
+    arguments = [
+        {name: value for name, value in record["trainer_arguments"].items() if name not in differing}
+        for record in records
+    ]
+    assert arguments[0] == arguments[1]
+    assert "unsloth:" in (folder / "runs" / "unsloth" / "log.txt").read_text()
+    assert not list(folder.glob("unsloth_compiled_cache"))
+
+    command(folder, "eval", "unsloth")
+    assert (folder / "runs" / "unsloth" / "eval" / "again.json").is_file()

@@ -1,0 +1,103 @@
+"""Hooks are live on the trainer class that Unsloth generates for CUDA, shown on the CPU. `pytest -m unsloth`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kit.objective.recipes import recipe_names
+from kit.training.guards import TRL_LOSS_ARGUMENTS
+
+pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
+WITH_KL = "grpo with kl"
+Worked = dict[str, Any]
+
+
+def test_the_base_is_the_class_that_unsloth_generates(worked: Worked) -> None:
+    names = worked["unsloth"]["class"]
+    assert names[0] == "HookedGRPOTrainer"
+    assert "UnslothGRPOTrainer" in names
+    assert "GRPOTrainer" not in names
+
+
+@pytest.mark.parametrize("recipe", [*recipe_names(), WITH_KL])
+def test_loss_and_gradients_equal_those_on_trls_class(worked: Worked, recipe: str) -> None:
+    ours, theirs = worked["unsloth"]["recipes"][recipe], worked["stock"]["recipes"][recipe]
+    torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=1e-4, atol=1e-6)
+    assert ours["gradients"].keys() == theirs["gradients"].keys() != set()
+    for name, want in theirs["gradients"].items():
+        assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"
+        assert (ours["gradients"][name] - want).norm() <= 1e-4 * want.norm(), name
+
+
+def test_prompts_were_padded_raggedly_and_completions_ended_early(worked: Worked) -> None:
+    batch = worked["stock"]["recipes"]["grpo"]["batches"][0]
+    assert batch["prompt_mask"].sum(1).unique().numel() > 2
+    assert batch["completion_mask"].sum(1).unique().numel() > 1
+
+
+def test_a_planted_regularizer_changes_loss_and_gradients(worked: Worked) -> None:
+    recipes = worked["unsloth"]["recipes"]
+    plain, planted = recipes["grpo"], recipes[WITH_KL]
+    assert (plain["losses"] - planted["losses"]).abs().min() > 1e-4
+    changed = [
+        (planted["gradients"][name] - value).norm() > 0.01 * value.norm() for name, value in plain["gradients"].items()
+    ]
+    assert all(changed)
+
+
+def test_it_trains_with_the_checks_of_the_first_steps(worked: Worked) -> None:
+    found = worked["unsloth"]
+    assert found["steps"] == 2
+    assert all(entry["grad_norm"] > 0 for entry in found["log"] if "grad_norm" in entry)
+    assert any("grad_norm" in entry for entry in found["log"])
+    assert any("kl" in name for name in found["log"][0])
+
+
+@pytest.mark.parametrize(
+    ("defect", "words"),
+    [
+        ("own scorer", "of another layout"),
+        ("another loss", "without calling the objective"),
+        ("scaled loss", "gradient that arrived"),
+        ("mask dropped", "padding wrongly"),
+        ("gradient not finite", "NaN or infinite"),
+        ("method without parameters", "num_items_in_batch"),
+        ("class not asked for", "Unsloth was imported in this process"),
+    ],
+)
+def test_every_guard_fires_on_its_planted_defect(worked: Worked, defect: str, words: str) -> None:
+    assert words in worked["unsloth"]["guards"][defect]
+
+
+@pytest.mark.parametrize("sound", ["none", "base class", "class of unsloth", "moved default", "pinned default"])
+def test_and_on_nothing_else(worked: Worked, sound: str) -> None:
+    assert worked["unsloth"]["guards"][sound] == ""
+
+
+def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
+    stock, unsloth = worked["stock"]["arguments"], worked["unsloth"]["arguments"]
+    assert {"learning_rate", "optim", "loss_type"} <= worked["unsloth"]["moved"].keys()
+    different = {name: (value, unsloth.get(name)) for name, value in stock.items() if value != unsloth.get(name)}
+    assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not: the same gradients
+    assert set(TRL_LOSS_ARGUMENTS) & worked["unsloth"]["moved"].keys()
+
+
+def test_the_calls_take_what_they_are_given(worked: Worked) -> None:
+    from peft import LoraConfig
+
+    from kit.config import ModelConfig
+    from kit.training.unsloth_model import Loading, adapter_arguments, model_arguments
+
+    calls = worked["unsloth"]["calls"]
+    engine = {"gpu_memory_utilization": 0.3, "float8_kv_cache": True, "max_lora_rank": 8}
+    for config in (ModelConfig(), ModelConfig(lora=None)):
+        given = model_arguments("m", None, config, torch.float16, Loading(8, fast_inference=engine))
+        assert given.keys() <= set(calls["from_pretrained"])
+    assert adapter_arguments(LoraConfig(), Loading()).keys() <= set(calls["get_peft_model"])
+
+
+def test_the_tokenizer_still_pads_on_the_left(worked: Worked) -> None:
+    assert worked["unsloth"]["padding_side"] == "left"

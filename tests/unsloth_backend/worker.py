@@ -1,0 +1,238 @@
+"""A process with one of TRL's two trainer classes: `worker.py stock FOLDER`, then `worker.py unsloth FOLDER`.
+
+`stock` makes the rollouts of every recipe and computes losses and LoRA gradients from them; `unsloth` lets Unsloth generate
+the trainer class that CUDA users get, on the CPU, and computes the same from the same rollouts. Both leave `WHICH.pt`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SWITCHES = {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
+PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
+WITH_KL = "grpo with kl"
+KL = {"name": "kl", "coef": 0.5}
+
+
+def generate_unsloths_class() -> None:
+    """As `import unsloth` does on a machine with CUDA."""
+    import unsloth  # noqa: F401
+    from unsloth.models import rl
+
+    rl.patch_trl_disable_gradient_checkpointing()
+    rl.patch_trl_fused_lm_head_devices()
+    rl.patch_trl_fused_lm_head_kernel()
+    rl._patch_trl_rl_trainers_impl("grpo_trainer")
+
+
+def objectives() -> dict[str, dict[str, Any]]:
+    from kit.objective.recipes import recipe_names
+
+    return {name: {"recipe": name} for name in recipe_names()} | {WITH_KL: {"recipe": "grpo", "regularizers": [KL]}}
+
+
+class Bench:
+    """Builds trainers of the same tiny model, and losses of the same rollouts."""
+
+    def __init__(self, folder: Path) -> None:
+        from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+
+        self.folder = folder
+        self.recipe = EmbeddedRecipe(
+            hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3
+        )
+        self.tokenizer = build_tokenizer(self.recipe)
+        self.tokenizer.padding_side = "left"
+
+    def model(self) -> Any:
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+        from kit.training.embedded import build_model
+
+        model = build_model(self.recipe, self.tokenizer)
+        torch.manual_seed(0)
+        lora = LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False, task_type="CAUSAL_LM")
+        wrapped = get_peft_model(model, lora)
+        wrapped.for_training = types.MethodType(lambda self, *_, **__: self.train(), wrapped)
+        wrapped.for_inference = types.MethodType(lambda self, *_, **__: self.eval(), wrapped)
+        return wrapped
+
+    def arguments(self, **changes: Any) -> Any:
+        from trl import GRPOConfig
+
+        from kit.training.arguments import pinned
+
+        spoken = {self.tokenizer.eos_token_id, *range(20, 28)}
+        given: dict[str, Any] = {
+            "output_dir": str(self.folder / "run"),
+            "use_cpu": True,
+            "bf16": False,
+            "fp16": False,
+            "gradient_checkpointing": False,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "steps_per_generation": 2,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "max_steps": 1,
+            "learning_rate": 0.01,
+            "generation_kwargs": {"suppress_tokens": [n for n in range(self.recipe.vocabulary) if n not in spoken]},
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+        }
+        return pinned(GRPOConfig, given | changes)
+
+    def trainer(self, objective: Any, unchecked: bool = True, **changes: Any) -> Any:
+        import torch
+        from datasets import Dataset
+
+        from kit.training.trainer import make_trainer_class
+
+        def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+
+        torch.manual_seed(0)
+        return make_trainer_class()(
+            self.model(),
+            placed_ids,
+            self.arguments(**changes),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            processing_class=self.tokenizer,
+            objective=objective,
+            first_step_checks=not unchecked,
+        )
+
+    def trainer_of(self, name: str, objective: dict[str, Any]) -> Any:
+        on_policy = name in ("rloo", "remax")
+        return self.trainer(objective, num_iterations=1 if on_policy else 2)
+
+
+def rollout(trainer: Any) -> list[dict[str, Any]]:
+    """Two micro-batches, each with every prompt, so that left padding is ragged; some completions end early."""
+    import torch
+
+    trainer.model.train()
+    torch.manual_seed(3)
+    rows = [row for row in trainer.train_dataset.to_list() for _ in range(4)]
+    output = trainer._generate_and_score_completions(rows)
+    order = torch.arange(16).view(4, 4).T.reshape(-1)
+    picks = order[:4], order[4:8]
+    return [
+        {
+            name: value[pick] if value.dim() else value
+            for name, value in output.items()
+            if isinstance(value, torch.Tensor)
+        }
+        for pick in picks
+    ]
+
+
+def loss_and_gradients(trainer: Any, batches: list[dict[str, Any]], drifted: bool) -> dict[str, Any]:
+    import torch
+
+    trainer.model.train()
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: weight for name, weight in trainer.model.named_parameters() if ".default." in name}
+    if drifted:
+        with torch.no_grad():
+            for weight in weights.values():
+                weight += 0.03 * torch.randn(weight.shape, generator=generator)
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 2
+    losses = []
+    for inputs in batches:
+        loss = trainer.compute_loss(trainer.model, dict(inputs))
+        loss.backward()
+        losses.append(loss.detach())
+    return {"losses": torch.stack(losses), "gradients": {name: weight.grad.clone() for name, weight in weights.items()}}
+
+
+def computed(bench: Bench, make: Callable[[str, Any], tuple[list[dict[str, Any]], Any]]) -> dict[str, Any]:
+    found = {}
+    for name, objective in objectives().items():
+        trainer = bench.trainer_of(name, objective)
+        batches, lengths = make(name, trainer)
+        trainer._all_lengths = lengths
+        result = loss_and_gradients(trainer, batches, drifted=name not in ("rloo", "remax"))
+        found[name] = result | {"batches": batches, "lengths": lengths}
+    return found
+
+
+def with_kits_arguments(which: str) -> dict[str, Any]:
+    """What `grpo_config` makes of a configuration, as plain values."""
+    from kit.config import load_config
+    from kit.training.arguments import grpo_config
+    from kit.training.backend import Backend
+
+    config = load_config("quickstart", ["model.dtype=float32"])
+    backend = Backend("transformers" if which == "stock" else "unsloth", "cuda", "")
+    return grpo_config(config, backend, Path("run"), [1.0]).to_dict()
+
+
+def stock(folder: Path) -> dict[str, Any]:
+    bench = Bench(folder)
+
+    def make(name: str, trainer: Any) -> tuple[list[dict[str, Any]], Any]:
+        return rollout(trainer), trainer._all_lengths
+
+    return {"recipes": computed(bench, make), "arguments": with_kits_arguments("stock")}
+
+
+def unsloth(folder: Path) -> dict[str, Any]:
+    import torch
+
+    os.environ.update(SWITCHES, UNSLOTH_COMPILE_LOCATION=str(folder / "unsloth_compiled_cache"))
+    generate_unsloths_class()
+    import trl
+    from guards_on_unsloth import planted
+    from unsloth import FastLanguageModel
+
+    from kit.training.arguments import true_defaults
+    from kit.training.trainer import make_trainer_class
+
+    bench = Bench(folder)
+    theirs = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
+    moved = inspect.signature(trl.GRPOConfig).parameters
+    defaults = true_defaults(trl.GRPOConfig)
+    trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2)
+    trained.train()
+    return {
+        "class": [cls.__name__ for cls in make_trainer_class().__mro__],
+        "recipes": computed(bench, lambda name, _: (theirs[name]["batches"], theirs[name]["lengths"])),
+        "arguments": with_kits_arguments("unsloth"),
+        "fields": [field.name for field in dataclasses.fields(trl.GRPOConfig)],
+        "moved": {
+            name: [value, moved[name].default]
+            for name, value in defaults.items()
+            if name in moved and moved[name].default != value
+        },
+        "defaults": defaults,
+        "calls": {
+            name: list(inspect.signature(getattr(FastLanguageModel, name)).parameters)
+            for name in ("from_pretrained", "get_peft_model")
+        },
+        "log": trained.state.log_history,
+        "steps": trained.state.global_step,
+        "padding_side": bench.tokenizer.padding_side,
+        "guards": planted(bench),
+    }
+
+
+if __name__ == "__main__":
+    import torch
+
+    which, folder = sys.argv[1], Path(sys.argv[2])
+    sys.path.insert(0, str(Path(__file__).parent))
+    torch.set_num_threads(1)
+    result = {"stock": stock, "unsloth": unsloth}[which](folder)
+    torch.save(result, folder / f"{which}.pt")

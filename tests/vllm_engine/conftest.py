@@ -1,0 +1,53 @@
+"""The real engine: what is marked `vllm` here runs in .venv-vllm (`bash .ci/vllm-environment`), and only there."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def capsys(capfd: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    """vLLM silences the file below stdout while it starts; only what captures files gives stdout one."""
+    return capfd
+
+
+@pytest.fixture
+def engine_tree(tree: Any) -> Any:
+    """The tree of `tree`, with completions from vLLM."""
+    tree["generation"] |= {"engine": "vllm", "vllm": {"timeout": 120}}
+    return tree
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], None]:
+    """`plant(n, do)`: the n-th generation batch of vLLM does `do` instead of its first forward pass."""
+    from vllm import LLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    generate, step, batches = LLM.generate, LLMEngine.step, [0]
+
+    def plant(number: int, do: Callable[[], Any]) -> None:
+        def counted(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            batches[0] += 1
+            return generate(self, *arguments, **keywords)
+
+        def stepped(self: Any) -> Any:
+            return do() if batches[0] == number else step(self)
+
+        monkeypatch.setattr(LLM, "generate", counted)
+        monkeypatch.setattr(LLMEngine, "step", stepped)
+
+    return plant
+
+
+@pytest.fixture(autouse=True)
+def no_engine_left() -> Iterator[None]:
+    """Frees what the engine of a test held, and what it left of torch.distributed: the next one begins anew."""
+    parallel = pytest.importorskip("vllm.distributed.parallel_state")
+    yield
+    gc.collect()
+    parallel.cleanup_dist_env_and_memory()

