@@ -44,6 +44,12 @@ class Run:
             parts.append(f"reward {rewards[-1]:.3f}")
         return f"<Run {', '.join(parts)}, in {self.path}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run: its state, main figures, curves and held-out scores."""
+        from kit.report.card import card
+
+        return card(self._dir)
+
     @property
     def path(self) -> Path:
         """The run's directory."""
@@ -119,6 +125,12 @@ class Run:
             raise RunError(f"The run '{self.id}' did not go on, and is {state} as before: {refused}")
         return self
 
+    def watch(self) -> None:
+        """Shows the run in a notebook, live, until it has ended; an interrupt of the cell ends the watching, not the run."""
+        from kit.notebook import watch
+
+        watch(self)
+
     def stop(self, timeout: float | None = None, *, now: bool = False) -> dict[str, Any]:
         """Ends the run after its step, with a checkpoint, and returns its last status once it has ended.
 
@@ -180,6 +192,54 @@ class Run:
             raise RunError(f"The evaluation of {self.id} was stopped before it had a result.")
         result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
         return result
+
+    def export(
+        self,
+        to: str,
+        *,
+        out: str | Path | None = None,
+        checkpoint: str | int | None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Writes the trained model in another form, in a process of its own, holds it against the source, and says how close
+        it is. The result is filed as export/FORMAT.json, too.
+
+        Args:
+            to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf`, `ollama` or `hub`.
+            out: the folder; None is export/FORMAT in the run's directory.
+            checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a run under way.
+            progress: let the process print what it does.
+            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp, repo, private, push: the command
+                line's options of `grpo-kit export`, which see.
+
+        Raises:
+            NotVerified: it was written and is not what was trained; a `RunError` with the figures in `result`.
+            KitError: a mistake of the user's, a full disk, a process that died.
+        """
+        from kit.exporting.face import Wish, export
+
+        return export(self._dir, Wish(to, out=out, checkpoint=checkpoint, **options), progress=progress)
+
+    def chat(self, prompt: str | None = None, *, checkpoint: str | int | None = None, **how: Any) -> dict[str, Any]:
+        """Asks the base model and the tuned one the same, with the same seed: `{prompt, reference, base, tuned}`.
+
+        Each side is a mapping of text, tokens, finish (`stop`, `length`), seconds and reward. For more than one question
+        keep a session, which keeps the models loaded: `kit.chat.client.open_chat`.
+
+        Args:
+            prompt: what to ask; or `heldout=N`, the N-th held-out prompt.
+            checkpoint: `best`, `last` or a step; None is the run's result.
+            how: heldout, reference (the right answer, for the reward), sides, seed, temperature (0: greedy), top_p, top_k,
+                min_p, max_tokens; what is left out is as in the run.
+
+        Raises:
+            KitError: a mistake of the user's, or a process that died.
+        """
+        from kit.chat.client import open_chat
+
+        with open_chat(self._dir, checkpoint) as session:
+            return session.answer(prompt, **how)
 
     def _evaluation_changes(self, changes: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
         """The overrides of a new evaluation, checked. Raises `ConfigError`."""

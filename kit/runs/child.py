@@ -30,6 +30,8 @@ REQUEST, ERROR = "request.json", "error.json"
 ROOM_FOR_ERROR = 16384
 """Bytes set aside for what a job reports."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KERNEL = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "MPLBACKEND")
+"""Environment variables that ipykernel sets, or that hold for its cells only."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,20 @@ def call(
     capture: bool = False,
     inherit: Sequence[int] = (),
     started: Callable[[int], None] = lambda pid: None,
+    hear: Callable[[str], object] | None = None,
     folder: Path | None = None,
 ) -> Outcome:
     """The face's end: spawns `python -m module`, waits until it has ended, and says how.
 
     Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
-    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead. The job gets the
-    open files `inherit`, and `started` its pid once it runs. What the two say to each other lies in `folder`, or
-    where temporary files lie, until the job has ended.
+    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead; with `hear` each
+    line of stdout and stderr is told to it instead. The job gets the open files `inherit`, and `started` its pid once it
+    runs. What the two say to each other lies in `folder`, or where temporary files lie, until the job has ended.
     """
     with _letters(request, folder) as place:
         request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
         command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
-        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started)
+        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, hear)
         return _outcome(code, output, error_file)
 
 
@@ -145,7 +148,13 @@ def _report(path: Path, report: dict[str, str]) -> None:
         file.truncate()
 
 
-def _wait(command: list[str], capture: bool, inherit: Sequence[int], hear: Callable[[int], None]) -> tuple[int, str]:
+def _wait(
+    command: list[str],
+    capture: bool,
+    inherit: Sequence[int],
+    begun: Callable[[int], None],
+    hear: Callable[[str], object] | None,
+) -> tuple[int, str]:
     notebook = "ipykernel" in sys.modules
     # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
     # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
@@ -157,18 +166,20 @@ def _wait(command: list[str], capture: bool, inherit: Sequence[int], hear: Calla
             command,
             env=environment(),
             pass_fds=tuple(inherit),
-            stdout=subprocess.PIPE if capture or notebook else None,
-            stderr=subprocess.STDOUT if notebook and not capture else None,
+            stdout=subprocess.PIPE if capture or notebook or hear else None,
+            stderr=subprocess.STDOUT if (notebook or hear) and not capture else None,
             text=True,
             encoding="utf-8",
             start_new_session=not terminal,
         ) as process,
     ):
         started.append(process)
-        hear(process.pid)
+        begun(process.pid)
         for line in process.stdout or ():
             if capture:
                 lines.append(line)
+            elif hear is not None:
+                hear(line)
             else:
                 print(line, end="", flush=True)
         if not terminal:
@@ -201,15 +212,18 @@ def environment() -> dict[str, str]:
     """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks).
 
     A run trains on one GPU. Where several could be seen and nobody chose (no CUDA_VISIBLE_DEVICES, and not a process
-    of accelerate or torchrun), the child is shown the first one only.
+    of accelerate or torchrun), the child is shown the first one only. What a notebook's kernel sets for itself stays behind:
+    a child that draws colours and bars for a terminal writes escape codes into the cell.
     """
     home = Path(kit.errors.__file__).resolve().parents[1]
     path = os.environ.get("PYTHONPATH", "")
     if home.name not in ("site-packages", "dist-packages") and str(home) not in path.split(os.pathsep):
         path = os.pathsep.join(filter(None, (path, str(home))))
+    kernel = KERNEL if "ipykernel" in sys.modules else ()
+    inherited = {name: value for name, value in os.environ.items() if name not in kernel}
     chosen = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"} & os.environ.keys()
     device = {} if chosen else {"CUDA_VISIBLE_DEVICES": "0"}
-    return os.environ | device | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
+    return inherited | device | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager

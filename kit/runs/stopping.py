@@ -59,7 +59,7 @@ def stop(
     if status["state"] not in ALIVE:
         return status
     ladder, patience = Ladder(run, tell), grace(run, status) if timeout is None else timeout
-    asked = _ask(run)
+    asked = ask(run)
     if silent := silent_words(status):
         raise RunError(f"Run '{run.id}' was asked to stop, but {silent}.")
     if asked and not now and ladder.wait(patience, patient=timeout is None):
@@ -96,8 +96,8 @@ def grace(run: RunDir, status: dict[str, Any]) -> float:
     return max(GRACE_LEAST, STEPS_OF_GRACE * max(known)) if known else GRACE_UNKNOWN
 
 
-def _ask(run: RunDir) -> bool:
-    """Leaves the sentinel. False where the disk is full or read-only: then the first SIGTERM has to do for it."""
+def ask(run: RunDir) -> bool:
+    """Leaves the sentinel, and returns at once. False where the disk is full or read-only: a first SIGTERM does for it."""
     try:
         run.write_text("control/stop", f"{os.getpid()}\n")
     except RunError:

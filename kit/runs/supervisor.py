@@ -42,12 +42,13 @@ def supervise(
     tell: Callable[[str], object] = lambda text: None,
     make: Callable[[], object] | None = None,
     face: bool = True,
+    hear: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Runs the job of `module` as the process of `run`, and says how it ended; so does the run's status.
 
     Where the run has a GPU that another run uses, it is `queued` until that has ended; `make` makes the run's directory
     when it is needed for that (then the job is told to adopt it). With `adopt` in the request it is there already.
-    `face`: this process is the user's own, and a stop of the run never signals it.
+    `face`: this process is the user's own, and a stop of the run never signals it. `hear` takes each line that the job prints.
     """
     lock = GpuLock(gpus())
     try:
@@ -57,7 +58,9 @@ def supervise(
         try:
             with watch:
                 folder = run.control if request.get("adopt") else None
-                outcome = call(module, request, quiet=quiet, inherit=lock.handles, started=watch.started, folder=folder)
+                outcome = call(
+                    module, request, quiet=quiet, inherit=lock.handles, started=watch.started, folder=folder, hear=hear
+                )
         except BaseException as error:  # it could not be started, or this process is interrupted
             settle(run, watch.pid, cut_short(error))
             raise

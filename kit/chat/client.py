@@ -1,0 +1,270 @@
+"""The session that a face holds: a child process with the models loaded. Standard library only.
+
+The child ends when the session is closed, when this process dies (its stdin ends), and after a time without questions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import kit.errors
+from kit.chat.protocol import IDLE, SIDES, decode, encode
+from kit.errors import ConfigError, KitError, RunError
+from kit.runs.child import environment
+from kit.runs.store import RunDir
+
+SERVER = "kit.chat.server"
+START_SECONDS = 600.0
+"""How long loading may take."""
+GOING = 5.0
+"""Seconds that a closed process is given before it is killed."""
+
+
+class ChatSession:
+    """Base and tuned model of a run, ready to be asked. Usable as a context manager; safe to use from several threads.
+
+    Args:
+        run: the run's directory.
+        checkpoint: `best`, `last` or a step; None is the run's result.
+        idle: seconds without a question after which the process ends; the next question starts it again.
+    """
+
+    def __init__(self, run: RunDir, checkpoint: str | int | None = None, *, idle: float = IDLE) -> None:
+        self.run, self.checkpoint, self.idle = run, checkpoint, idle
+        self.ready: dict[str, Any] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._lock, self._writing = threading.RLock(), threading.Lock()
+        self._log: Any = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's pid while it runs."""
+        return self._process.pid if self._process is not None and self.alive else None
+
+    def start(self, timeout: float = START_SECONDS) -> dict[str, Any]:
+        """Loads the models unless they are, and returns what the process says of itself. Raises `KitError`."""
+        with self._lock:
+            if self.alive:
+                return self.ready
+            self._spawn()
+            mail = self._waiting[""]
+            end = time.monotonic() + timeout
+            while True:
+                try:
+                    message = mail.get(timeout=max(0.0, end - time.monotonic()))
+                except queue.Empty:
+                    self.close()
+                    raise RunError(f"The models of run '{self.run.id}' were not loaded within {timeout:g} s.") from None
+                if message["event"] == "ready":
+                    self.ready = message
+                    return message
+                if message["event"] == "error":
+                    self.close()
+                    raise _as_error(message)
+                if message["event"] == "closed":
+                    raise RunError(self._last_words())
+
+    def ask(
+        self,
+        prompt: str | Sequence[Mapping[str, str]] | None = None,
+        *,
+        heldout: int | None = None,
+        reference: str | None = None,
+        sides: Sequence[str] = SIDES,
+        **sampling: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Asks, and yields events as they come: `began`, `token`, `answer` a side, then `done`.
+
+        Args:
+            prompt: a text, or messages; the run's system prompt goes before it. Or
+            heldout: the number of a held-out prompt, from 1; its reference is known.
+            reference: the right answer, for the reward.
+            sides: `base`, `tuned` or both.
+            sampling: seed, temperature (0: greedy), top_p, top_k, min_p, max_tokens; else as in the run.
+
+        Raises:
+            KitError: a wrong question, or a process that died.
+        """
+        if (prompt is None) == (heldout is None):
+            raise ConfigError("Ask either a prompt of your own or a held-out one.")
+        if unknown := [side for side in sides if side not in SIDES] or ([] if sides else ["none"]):
+            raise ConfigError(f"There is no side '{unknown[0]}'; expected base, tuned or both.")
+        self.start()
+        number, mail = self._post({"do": "ask", "prompt": prompt, "heldout": heldout, "reference": reference,
+                                   "sides": list(sides), "sampling": sampling})  # fmt: skip
+        finished = False
+        try:
+            for message in self._mail(mail):
+                finished = message["event"] == "done"
+                yield message
+                if finished:
+                    return
+        finally:
+            self._waiting.pop(number, None)
+            if not finished:
+                self._send({"do": "cancel", "id": number})
+
+    def answer(self, prompt: str | None = None, **how: Any) -> dict[str, Any]:
+        """`ask`, whole: {prompt, reference, base: {text, tokens, finish, reward, ...}, tuned: {...}}."""
+        result: dict[str, Any] = {}
+        for message in self.ask(prompt, **how):
+            if message["event"] == "answer":
+                result[message["side"]] = {key: message[key] for key in message if key not in ("event", "id", "side")}
+            elif message["event"] == "done":
+                result = {"prompt": message["prompt"], "reference": message["reference"], **result}
+        return result
+
+    def heldout(self, start: int = 1, count: int = 20, search: str | None = None) -> dict[str, Any]:
+        """Held-out prompts for a picker: {rows: [{number, prompt, reference}], total}."""
+        self.start()
+        number, mail = self._post({"do": "heldout", "start": start, "count": count, "search": search})
+        try:
+            return next(self._mail(mail))
+        finally:
+            self._waiting.pop(number, None)
+
+    def cancel(self) -> None:
+        """Ends the answers under way; what they said so far is kept."""
+        for number in list(self._waiting):
+            if number:
+                self._send({"do": "cancel", "id": number})
+
+    def close(self) -> None:
+        """Ends the process: asked first, made to after some seconds."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            with contextlib.suppress(OSError, ValueError):
+                assert process.stdin is not None
+                process.stdin.write(encode({"do": "close"}))
+                process.stdin.close()
+            try:
+                process.wait(GOING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> ChatSession:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _spawn(self) -> None:
+        request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle, "parent": os.getpid(),
+                   "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, lives as long as the process
+        self._waiting = {"": queue.SimpleQueue()}
+        process = subprocess.Popen(
+            [sys.executable, "-m", SERVER, json.dumps(request)],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C in a terminal is the session's to handle: it cancels an answer
+        )
+        self._process = process
+        threading.Thread(target=self._listen, args=(process, self._waiting), daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[str], waiting: dict[str, queue.SimpleQueue[dict[str, Any]]]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            message = decode(line)
+            if message is None or "event" not in message:
+                continue
+            mail = waiting.get(str(message.get("id") or ""))
+            if mail is not None:
+                mail.put(message)
+        process.wait()
+        for mail in list(waiting.values()):
+            mail.put({"event": "closed", "code": process.returncode})
+
+    def _post(self, message: dict[str, Any]) -> tuple[str, queue.SimpleQueue[dict[str, Any]]]:
+        number = str(next(self._numbers))
+        mail: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._waiting[number] = mail
+        if not self._send({**message, "id": number}):
+            self._waiting.pop(number, None)
+            raise RunError(self._last_words())
+        return number, mail
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        process = self._process
+        if process is None or process.stdin is None:
+            return False
+        try:
+            with self._writing:
+                process.stdin.write(encode(message))
+                process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _mail(self, mail: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        while True:
+            message = mail.get()
+            if message["event"] == "error":
+                raise _as_error(message)
+            if message["event"] == "closed":
+                raise RunError(self._last_words())
+            yield message
+
+    def _last_words(self) -> str:
+        """Why the process is gone, as far as it said."""
+        code = self._process.poll() if self._process is not None else None
+        if code == -9:
+            return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
+        said = ""
+        with contextlib.suppress(Exception):
+            self._log.seek(0)
+            said = "\n".join(self._log.read().strip().splitlines()[-5:])
+        return f"The chat's process has ended (exit code {code})." + (f" It said:\n{said}" if said and code else "")
+
+
+def _as_error(message: Mapping[str, Any]) -> KitError:
+    kind = getattr(kit.errors, str(message.get("kind")), None)
+    if not (isinstance(kind, type) and issubclass(kind, KitError)):
+        kind = RunError
+    return kind(str(message.get("message")))
+
+
+def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:
+    """A session on a run, not started yet. Raises `RunError` at once where the run has no weights to talk to."""
+    from kit.evaluation.selection import weights_of
+    from kit.runs.store import ALIVE
+
+    if not run.config.is_file():
+        raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nobody to talk to.")
+    if checkpoint is None and run.status()["state"] in ALIVE:
+        checkpoint = "last"
+    weights_of(run, checkpoint)
+    return ChatSession(run, checkpoint, **how)

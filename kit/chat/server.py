@@ -1,0 +1,165 @@
+"""The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See protocol.py for what it reads and writes.
+
+It ends when it is told to, when nobody has asked for a while, when its stdin ends, and when the process that started it is
+gone, also in the middle of an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kit.chat.protocol import decode, encode
+from kit.runs.child import is_user_error
+
+if TYPE_CHECKING:
+    from kit.chat.answering import Talker
+
+WATCH_SECONDS = 1.0
+
+
+class Wire:
+    """Lines from and to the session. Questions wait in `questions`; what was cancelled stands in `cancelled`."""
+
+    def __init__(self, incoming: TextIO, outgoing: TextIO, parent: int | None) -> None:
+        self.questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.cancelled: set[str] = set()
+        self._in, self._out, self._parent = incoming, outgoing, parent
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Listens from here on."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        if self._parent is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def send(self, event: str, **fields: Any) -> None:
+        """One event. With nobody left to hear it, the process ends."""
+        try:
+            with self._lock:
+                self._out.write(encode({"event": event, **fields}))
+                self._out.flush()
+        except (OSError, ValueError):
+            os._exit(0)
+
+    def _listen(self) -> None:
+        closed = False
+        for line in self._in:
+            message = decode(line)
+            if message is None:
+                self.send("error", id=None, kind="RunError", message="a line that is no JSON object was left out")
+            elif message.get("do") == "cancel":
+                self.cancelled.add(str(message.get("id")))
+            elif message.get("do") == "close":
+                closed = True
+                break
+            else:
+                self.questions.put(message)
+        if not closed:  # the session's process is gone: nobody waits for an answer
+            os._exit(0)
+        self.questions.put(None)
+        time.sleep(WATCH_SECONDS)
+        os._exit(0)
+
+    def _watch(self) -> None:
+        while os.getppid() == self._parent:
+            time.sleep(WATCH_SECONDS)
+        os._exit(0)
+
+
+def serve(request: dict[str, Any], wire: Wire) -> None:
+    """Loads, says `ready`, and answers until there is nothing more to answer."""
+    from kit.runs.store import RunDir
+    from kit.training.quiet import LogBook
+
+    with LogBook().collecting():
+        try:
+            from kit.chat.answering import Talker
+
+            talker = Talker(RunDir(Path(request["run_dir"])), request["checkpoint"])
+            wire.send("ready", **talker.about())
+        except Exception as error:
+            wire.send("error", id=None, **_words(error))
+            return
+        while True:
+            try:
+                message = wire.questions.get(timeout=request["idle"])
+            except queue.Empty:
+                wire.send("closed", reason=f"nobody has asked for {request['idle']:g} s")
+                return
+            if message is None:
+                wire.send("closed", reason="asked to")
+                return
+            _handle(talker, message, wire)
+
+
+def _handle(talker: Talker, message: dict[str, Any], wire: Wire) -> None:
+    number = str(message.get("id"))
+    try:
+        if message.get("do") == "heldout":
+            found = talker.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
+            wire.send("rows", id=number, **found)
+        elif message.get("do") == "ask":
+            _answer(talker, message, number, wire)
+        else:
+            wire.send("error", id=number, kind="ConfigError", message=f"'{message.get('do')}' is nothing to ask for.")
+    except Exception as error:
+        wire.send("error", id=number, **_words(error))
+    wire.cancelled.discard(number)
+
+
+def _answer(talker: Talker, message: dict[str, Any], number: str, wire: Wire) -> None:
+    from kit.evaluation.asking import question
+
+    asked = talker.question(message)
+    for side in asked.sides:
+        if number in wire.cancelled:
+            break
+        wire.send("began", id=number, side=side)
+        found = talker.answer(
+            asked, side,
+            lambda text, side=side: wire.send("token", id=number, side=side, text=text),  # type: ignore[misc]
+            lambda: number in wire.cancelled,
+        )  # fmt: skip
+        wire.send("answer", id=number, side=side, **found)
+    prompt, reference = question(asked.row["prompt"]), asked.row.get("reference")
+    wire.send("done", id=number, prompt=prompt, reference=reference, cancelled=number in wire.cancelled)
+
+
+def _words(error: Exception) -> dict[str, str]:
+    if is_user_error(error):
+        return {"kind": type(error).__name__, "message": str(error)}
+    import traceback
+
+    traceback.print_exception(error)  # to stderr, which the session keeps
+    if any(sign in str(error).lower() for sign in ("out of memory", "alloc_cpu")):
+        return {
+            "kind": "RunError",
+            "message": "Memory ran out. Ask for fewer tokens (max_tokens), or close what else is open.",
+        }
+    return {"kind": "RunError", "message": f"The answer failed: {type(error).__name__}: {error}"}
+
+
+def main(argv: list[str]) -> int:
+    """Takes the real stdout for the protocol: whatever else prints goes to stderr."""
+    request = json.loads(argv[0])
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    wire = Wire(sys.stdin, out, request.get("parent"))
+    wire.start()
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(request, wire)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait for input would hold up an ordinary end

@@ -1,0 +1,193 @@
+"""A chat's process: streams, cancels, says what is wrong, and never outlives the one that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting_runs import make_run
+
+from kit.chat.client import ChatSession, open_chat
+from kit.errors import ConfigError, RunError
+from kit.runs.store import RunDir
+
+
+@pytest.fixture(scope="module")
+def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_run(tmp_path_factory.mktemp("chat") / "runs", "talk", model_folder)
+
+
+@pytest.fixture(scope="module")
+def session(run: RunDir) -> Iterator[ChatSession]:
+    with open_chat(run) as opened:
+        yield opened
+
+
+def test_both_answer_with_the_same_seed_again_and_again(session: ChatSession) -> None:
+    first = session.answer("12+30=?", seed=3)
+    assert first["prompt"] == "12+30=?"
+    assert {"base", "tuned"} <= first.keys()
+    second = session.answer("12+30=?", seed=3)
+    for side in ("base", "tuned"):
+        assert first[side]["text"] == second[side]["text"]
+        assert first[side]["tokens"] > 0
+        assert first[side]["reward"] is None  # nobody said what is right
+    assert session.answer("12+30=?", seed=4)["tuned"]["text"] != first["tuned"]["text"]
+    assert session.answer("12+30=?", temperature=0)["base"] != session.answer("12+30=?", temperature=0)["tuned"]
+
+
+def test_tokens_stream_and_add_up_to_the_answer(session: ChatSession) -> None:
+    events = list(session.ask("3 + 4 =", sides=["tuned"]))
+    assert [event["event"] for event in events if event["event"] != "token"] == ["began", "answer", "done"]
+    said = "".join(event["text"] for event in events if event["event"] == "token")
+    assert said == events[-2]["text"] != ""
+
+
+def test_a_held_out_prompt_has_its_reference_and_reward(session: ChatSession) -> None:
+    rows = session.heldout(start=2, count=3)
+    assert [row["number"] for row in rows["rows"]] == [2, 3, 4]
+    answer = session.answer(heldout=2)
+    assert (answer["prompt"], answer["reference"]) == (rows["rows"][0]["prompt"], rows["rows"][0]["reference"])
+    assert answer["tuned"]["reward"]["components"]
+    found = session.heldout(search=rows["rows"][0]["prompt"])
+    assert 2 in [row["number"] for row in found["rows"]]
+
+
+def test_a_reference_of_ones_own_is_scored(session: ChatSession) -> None:
+    # reasoning-gym's scorer needs the whole entry, which a question of one's own does not have: no total then.
+    own = session.answer("What is 3 + 4?", reference="7", sides=["base"], temperature=0)
+    assert own["reference"] == "7"
+    assert "<answer>" in own["base"]["text"]  # else there is nothing to score, and 0 is the truth
+    assert own["base"]["reward"]["components"]["accuracy"]["status"] == "error"
+    assert own["base"]["reward"]["total"] is None
+
+
+def test_a_held_out_problem_typed_by_hand_is_that_problem(session: ChatSession) -> None:
+    (row,) = session.heldout(start=4, count=1)["rows"]
+    answer = session.answer(row["prompt"], sides=["tuned"])
+    assert answer["reference"] == row["reference"]
+    assert answer["tuned"]["reward"]["total"] is not None
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"prompt": ""}, "is empty"),
+        ({"prompt": "x\0"}, "NUL"),
+        ({"heldout": 10**6}, "no held-out prompt"),
+        ({"prompt": "x", "temperature": -1}, "out of range"),
+        ({"prompt": "x", "top_p": "much"}, "is no number"),
+        ({"prompt": "x", "warmth": 1}, "no sampling option 'warmth'"),
+        ({"prompt": "x", "max_tokens": 5000}, "the model reads 1024"),
+        ({"prompt": "x" * 5000}, "the model reads 1024"),
+        ({"prompt": "x", "sides": ["other"]}, "no side 'other'"),
+        ({}, "Ask either"),
+    ],
+)
+def test_a_wrong_question_is_refused_and_the_session_goes_on(
+    session: ChatSession, how: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        session.answer(**how)
+    assert session.answer("1 + 1 =", sides=["tuned"], max_tokens=2)["tuned"]["tokens"] <= 2
+
+
+def test_a_cancelled_answer_ends_and_keeps_what_it_said(session: ChatSession) -> None:
+    events = []
+    for event in session.ask("1 + 2 =", sides=["tuned", "base"], max_tokens=900, temperature=50.0):
+        events.append(event)
+        if event["event"] == "token":
+            session.cancel()
+    assert events[-1]["event"] == "done"
+    assert events[-1]["cancelled"]
+    answers = [event for event in events if event["event"] == "answer"]
+    assert [answer["finish"] for answer in answers] == ["cancelled"]
+    assert 0 < answers[0]["tokens"] < 900
+
+
+def test_who_stops_listening_cancels(session: ChatSession) -> None:
+    for event in session.ask("1 + 2 =", max_tokens=900, temperature=50.0):
+        if event["event"] == "token":
+            break
+    started = time.monotonic()
+    session.answer("1 + 1 =", sides=["base"], max_tokens=2)
+    assert time.monotonic() - started < 30
+
+
+def test_a_killed_process_is_told_and_the_next_question_starts_another(run: RunDir) -> None:
+    with open_chat(run, idle=2.0) as session:
+        events = session.ask("1 + 2 =", max_tokens=900, temperature=50.0)
+        next(events)
+        killed = session.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(RunError, match="signal 9"):
+            list(events)
+        session.start()
+        pid = session.pid
+        assert pid not in (None, killed)
+        gone(int(pid or 0), 30)  # nobody asks
+        end = time.monotonic() + 10
+        while session.alive and time.monotonic() < end:  # the thread that reads has still to collect it
+            time.sleep(0.05)
+        assert not session.alive
+
+
+PARENT = """
+import sys, time
+from kit.chat.client import open_chat
+from kit.runs.store import RunStore
+session = open_chat(RunStore(sys.argv[1]).open("talk"))
+session._spawn()
+print(session.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_process_dies_with_the_one_that_started_it(run: RunDir) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(run.path.parent)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    gone(child, 30)
+
+
+def gone(pid: int, seconds: float) -> None:
+    """Waits until a process has ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+        except OSError:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {pid} still runs after {seconds} s")
+
+
+def test_a_run_without_weights_is_refused_at_once(tmp_path: Path) -> None:
+    from kit.config import load_config
+    from kit.runs.store import RunStore
+
+    empty = RunStore(tmp_path).create("empty")
+    with pytest.raises(RunError, match=r"no config\.yaml"):
+        open_chat(empty)
+    empty.write_text("config.yaml", load_config("quickstart").to_yaml())
+    empty.write_status("failed")
+    with pytest.raises(RunError, match="no trained weights"):
+        open_chat(empty)
+
+
+def test_the_session_is_light() -> None:
+    code = "import kit.chat.client, kit.chat.terminal, sys; print(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "peft", "trl", "rich", "yaml"} & set(done.stdout.split())

@@ -1,0 +1,106 @@
+"""`grpo-kit chat` in a terminal: what it prints, and how a conversation goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kit import cli
+from kit.chat import terminal
+from kit.config import load_config
+from kit.errors import ConfigError
+from kit.runs.store import RunStore
+
+REWARD = {"total": 1.2, "components": {"accuracy": {"value": 1.0, "weight": 1.0, "status": "ok"},
+                                       "format": {"value": None, "weight": 0.2, "status": "timeout"}}}  # fmt: skip
+
+
+class FakeSession:
+    """Answers each question with `ANSWER`, and notes what it was asked."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.ready = {"model": "embedded", "step": 3, "note": "these are the weights of its last whole checkpoint"}
+        self.asked: list[dict[str, Any]] = []
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, prompt: str | None, **how: Any) -> Iterator[dict[str, Any]]:
+        self.asked.append({"prompt": prompt, **how})
+        if how["heldout"] == 0:
+            raise ConfigError("There is no held-out prompt 0.")
+        for side in how["sides"]:
+            yield {"event": "began", "side": side}
+            yield {"event": "token", "side": side, "text": "4"}
+            yield {"event": "token", "side": side, "text": "2"}
+            yield {"event": "answer", "side": side, "tokens": 2, "finish": "stop", "reward": REWARD}
+        yield {"event": "done", "prompt": "12+30=?", "reference": "42"}
+
+    def answer(self, prompt: str | None, **how: Any) -> dict[str, Any]:
+        return {"prompt": prompt, "base": {"text": "42"}}
+
+    def heldout(self, search: str | None) -> dict[str, Any]:
+        return {"rows": [{"number": 7, "prompt": "1 + 1", "reference": "2"}], "total": 1}
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSession:
+    run = RunStore(tmp_path / "runs").create("it")
+    run.write_text("config.yaml", load_config("quickstart").to_yaml())
+    run.write_status("finished", step=3)
+    fake = FakeSession()
+    monkeypatch.setattr(terminal, "_session", lambda *_: fake)
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def chat(*arguments: str, lines: str = "", code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, ["chat", "it", *arguments], input=lines)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_one_question_shows_both_answers_with_their_rewards(session: FakeSession) -> None:
+    output = chat("--prompt", "12+30=?", "--seed", "5", "--temperature", "0")
+    assert "[base] 42" in output
+    assert "[tuned] 42" in output
+    assert "2 tokens | reward 1.20 | accuracy 1.00 | format - (timeout)" in output
+    assert "reference 42" in output
+    assert "note: these are the weights" in output
+    (asked,) = session.asked
+    assert (asked["seed"], asked["temperature"], asked["sides"]) == (5, 0.0, ["base", "tuned"])
+    assert "top_p" not in asked  # the run's
+
+
+def test_json_is_all_that_is_printed_when_asked_for(session: FakeSession) -> None:
+    assert json.loads(chat("--prompt", "x", "--json"))["base"]["text"] == "42"
+
+
+def test_a_conversation(session: FakeSession) -> None:
+    lines = "/set temperature 0.5\n/set seed x\n/set warmth 1\n/list 1\n/heldout 7\n/again\n/heldout\n"
+    lines += "/reference 9\nhow?\n/dance\n/quit\n"
+    output = chat("--only", "tuned", lines=lines)
+    assert "/set seed x: expected a number" in output
+    assert "/set warmth: there is no such setting" in output
+    assert "   7  1 + 1   (2)" in output
+    assert "There is no command '/dance'" in output
+    assert "error: There is no held-out prompt 0." in output
+    assert [(each["prompt"], each["heldout"], each.get("seed"), each["reference"]) for each in session.asked] == [
+        (None, 7, 0, None), (None, 7, 1, None), (None, 0, 1, None), ("how?", None, 1, "9"),
+    ]  # fmt: skip
+    assert {each["temperature"] for each in session.asked} == {0.5}
+
+
+def test_prompt_and_held_out_prompt_exclude_each_other(session: FakeSession) -> None:
+    assert "either --prompt TEXT or --heldout N" in chat("--prompt", "x", "--heldout", "1", code=2)
+    assert "either --prompt TEXT or --heldout N" in chat("--json", code=2)

@@ -1,0 +1,28 @@
+"""Runs to export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from exporting_runs import make_run
+
+from kit.runs.store import RunDir
+
+
+@pytest.fixture(scope="session")
+def made(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """The run with an adapter; not to be written to."""
+    return make_run(tmp_path_factory.mktemp("exporting") / "runs", "it", model_folder)
+
+
+@pytest.fixture
+def run(made: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of it, to do with as one likes."""
+    shutil.copytree(made.path, tmp_path / "runs" / "it")
+    copy = RunDir(tmp_path / "runs" / "it")
+    record = json.loads(copy.status_file.read_text())
+    copy.write_json("status.json", {**record, "dir": None})
+    return copy

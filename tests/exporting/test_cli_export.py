@@ -1,0 +1,114 @@
+"""`grpo-kit export` and `Run.export`: what is asked of the process that exports, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kit import cli
+from kit.config import load_config
+from kit.errors import RunError
+from kit.exporting import face
+from kit.run import Run
+from kit.runs.child import DONE, STOPPED, Outcome
+from kit.runs.store import RunDir, RunStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    folder = RunStore(tmp_path / "runs").create("it")
+    folder.write_text("config.yaml", load_config("quickstart").to_yaml())
+    for name in ("adapter/adapter_config.json", "checkpoint-30/trainer_state.json"):
+        folder.write_text(name, "{}")
+    folder.write_status("finished", step=60)
+    return folder
+
+
+@pytest.fixture
+def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests that were made; each ends with a verification, good or bad as `faults` of the test says."""
+    requests: list[dict[str, Any]] = []
+
+    def call(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
+        requests.append({"module": module, "quiet": quiet, **request})
+        faults = ["the chat template is not the one of training"] if request["seed"] == 13 else []
+        verdict = {"verified": not faults, "faults": faults}
+        run.write_json(f"export/{request['format']}.json", {"path": "there", "verification": verdict})
+        return Outcome(DONE)
+
+    monkeypatch.setattr(face, "call", call)
+    return requests
+
+
+def export(run: RunDir, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, ["export", "it", "--root", str(run.path.parent), *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_what_was_asked_reaches_the_process(run: RunDir, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    export(run, "--to", "merged_4bit", "--checkpoint", "30", "--out", str(tmp_path / "x"), "--prompts", "4", "--force")
+    (request,) = asked
+    wanted = {
+        "module": "kit.exporting.job", "format": "merged-4bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
+        "force": True, "verify": True, "quiet": False, "run_dir": str(run.path.resolve()),
+    }  # fmt: skip
+    assert wanted.items() <= request.items()
+
+
+def test_python_says_the_same_in_either_spelling(run: RunDir, asked: list[dict[str, Any]]) -> None:
+    handle = Run("it", run.path.parent)
+    assert handle.export("merged_16bit")["path"] == handle.export("merged-16bit", progress=True)["path"] == "there"
+    assert [(request["format"], request["quiet"]) for request in asked] == [
+        ("merged-16bit", True),
+        ("merged-16bit", False),
+    ]
+
+
+def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str, Any]]) -> None:
+    output = export(run, "--to", "adapter", "--seed", "13", code=1)
+    assert "not verified: there is not what was trained: the chat template" in output
+    assert json.loads(export(run, "--to", "adapter", "--seed", "13", "--json", code=1))["path"] == "there"
+    with pytest.raises(face.NotVerified) as failure:
+        Run("it", run.path.parent).export("adapter", seed=13)
+    assert failure.value.result["verification"]["verified"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--to", "onnx"], "There is no format 'onnx'"),
+        (["--to", "adapter", "--checkpoint", "40"], "Its checkpoints: 30"),
+        (["--to", "adapter", "--checkpoint", "../../x"], "Its checkpoints: 30"),
+        (["--to", "gguf", "--quantization", "q4_k_x"], "Did you mean"),
+        (["--to", "merged-16bit", "--dtype", "int8"], "none of auto, float16"),
+        (["--to", "hub"], "OWNER/NAME"),
+        (["--to", "hub", "--push", "ollama", "--repo", "a/b"], "cannot hold 'ollama'"),
+        (["--to", "adapter", "--out", "RUN/adapter"], "within the run's own files"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once(
+    run: RunDir, asked: list[dict[str, Any]], arguments: list[str], words: str
+) -> None:
+    arguments = [each.replace("RUN", str(run.path)) for each in arguments]
+    assert words in " ".join(export(run, *arguments, code=2).split())
+    assert asked == []
+
+
+def test_an_export_that_is_there_is_kept(run: RunDir, asked: list[dict[str, Any]]) -> None:
+    run.write_text("export/adapter/adapter_config.json", "{}")
+    assert "--force" in export(run, "--to", "adapter", code=2)
+    assert asked == []
+
+
+def test_a_stopped_export_is_no_result_though_an_earlier_one_is_filed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_json("export/adapter.json", {"stale": True})
+    monkeypatch.setattr(face, "call", lambda *_, **__: Outcome(STOPPED))
+    with pytest.raises(RunError, match="was stopped"):
+        Run("it", run.path.parent).export("adapter")

@@ -1,0 +1,107 @@
+"""GGUF: which tools are taken, what is said where they lack, and a file read back."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kit.errors import EnvironmentUnsupported, ModelError, RunError
+from kit.exporting import gguf
+from kit.exporting.gguf import CONVERTER, QUANTIZER, Tools, convert, find_tools
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No llama.cpp but what a test puts somewhere."""
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name in gguf.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_what_is_missing_is_named_with_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnsupported, match=r"convert_hf_to_gguf\.py.*git clone.*GRPO_KIT_LLAMA_CPP"):
+        find_tools("q8_0")
+    put(tmp_path / "llama.cpp" / CONVERTER)
+    with pytest.raises(EnvironmentUnsupported, match=r"llama-quantize.*--quantization q8_0"):
+        find_tools("q4_k_m")
+    with pytest.raises(EnvironmentUnsupported, match="there is no such folder"):
+        find_tools("q8_0", str(tmp_path / "none"))
+    assert find_tools("q8_0").quantizer is None
+
+
+def test_an_option_goes_before_the_environment_and_that_before_the_usual_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, named, given = (tmp_path / name for name in ("llama.cpp", "named", "given"))
+    for folder in (usual, named, given):
+        put(folder / CONVERTER)
+        put(folder / "build" / "bin" / QUANTIZER)
+    assert find_tools("q4_k_m").converter == usual / CONVERTER
+    monkeypatch.setenv("GRPO_KIT_LLAMA_CPP", str(named))
+    assert find_tools("q4_k_m").quantizer == named / "build" / "bin" / QUANTIZER
+    assert find_tools("q4_k_m", str(given)).converter == given / CONVERTER
+
+
+def test_tools_on_the_path_are_found(tmp_path: Path) -> None:
+    put(tmp_path / "path" / CONVERTER)
+    put(tmp_path / "path" / QUANTIZER)
+    assert find_tools("q4_k_m").quantizer == tmp_path / "path" / QUANTIZER
+
+
+def test_unsloth_is_asked_only_where_there_is_no_converter(tmp_path: Path) -> None:
+    assert find_tools("q4_k_m", unsloth=True) == Tools(None, None, unsloth=True)
+    put(tmp_path / "llama.cpp" / CONVERTER)
+    assert find_tools("q8_0", unsloth=True).unsloth is False
+
+
+FAKE = """
+import sys
+sys.stderr.write({said!r})
+if {writes}:
+    open(sys.argv[sys.argv.index("--outfile") + 1], "w").write(" ".join(sys.argv[1:]))
+sys.exit({code})
+"""
+
+
+def test_the_file_is_converted_to_16_bits_and_then_quantised(tmp_path: Path) -> None:
+    converter = put(tmp_path / CONVERTER, FAKE.format(said="", writes=True, code=0))
+    quantizer = put(tmp_path / QUANTIZER, '#!/bin/sh\necho "$3" > "$2"\n/bin/cat "$1" >> "$2"\n')
+    convert(Tools(converter, quantizer), tmp_path / "model", tmp_path / "it.gguf", "q4_k_m", "bfloat16", "it")
+    assert "Q4_K_M" in (tmp_path / "it.gguf").read_text()
+    assert "--outtype bf16" in (tmp_path / "it.gguf").read_text()
+    assert not (tmp_path / "unquantised.gguf").exists()
+    convert(Tools(converter, None), tmp_path / "model", tmp_path / "it.gguf", "q8_0", "bfloat16", "it")
+    assert "--outtype q8_0" in (tmp_path / "it.gguf").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "writes", "code", "kind", "words"),
+    [
+        ("NotImplementedError: BPE pre-tokenizer was not recognized", False, 1, ModelError, "does not know how"),
+        ("KeyError: no such tensor", False, 1, RunError, "exit code 1.*\n.*no such tensor"),
+        ("all well", False, 0, RunError, "failed with exit code 0"),
+    ],
+)
+def test_a_converter_that_fails_is_quoted(
+    tmp_path: Path, said: str, writes: bool, code: int, kind: type[Exception], words: str
+) -> None:
+    converter = put(tmp_path / CONVERTER, FAKE.format(said=said, writes=writes, code=code))
+    with pytest.raises(kind, match=words):
+        convert(Tools(converter, None), tmp_path / "model", tmp_path / "it.gguf", "q8_0", "float16", "it")
+
+
+def test_without_the_reader_a_verification_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentUnsupported, match="pip install gguf"):
+        gguf.check_reader()

@@ -1,0 +1,122 @@
+"""An export is whole or not there, whenever its process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError, RunError
+from kit.exporting import target as places
+from kit.exporting.formats import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from kit.exporting.target import staged, publish
+target = Path(sys.argv[1])
+with staged(target) as place:
+    (place / "model.safetensors").write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+    publish(place, target)
+"""
+
+
+def writer(target: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def test_a_killed_export_leaves_nothing_that_looks_whole_and_the_next_one_clears_up(tmp_path: Path) -> None:
+    target = tmp_path / "merged"
+    process = writer(target)
+    with pytest.raises(RunError, match="being written by another process"):
+        places.clean(target)
+    process.kill()
+    process.communicate()
+    assert not target.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [f".merged.partial-{process.pid}"]
+    with places.staged(target) as place:
+        (place / "model.safetensors").write_text("whole")
+        places.publish(place, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
+
+
+def test_an_interrupted_export_clears_up_behind_itself(tmp_path: Path) -> None:
+    process = writer(tmp_path / "merged")
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_export_is_replaced_as_a_whole_and_comes_back_where_the_process_died_in_between(tmp_path: Path) -> None:
+    target = tmp_path / "merged"
+    target.mkdir()
+    (target / "old").write_text("old")
+    with places.staged(target) as place:
+        (place / "new").write_text("new")
+        places.publish(place, target)
+    assert [path.name for path in target.iterdir()] == ["new"]
+    target.rename(tmp_path / f".merged.old-{os.getpid()}")  # as after the first of the two renames
+    places.clean(target)
+    assert [path.name for path in target.iterdir()] == ["new"]
+
+
+def test_a_place_that_is_taken_is_refused_unless_forced(tmp_path: Path) -> None:
+    places.check_free(tmp_path / "none", force=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--force"):
+        places.check_free(tmp_path, force=False)
+    places.check_free(tmp_path, force=True)
+    for wrong in ("file", "link"):
+        if wrong == "link":
+            (tmp_path / "link").symlink_to(tmp_path)
+        with pytest.raises(RunError, match="is no folder"):
+            places.check_free(tmp_path / wrong, force=True)
+
+
+def test_free_space_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "free_bytes", lambda path: 10**9)
+    places.check_space(tmp_path, 10**9)
+    with pytest.raises(RunError, match=r"2\.0 GB are needed"):
+        places.check_space(tmp_path, 2 * 10**9)
+
+
+def test_the_room_needed_counts_what_is_there_only_while_it_is_made() -> None:
+    model, adapter = 10**9, 10**7
+    needed = {name: bytes_needed(name, model, adapter) for name in ("adapter", "merged-16bit", "merged-4bit", "gguf")}
+    assert needed["adapter"] < 10**8
+    assert needed["merged-16bit"] > 2 * 10**9
+    assert needed["merged-4bit"] > needed["merged-16bit"] + 5 * 10**8
+    # 16-bit model, 16-bit GGUF, 4.9 bits a weight at last
+    assert needed["gguf"] > (2 + 2 + 0.6) * 10**9
+    assert bytes_needed("gguf", model, adapter, "f16") < needed["gguf"]
+
+
+def test_both_spellings_are_understood_and_others_corrected() -> None:
+    assert format_name("merged_16bit") == format_name(" Merged-16bit") == "merged-16bit"
+    assert quantization_name("Q4_K_M") == "q4_k_m"
+    with pytest.raises(ConfigError, match="Did you mean 'adapter'"):
+        format_name("adaptor")
+    with pytest.raises(ConfigError, match="There is no quantisation 'q9'"):
+        quantization_name("q9")
+
+
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+def test_every_quantisation_has_limits(name: str) -> None:
+    assert limits_of(name, "float32", base_in_4bit=False).mean > 0
+    bytes_needed("gguf", 10**6, 0, name)
+
+
+def test_limits_are_those_of_the_roughest_number_that_plays_a_part() -> None:
+    assert limits_of("float16", "float32", base_in_4bit=False) == LIMITS["float16"]
+    assert limits_of("float16", "bfloat16", base_in_4bit=False) == LIMITS["bfloat16"]
+    assert limits_of("q8_0", "float32", base_in_4bit=True) == LIMITS["nf4"]

@@ -1,0 +1,295 @@
+"""Exports of a run, read back by the libraries that people will read them with, and the defects that must be found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exporting_runs import make_run
+from safetensors.torch import load_file, save_file
+
+from kit.errors import ConfigError, ModelError, RunError
+from kit.exporting import job
+from kit.exporting.face import Wish, exports
+from kit.exporting.source import Source, open_source
+from kit.exporting.verify import Measured, measure, verify
+from kit.exporting.weights import choose_dtype, share_kept, updates
+from kit.runs.store import RunDir
+from kit.training.console import Reporter
+
+WEIGHTS = "model.safetensors"
+
+
+def export(run: RunDir, to: str, **options: Any) -> dict[str, Any]:
+    return job.export(run, Wish(to, **options).request(run), Reporter(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def merged(made: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merged export to spoil copies of."""
+    place = tmp_path_factory.mktemp("merged") / "good"
+    result = export(made, "merged_16bit", out=place, dtype="float16")
+    assert result["verification"]["faults"] == []
+    return place
+
+
+@pytest.fixture(scope="module")
+def adapter(made: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("adapter") / "good"
+    assert export(made, "adapter", out=place)["verification"]["verified"]
+    return place
+
+
+@pytest.fixture(scope="module")
+def source(made: RunDir) -> Source:
+    return open_source(made, None, None)[0]
+
+
+@pytest.fixture(scope="module")
+def measured(source: Source) -> Measured:
+    return measure(source, job._rows(source)[:8], 16)
+
+
+def test_a_merged_model_answers_as_base_and_adapter_do(made: RunDir, merged: Path, measured: Measured) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    ids = torch.tensor([measured.prompts[0]])
+    with torch.inference_mode():
+        said = model.generate(input_ids=ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert said == measured.answers.greedy[0]
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(made.adapter).chat_template
+    assert load_file(merged / WEIGHTS)["model.embed_tokens.weight"].dtype == torch.float16
+
+
+def test_what_came_of_it_is_filed_in_the_run(run: RunDir) -> None:
+    result = export(run, "adapter", prompts=3)
+    assert Path(result["path"]) == run.path / "export" / "adapter"
+    assert exports(run)["adapter"] == json.loads(json.dumps(result))
+    sizes = {each["name"]: each["bytes"] for each in result["files"]}
+    assert sizes["adapter_model.safetensors"] == (run.adapter / "adapter_model.safetensors").stat().st_size
+    assert {"README.md", "adapter_config.json", "tokenizer.json", "chat_template.jinja"} <= sizes.keys()
+    assert all(len(each["sha256"]) == 64 for each in result["files"])
+    assert result["verification"]["comparison"]["prompts"] == 3
+    event = run.events()[-1]
+    assert event["kind"] == "export"
+    assert (event["format"], event["step"], event["verified"]) == ("adapter", 2, True)
+    with pytest.raises(RunError, match="--force"):
+        export(run, "adapter")
+
+
+def test_four_bit_weights_say_what_they_lose(run: RunDir) -> None:
+    result = export(run, "merged-4bit", prompts=4)
+    assert result["stored"] == "nf4"
+    assert any("NF4 keeps 4 bits" in note for note in result["notes"])
+    assert result["verification"]["weights"]["largest_error"] > 0.05
+    assert not any("missing" in fault or "lost" in fault for fault in result["verification"]["faults"])
+
+
+def test_a_run_that_trained_all_weights_is_cast_and_has_no_adapter(model_folder: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", "full", model_folder, lora=False)
+    result = export(run, "merged-16bit", dtype="float16", prompts=4)
+    assert result["verification"]["faults"] == []
+    with pytest.raises(ConfigError, match="no adapter"):
+        export(run, "adapter")
+
+
+def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.exporting.weights as weights
+
+    monkeypatch.setattr(weights, "updates", lambda folder: {})  # as a merge that forgets the adapter
+    result = export(run, "merged-16bit", prompts=4, dtype="float16")
+    assert result["path"].endswith("merged-16bit.not-verified")
+    assert not (run.path / "export" / "merged-16bit").exists()
+    assert any("of what training did" in fault for fault in result["verification"]["faults"])
+
+
+def test_a_run_under_way_gives_its_last_whole_checkpoint(run: RunDir) -> None:
+    shutil.copytree(run.adapter, run.path / "checkpoint-1")
+    (run.path / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    run.write_status("running", step=2)
+    result = export(run, "adapter", prompts=2)
+    assert result["step"] == 1
+    assert "last whole checkpoint, step 1" in result["notes"][0]
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_still_exported(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = job._measure
+
+    def measuring(source: Source, *rest: Any) -> Measured:
+        shutil.rmtree(run.adapter)
+        return real(source, *rest)
+
+    monkeypatch.setattr(job, "_measure", measuring)
+    assert export(run, "adapter", prompts=2)["verification"]["verified"]
+
+
+def rewrite(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path, Source], None]:
+    def spoil(folder: Path, source: Source) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+    return spoil
+
+
+def forget_one_layer(folder: Path, source: Source) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors = load_file(folder / WEIGHTS)
+    tensors[name] = load_file(Path(source.base) / WEIGHTS)[name].half()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def forget_the_adapter(folder: Path, source: Source) -> None:
+    tensors = load_file(Path(source.base) / WEIGHTS)
+    save_file({name: value.half() for name, value in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+
+
+def cut_short(folder: Path, source: Source) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def damage_the_header(folder: Path, source: Source) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", 2**40) + data[8:])
+
+
+def other_end(folder: Path, source: Source) -> None:
+    change_json(folder / "generation_config.json", eos_token_id=source.tokenizer.convert_tokens_to_ids(">"))
+
+
+def change_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def other_template(folder: Path, source: Source) -> None:
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|im_start|>", "<|endoftext|>"))
+
+
+def other_tokenizer(folder: Path, source: Source) -> None:
+    path = folder / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    words = tree["model"]["vocab"]
+    words["1"], words["2"] = words["2"], words["1"]
+    path.write_text(json.dumps(tree))
+
+
+def untie(folder: Path, source: Source) -> None:
+    rewrite(lambda tensors: tensors.update({"lm_head.weight": torch.randn_like(tensors["model.embed_tokens.weight"])}))(
+        folder, source
+    )
+    change_json(folder / "config.json", tie_word_embeddings=False)
+
+
+DEFECTS: dict[str, tuple[Callable[[Path, Source], None], str]] = {
+    "one layer's update forgotten": (forget_one_layer, "q_proj.weight' is off by|holds .* of its update"),
+    "base without adapter": (forget_the_adapter, "of what training did"),
+    "cut short": (cut_short, "it was cut short"),
+    "damaged header": (damage_the_header, "header cannot be read"),
+    "no weights": (lambda folder, source: (folder / WEIGHTS).unlink(), "there are no weights"),
+    "not a number": (
+        rewrite(lambda tensors: tensors["model.norm.weight"].__setitem__(0, float("nan"))),
+        "not finite",
+    ),
+    "a tensor too few": (rewrite(lambda tensors: tensors.__delitem__("model.norm.weight") or None), "is missing"),
+    "a tensor too many": (rewrite(lambda tensors: tensors.update(ghost=torch.ones(2))), "'ghost' is not part of"),
+    "wrong end": (other_end, "completions end at the tokens"),
+    "chat template swapped": (other_template, "the chat template is not the one"),
+    "tokenizer swapped": (other_tokenizer, "splits .* otherwise|other token ids"),
+    "embeddings untied": (untie, "two matrices, and one in the source"),
+    "config of another shape": (
+        lambda folder, source: change_json(folder / "config.json", num_hidden_layers=2),
+        "cannot be loaded|is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found(name: str, merged: Path, source: Source, measured: Measured, tmp_path: Path) -> None:
+    spoil, words = DEFECTS[name]
+    folder = tmp_path / "spoilt"
+    shutil.copytree(merged, folder)
+    assert verify(source, measured, folder, "merged-16bit", "float16").faults == []
+    spoil(folder, source)
+    faults = verify(source, measured, folder, "merged-16bit", "float16").faults
+    assert any(re.search(words, fault) for fault in faults), faults
+
+
+def zero_update(folder: Path, source: Source) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file({name: torch.zeros_like(value) for name, value in load_file(path).items()}, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (zero_update, "is not what was trained"),
+        (lambda folder, source: change_json(folder / "adapter_config.json", lora_alpha=16), "log-probabilities differ"),
+        (
+            lambda folder, source: change_json(folder / "adapter_config.json", use_rslora=True),
+            "log-probabilities differ",
+        ),
+        (other_template, "the chat template"),
+    ],
+    ids=["no update", "scaling", "rslora", "template"],
+)
+def test_a_planted_defect_of_an_adapter_is_found(
+    spoil: Callable[[Path, Source], None], words: str, adapter: Path, source: Source, measured: Measured, tmp_path: Path
+) -> None:
+    folder = tmp_path / "spoilt"
+    shutil.copytree(adapter, folder)
+    spoil(folder, source)
+    faults = verify(source, measured, folder, "adapter", "float32").faults
+    assert any(words in fault for fault in faults), faults
+
+
+def test_updates_are_those_of_peft(source: Source) -> None:
+    model = source.load()
+    layer = model.base_model.model.model.layers[0].mlp.down_proj
+    found = updates(source.weights)["model.layers.0.mlp.down_proj.weight"]
+    torch.testing.assert_close(found, layer.get_delta_weight("default").detach(), rtol=1e-6, atol=1e-8)
+
+
+def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
+    base = torch.full((4, 4), 1.0)
+    # The step of bfloat16 at 1 is 2^-7: an update of 2^-9 rounds back to 1, one of 2^-7 is kept. float16's is 2^-10.
+    small, large = torch.full((4, 4), 2.0**-9), torch.full((4, 4), 2.0**-7)
+    assert share_kept(base, small, torch.bfloat16) == 0.0
+    assert share_kept(base, small, torch.float16) == 1.0
+    assert share_kept(base, large, torch.bfloat16) == 1.0
+    weights = {"w": base.to(torch.bfloat16)}
+    assert choose_dtype(None, weights, {"w": small}) == "float16"
+    assert choose_dtype(None, weights, {"w": large}) == "bfloat16"
+    assert choose_dtype(None, {"w": 1e5 * base.to(torch.bfloat16)}, {"w": small}) == "bfloat16"
+
+
+def test_a_base_that_is_quantised_is_not_merged_into(run: RunDir, model_folder: Path, tmp_path: Path) -> None:
+    base = tmp_path / "quantised"
+    shutil.copytree(model_folder, base)
+    change_json(base / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    config = run.config.read_text().replace(str(model_folder), str(base))
+    run.write_text("config.yaml", config)
+    with pytest.raises(ModelError, match="--base"):
+        open_source(run, None, None)
+    assert open_source(run, None, str(model_folder))[0].base == str(model_folder)
+
+
+def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) -> None:
+    text = (merged / "README.md").read_text()
+    front = text.split("---")[1]
+    assert "library_name: transformers" in front
+    assert "license" not in front
+    assert "base_model" not in front  # a folder of this machine is none
+    assert "| pass@1 | 0.250 (0.150 to 0.350) | 0.500 (0.400 to 0.600) |" in text
+    assert str(made.path.parent) not in text
+    assert "/tmp" not in text

@@ -1,0 +1,116 @@
+"""A GGUF file read back and held against its source. Written here as llama.cpp's converter writes a Qwen3, without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.exporting.source import Source, open_source
+from kit.exporting.verify import Measured, measure, verify
+from kit.runs.store import RunDir
+
+gguf = pytest.importorskip("gguf")
+
+
+def write(
+    source: Source, path: Path, spoil: Callable[[dict[str, Any], dict[str, Any]], None] = lambda *_: None
+) -> None:
+    """The merged model of `source` in float16; `spoil` may change header and tensors first."""
+    from kit.exporting.weights import merged
+
+    model, _ = merged(source, "float16")
+    config, tokenizer = model.config, source.tokenizer
+    words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
+    header = {
+        "rope": config.rope_parameters["rope_theta"], "template": tokenizer.chat_template, "end": tokenizer.eos_token_id,
+        "words": words + [f"[PAD{place}]" for place in range(len(words), config.vocab_size)],
+    }  # fmt: skip
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    tensors = {
+        names.get_name(name, try_suffixes=(".weight",)): value.numpy()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    spoil(header, tensors)
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(header["rope"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(header["words"])
+    writer.add_eos_token_id(header["end"])
+    writer.add_chat_template(header["template"])
+    for name, value in tensors.items():
+        writer.add_tensor(name, value.astype("float32") if value.ndim == 1 else value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def source(made: RunDir) -> Source:
+    return open_source(made, None, None)[0]
+
+
+@pytest.fixture(scope="module")
+def measured(source: Source) -> Measured:
+    from kit.exporting import job
+
+    return measure(source, job._rows(source)[:4], 16)
+
+
+def faults(source: Source, measured: Measured, path: Path) -> list[str]:
+    return verify(source, measured, path.parent, "gguf", "f16", path).faults
+
+
+def test_a_faithful_file_is_verified(source: Source, measured: Measured, tmp_path: Path) -> None:
+    write(source, tmp_path / "it.gguf")
+    assert faults(source, measured, tmp_path / "it.gguf") == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda header, tensors: header.update(end=0), "end token is 0"),
+        (lambda header, tensors: header.update(template="{{ messages }}"), "the chat template in the file"),
+        (lambda header, tensors: header.update(rope=5e5), "rope.freq_base is 500000"),
+        (lambda header, tensors: header["words"].reverse(), "tokens differ from training"),
+        (
+            lambda header, tensors: tensors.update({"blk.0.ffn_up.weight": tensors["blk.0.ffn_up.weight"] * 0}),
+            "is off by",
+        ),
+        (lambda header, tensors: tensors.__delitem__("blk.0.ffn_up.weight"), "cannot be loaded|is off by|is missing"),
+    ],
+    ids=["end", "template", "rope", "tokens", "zeroed", "missing"],
+)
+def test_a_planted_defect_is_found(
+    spoil: Callable[[dict[str, Any], dict[str, Any]], None],
+    words: str,
+    source: Source,
+    measured: Measured,
+    tmp_path: Path,
+) -> None:
+    import re
+
+    write(source, tmp_path / "it.gguf", spoil)
+    found = faults(source, measured, tmp_path / "it.gguf")
+    assert any(re.search(words, fault) for fault in found), found
+
+
+def test_a_file_cut_short_is_found(source: Source, measured: Measured, tmp_path: Path) -> None:
+    write(source, tmp_path / "it.gguf")
+    data = (tmp_path / "it.gguf").read_bytes()
+    (tmp_path / "it.gguf").write_bytes(data[: len(data) // 2])
+    assert any("cannot be loaded" in fault for fault in faults(source, measured, tmp_path / "it.gguf"))

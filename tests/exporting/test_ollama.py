@@ -1,0 +1,103 @@
+"""Chat templates taken apart for Ollama: what it will write is what the template writes, or the difference is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kit.config import load_config
+from kit.exporting.ollama import differences, go_template, modelfile, take_apart
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+)
+DATED = "{{ messages | length }}" + CHATML
+DEFAULT_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHATML
+)
+
+
+@pytest.fixture
+def tokenizer(model_folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+def with_template(tokenizer: Any, template: str) -> Any:
+    tokenizer.chat_template = template
+    tokenizer.bos_token = "<|endoftext|>"
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "wrong"),
+    [
+        (CHATML, []),
+        (LLAMA3, []),
+        (GEMMA, ["a system message, which the template does not take"]),
+        (MISTRAL, ["a system message, which the template does not take"]),
+        (DATED, ["several turns"]),
+        (DEFAULT_SYSTEM, []),
+    ],
+    ids=["chatml", "llama3", "gemma", "mistral", "counting", "default system"],
+)
+def test_what_can_be_expressed_is_exact_and_the_rest_is_named(tokenizer: Any, template: str, wrong: list[str]) -> None:
+    pieces = take_apart(with_template(tokenizer, template))
+    assert pieces is not None
+    assert differences(tokenizer, pieces) == wrong
+
+
+def test_the_template_in_ollamas_language(tokenizer: Any) -> None:
+    pieces = take_apart(with_template(tokenizer, CHATML))
+    assert pieces is not None
+    assert go_template(pieces) == (
+        "{{ range .Messages }}"
+        '{{ if eq .Role "system" }}<|im_start|>system\n{{ .Content }}<|im_end|>\n{{ end }}'
+        '{{ if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n{{ end }}'
+        '{{ if eq .Role "assistant" }}<|im_start|>assistant\n{{ .Content }}<|im_end|>\n{{ end }}'
+        "{{ end }}<|im_start|>assistant\n"
+    )
+
+
+def test_a_system_message_takes_the_place_of_the_templates_own(tokenizer: Any) -> None:
+    pieces = take_apart(with_template(tokenizer, DEFAULT_SYSTEM))
+    assert pieces is not None
+    assert go_template(pieces).startswith(
+        "{{ if not .System }}<|im_start|>system\nYou are helpful.<|im_end|>\n{{ end }}{{ range"
+    )
+
+
+def test_a_template_that_hides_what_was_asked_is_left_to_ollama(tokenizer: Any) -> None:
+    assert take_apart(with_template(tokenizer, "{{ 'always the same' }}")) is None
+    assert take_apart(with_template(tokenizer, "{{ raise_exception('never') }}")) is None
+
+
+def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
+    config = load_config("quickstart", ["generation.temperature=0.7", "data.system_prompt=Think."])
+    source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
+    text, notes = modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")
+    assert notes == []
+    lines = text.splitlines()
+    assert "FROM ./it-Q8_0.gguf" in lines
+    assert 'SYSTEM """Think."""' in lines
+    assert 'PARAMETER stop "<|im_end|>"' in lines
+    assert {"PARAMETER temperature 0.7", "PARAMETER top_p 1", "PARAMETER top_k 0", "PARAMETER min_p 0",
+            "PARAMETER repeat_penalty 1"} <= set(lines)  # fmt: skip
