@@ -1,0 +1,9 @@
+"""The web page: `python app.py [--host --port --root --auth --hooks --share]`, which is `grpo-kit ui`."""
+
+import sys
+
+from kit.cli import main
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "ui")
+    main()

@@ -1,0 +1,174 @@
+"""Warm children that answer questions about a configuration: see `kit.planning.workbench`.
+
+Two of them, so that a plan (which brings torch) does not make a score wait. One that does not answer in time is ended
+and started anew at the next question; one that has had nothing to do for a while is ended, too.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import kit.errors
+from kit.config import RunConfig
+from kit.errors import KitError, RunError
+from kit.runs.child import environment
+from kit.runs.process import kill_group
+
+MODULE = "kit.planning.workbench"
+SECONDS = 120.0
+"""An answer takes no longer, the first one's imports included."""
+IDLE_SECONDS = 600.0
+FRESH_SECONDS, PLANS_KEPT = 15.0, 16
+"""How long a plan stands, as free memory changes, and how many are kept."""
+LARGEST_ANSWER = 8 * 1024 * 1024
+HEAVY = frozenset({"lengths", "plan", "validate", "doctor"})
+"""Questions that bring torch or transformers."""
+
+
+class Bench:
+    """One child. Questions are asked one at a time; those that come meanwhile wait."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._idle: threading.Timer | None = None
+
+    def ask(self, request: Mapping[str, Any], seconds: float = SECONDS) -> Any:
+        """The answer. Raises the `KitError` that the child reports, `RunError` when it ends or takes too long."""
+        if not self._lock.acquire(timeout=seconds):
+            raise RunError("Another question is still being answered; try again in a moment.")
+        try:
+            return self._ask(request, seconds)
+        finally:
+            self._rest()
+            self._lock.release()
+
+    def _ask(self, request: Mapping[str, Any], seconds: float) -> Any:
+        process = self._alive()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, time.monotonic() + seconds)
+        except OSError as error:
+            self.close()
+            raise RunError(f"The process that answers has ended ({error}). Ask again: a new one is started.") from None
+        except RunError:
+            self.close()
+            raise
+        reply = json.loads(line)
+        if "error" in reply:
+            kind = getattr(kit.errors, reply["kind"], KitError)
+            raise (kind if isinstance(kind, type) and issubclass(kind, KitError) else KitError)(reply["error"])
+        if "crash" in reply:
+            raise RunError(f"That could not be answered: {reply['crash']}")
+        return reply["answer"]
+
+    def _line(self, process: subprocess.Popen[bytes], end: float) -> bytes:
+        assert process.stdout is not None
+        parts: list[bytes] = []
+        size = 0
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(process.stdout, selectors.EVENT_READ)
+            while not (parts and parts[-1].endswith(b"\n")):
+                left = end - time.monotonic()
+                if left <= 0 or not waiting.select(left):
+                    raise RunError("There was no answer in time, so the process was ended: a reward or a source hangs.")
+                part = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+                size += len(part)
+                if not part:
+                    raise RunError(
+                        "The process that answers has died, perhaps of memory. Ask for less, or look at the server's output."
+                    )
+                if size > LARGEST_ANSWER:
+                    raise RunError(f"The answer has more than {LARGEST_ANSWER // 1024**2} MiB. Ask for fewer rows.")
+                parts.append(part)
+        return b"".join(parts)
+
+    def _alive(self) -> subprocess.Popen[bytes]:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,
+            )
+        return self._process
+
+    def _rest(self) -> None:
+        self._idle = threading.Timer(IDLE_SECONDS, self._leave)
+        self._idle.daemon = True
+        self._idle.start()
+
+    def _leave(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Ends the child with whatever it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):
+            kill_group(process.pid)
+        with suppress(OSError):
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+class Benches:
+    """A light child and a heavy one."""
+
+    def __init__(self) -> None:
+        self._light, self._heavy = Bench(), Bench()
+        self._plans: OrderedDict[str, tuple[float, Any]] = OrderedDict()
+
+    def ask(self, question: str, config: RunConfig | None = None, *, seconds: float = SECONDS, **more: Any) -> Any:
+        """The answer to a question of `kit.planning.workbench.QUESTIONS`. Raises `KitError`."""
+        bench = self._heavy if question in HEAVY else self._light
+        tree = {} if config is None else config.model_dump(mode="json")
+        return bench.ask({"question": question, "config": tree, **more}, seconds)
+
+    def plan(self, config: RunConfig, name: str, given: Sequence[str]) -> Any:
+        """The memory plan, which several parts of a screen show at once; for a few seconds it is the same one."""
+        key = json.dumps([config.model_dump(mode="json"), name, list(given)], sort_keys=True)
+        at, known = self._plans.get(key, (0.0, None))
+        if known is None or time.monotonic() - at > FRESH_SECONDS:
+            known = self.ask("plan", config, name=name, given=list(given))
+            self._plans[key] = (time.monotonic(), known)
+            while len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        return known
+
+    def warm(self) -> None:
+        """Lets the light child import what reading rows needs, while the user still chooses a model."""
+
+        def work() -> None:
+            with suppress(KitError):
+                self.ask("warm")
+
+        threading.Thread(target=work, name="warm", daemon=True).start()
+
+    def close(self) -> None:
+        self._light.close()
+        self._heavy.close()

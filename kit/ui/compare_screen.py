@@ -1,0 +1,210 @@
+"""Compare: overlaid charts and what differs in configuration at once; scores, intervals and the verdict by a child process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+import yaml
+
+from kit.errors import KitError, RunError
+from kit.runs.files import to_json
+from kit.runs.store import RunDir
+from kit.ui import compare_view as view
+from kit.ui import markup as m
+from kit.ui.chart_view import charts
+from kit.ui.curves import Library, Numbers, pack, run_panels, steps_of
+from kit.ui.live import poll, stamp
+from kit.ui.run_files import flat
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+
+JOB = "kit.evaluation.compare_job"
+MOST_RUNS = 12
+METRICS = ("as the runs say", "greedy_accuracy", "greedy_reward", "pass@1")
+BUDGET = 90_000
+"""Characters of all curves together."""
+NOT_THE_METHOD = ("run.id", "run.root", "run.seed", "run.threads", "run.report_to", "run.save_completions", "run.save_every",
+                  "run.keep_checkpoints")  # fmt: skip
+
+
+def chosen_runs(site: Site, ids: Any) -> list[RunDir]:
+    """The runs of ids that a browser sent, each once. Raises `RunError`."""
+    named = [one for one in ids if isinstance(one, str)] if isinstance(ids, list) else []
+    if len(named) > MOST_RUNS:
+        raise RunError(f"{len(named)} runs are chosen; at most {MOST_RUNS} are compared at once.")
+    return [site.run(one) for one in dict.fromkeys(named)]
+
+
+def arms_of(runs: Sequence[RunDir], together: bool) -> list[list[RunDir]]:
+    """Runs by arm: with `together`, those whose configurations differ in nothing but the seed are one."""
+    if not together:
+        return [[run] for run in runs]
+    found: dict[str, list[RunDir]] = {}
+    for run in runs:
+        method = [pair for pair in configuration(run) if pair[0] not in NOT_THE_METHOD]
+        found.setdefault(json.dumps(method, sort_keys=True, default=str), []).append(run)
+    return list(found.values()) if len(found) > 1 else [[run] for run in runs]
+
+
+def arm_names(arms: Sequence[Sequence[RunDir]]) -> list[str]:
+    """`base` of base-s0 and base-s1; each name once."""
+    names: list[str] = []
+    for runs in arms:
+        stems = {re.sub(r"-(s|seed)?-?\d+$", "", run.id) for run in runs}
+        stem = min(stems) if len(stems) == 1 and len(runs) > 1 else runs[0].id
+        names.append(runs[0].id if stem in names else stem)
+    return names
+
+
+def configuration(run: RunDir) -> list[tuple[str, Any]]:
+    """(dotted key, value) of config.yaml; [] where it cannot be read."""
+    try:
+        found = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    return flat(found) if isinstance(found, dict) else []
+
+
+def overlaid(library: Library, arms: Sequence[Sequence[RunDir]], names: Sequence[str]) -> dict[str, Any]:
+    """The charts of all runs over one another, a colour an arm."""
+    panels: dict[str, dict[str, Any]] = {}
+    grids: list[Numbers] = []
+    for color, (runs, name) in enumerate(zip(arms, names, strict=True)):
+        for run in runs:
+            try:
+                columns = library.columns(run)
+            except RunError:
+                columns = {}
+            grids.append(steps_of(columns))
+            label = name if len(runs) == 1 else run.id
+            for panel in run_panels(columns, library.evaluations(run)):
+                _overlay(panels, panel, label, color, len(grids) - 1)
+    return pack(list(panels.values()), grids, budget=BUDGET)
+
+
+def _overlay(panels: dict[str, dict[str, Any]], panel: Mapping[str, Any], label: str, color: int, grid: int) -> None:
+    for one in panel["series"]:
+        alone = len(panel["series"]) == 1
+        title = (
+            panel["title"]
+            if alone or panel["title"].startswith("Held-out reward")
+            else f"{panel['title']}: {one['name']}"
+        )
+        target = panels.setdefault(title, {**panel, "title": title, "series": []})
+        series = {key: value for key, value in one.items() if key not in ("lo", "hi")}
+        target["series"].append(series | {"name": label, "color": color, "grid": grid})
+        target["label"] = str(panel["label"]).partition(",")[0].partition(":")[0] if "lo" in one else panel["label"]
+
+
+class Screen:
+    """`look` gives [seen, arms, charts, configuration, verdict, stop button]."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.library = site, Library(most=2 * MOST_RUNS)
+
+    def look(self, ids: Any, together: Any, key: Any, seen: Any) -> list[Any]:
+        known = seen if isinstance(seen, dict) else {}
+        try:
+            runs = chosen_runs(self.site, ids)
+        except KitError as problem:
+            runs, text = [], m.error(problem)
+        else:
+            text = ""
+        job = self.site.jobs.get(key)
+        files = [path for run in runs for path in (run.metrics_file, run.config, run.eval)]
+        now = {
+            "runs": stamp(files, ([run.id for run in runs], bool(together), text)),
+            "job": job.stamp if job else str(key),
+        }
+        if known == now:
+            return [gr.skip()] * 6
+        found: list[Any] = [now] + [gr.skip()] * 5
+        if known.get("runs") != now["runs"]:
+            found[1:4] = self._of(runs, together is not False, text)
+        if known.get("job") != now["job"]:
+            found[4], found[5] = view.progress(job), gr.Button(visible=job is not None and job.state == "running")
+        return found
+
+    def _of(self, runs: list[RunDir], together: bool, text: str) -> list[str]:
+        if text or len(runs) < 2:
+            return [text or view.few(len(self.site.store.list())), "", ""]
+        arms = arms_of(runs, together)
+        names = arm_names(arms)
+        packed = overlaid(self.library, arms, names)
+        statuses = {run.id: run.status()["state"] for run in runs}
+        return [
+            view.arms(names, [[run.id for run in of] for of in arms], statuses),
+            json.dumps(packed, separators=(",", ":")) if packed["panels"] else "",
+            view.differences(names, [dict(configuration(of[0])) for of in arms], NOT_THE_METHOD),
+        ]
+
+    def judge(self, ids: Any, together: Any, metric: Any, effect: Any) -> list[Any]:
+        """[key of the job, what stands in place of the verdict]."""
+        try:
+            runs = chosen_runs(self.site, ids)
+            if len(runs) < 2:
+                raise RunError("Choose two runs or more.")
+            arms = [[run.id for run in of] for of in arms_of(runs, together is not False)]
+            request = {
+                "runs": arms,
+                "root": str(self.site.settings.root),
+                "metric": metric if metric in METRICS[1:] else None,
+                "effect": float(effect) if isinstance(effect, (int, float)) and 0 < effect < 1e6 else None,
+            }
+            state = stamp([run.eval for run in runs] + [run.metrics_file for run in runs])
+            key = f"{JOB}:{hashlib.sha256(to_json([request, state]).encode()).hexdigest()[:16]}"
+            known = self.site.jobs.get(key)
+            if known is None or known.state != "done":
+                self.site.jobs.start(key, JOB, request)
+        except KitError as problem:
+            return ["", m.error(problem)]
+        return [key, gr.skip()]
+
+
+def build(site: Site, blocks: gr.Blocks) -> None:
+    """The screen."""
+    screen = Screen(site)
+    named, key, seen = run_box(), gr.State(""), gr.State({})
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    with gr.Row(elem_classes="tight"):
+        ids = gr.Dropdown(
+            [],
+            multiselect=True,
+            label="Runs, the one to compare with first",
+            allow_custom_value=True,
+            scale=5,
+            min_width=260,
+            elem_id="compare-runs",
+        )
+        metric = gr.Dropdown(list(METRICS), value=METRICS[0], label="Score that decides", scale=2, min_width=170)
+        effect = gr.Number(None, label="Difference that matters", info="optional, e.g. 0.02", scale=2, min_width=150)
+    together = gr.Checkbox(
+        True, label="Runs that differ in nothing but the seed are one arm", elem_id="compare-together"
+    )
+    with gr.Row(elem_classes="tight"):
+        judge = gr.Button("Which is better?", variant="primary", elem_id="compare-judge")
+        stop = gr.Button("Stop", variant="stop", visible=False)
+    arms, verdict = gr.HTML(elem_id="compare-arms"), gr.HTML(elem_id="compare-verdict")
+    with gr.Accordion("What differs in configuration", open=True):
+        differences = gr.HTML(elem_id="compare-config")
+    drawing = charts("compare-charts")
+    outputs = [seen, arms, drawing, differences, verdict, stop]
+    look: dict[str, Any] = {"fn": screen.look, "inputs": [ids, together, key, seen], "outputs": outputs} | quiet
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [ids], js=RUN_FROM_ADDRESS, **quiet).then(**look)
+    for one in (ids, together):
+        one.input(lambda: ["", ""], [], [key, verdict], **quiet).then(**look)
+    judge.click(screen.judge, [ids, together, metric, effect], [key, verdict], **quiet).then(**look)
+    stop.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
+    poll(look["fn"], look["inputs"], outputs)
+
+
+def _choices(site: Site, wanted: Any) -> Any:
+    try:
+        found = [run.id for run in site.store.list()]
+    except RunError:
+        found = []
+    return gr.Dropdown(choices=found, value=[wanted] if is_id(wanted) and wanted in found else [])

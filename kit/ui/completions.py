@@ -1,0 +1,270 @@
+"""Saved completions, read lazily: one file a step, the columns that are asked for, the latest few files kept.
+
+What goes over many steps works from the latest backwards within a time, and says how far it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kit.errors import RunError
+from kit.report.groups import split
+from kit.runs.store import RunDir
+
+NAME = re.compile(r"step-(\d{1,12})\.parquet")
+KEPT_FILES, KEPT_SUMMARIES = 24, 40_000
+SCAN_SECONDS = 1.5
+MOST_FOUND = 2000
+FAILED = ("error", "timeout", "infra")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Completions of one prompt of one step."""
+
+    step: int
+    place: int
+    rows: list[Row]
+
+    @property
+    def prompt(self) -> str:
+        return str(self.rows[0].get("prompt") or "")
+
+    @property
+    def totals(self) -> list[float]:
+        return [row["total"] for row in self.rows if row["total"] is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.totals) / len(self.totals) if self.totals else None
+
+    @property
+    def spread(self) -> float:
+        return max(self.totals) - min(self.totals) if self.totals else 0.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What became of one prompt at one step."""
+
+    step: int
+    place: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    tokens: float
+    cut: int
+    size: int
+
+
+@dataclass
+class Scan:
+    """How far a look at many steps came: `reached` is the earliest step that was read, None when all were."""
+
+    read: int = 0
+    steps: int = 0
+    reached: int | None = None
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        return self.reached is None
+
+
+def key_of(prompt: str) -> str:
+    """A short name of a prompt, for addresses and buttons."""
+    return hashlib.blake2s(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def components(row: Mapping[str, Any]) -> list[str]:
+    """Names of the reward's components, in their order."""
+    names = [key.removeprefix("reward/") for key in row if key.startswith("reward/") and key.count("/") == 1]
+    return [name for name in names if not isinstance(row[f"reward/{name}"], str)]
+
+
+class Batches:
+    """The completions of runs. Shared by all browsers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listed: OrderedDict[Path, tuple[int, list[tuple[int, Path]]]] = OrderedDict()
+        self._files: OrderedDict[tuple[Path, int, int], list[Row]] = OrderedDict()
+        self._summaries: OrderedDict[tuple[Path, int], list[tuple[str, Moment]]] = OrderedDict()
+
+    def steps(self, run: RunDir) -> list[tuple[int, Path]]:
+        """(step, file) in the order of steps."""
+        try:
+            changed = run.completions.stat().st_mtime_ns
+        except OSError:
+            return []
+        with self._lock:
+            known = self._listed.get(run.completions)
+        if known is not None and known[0] == changed:
+            return known[1]
+        found = sorted(
+            (int(match[1]), path) for path in run.completions.iterdir() if (match := NAME.fullmatch(path.name))
+        )
+        with self._lock:
+            self._listed[run.completions] = (changed, found)
+            while len(self._listed) > 8:
+                self._listed.popitem(last=False)
+        return found
+
+    def rows(self, run: RunDir, path: Path) -> list[Row]:
+        """All rows of a file, each with its `total`, `group` and `place`. Raises `RunError` when it cannot be read."""
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise RunError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        key = (path, stat.st_mtime_ns, stat.st_size)
+        with self._lock:
+            known = self._files.get(key)
+            if known is not None:
+                self._files.move_to_end(key)
+                return known
+        table = prepared(read(path), _weights(run), _group_size(run))
+        with self._lock:
+            self._files[key] = table
+            while len(self._files) > KEPT_FILES:
+                self._files.popitem(last=False)
+        return table
+
+    def groups(self, run: RunDir, path: Path) -> list[Group]:
+        """The rows of a file by prompt."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows(run, path):
+            found.setdefault(row["group"], []).append(row)
+        return [Group(int(rows[0].get("step") or 0), place, rows) for place, rows in found.items()]
+
+    def search(self, run: RunDir, wanted: Callable[[Row], bool], before: int | None = None) -> tuple[list[Row], Scan]:
+        """Rows of all steps (those earlier than `before`) that are wanted, the latest steps first, as far as time lets."""
+        files = [pair for pair in reversed(self.steps(run)) if before is None or pair[0] < before]
+        found: list[Row] = []
+        scan = Scan(steps=len(files))
+        for step, path in within(files):
+            try:
+                found += [row for row in self.rows(run, path) if wanted(row)]
+            except RunError as error:
+                scan.broken.append(str(error))
+            scan.read += 1
+            if len(found) >= MOST_FOUND:
+                break
+            scan.reached = step
+        if scan.read >= scan.steps and len(found) < MOST_FOUND:
+            scan.reached = None
+        elif scan.read and len(found) >= MOST_FOUND:
+            scan.reached = files[scan.read - 1][0]
+        return found[:MOST_FOUND], scan
+
+    def course(self, run: RunDir, prompt_key: str) -> tuple[list[Moment], Scan]:
+        """What became of one prompt, by step, as far as time lets; files once summed up cost nothing again."""
+        files = list(reversed(self.steps(run)))
+        scan, found = Scan(steps=len(files)), []
+        for step, path in within(files):
+            try:
+                found += [moment for key, moment in self._summary(run, path) if key == prompt_key]
+            except RunError as error:
+                scan.broken.append(str(error))
+            scan.read, scan.reached = scan.read + 1, step
+        if scan.read >= scan.steps:
+            scan.reached = None
+        return sorted(found, key=lambda moment: (moment.step, moment.place)), scan
+
+    def _summary(self, run: RunDir, path: Path) -> list[tuple[str, Moment]]:
+        try:
+            key = (path, path.stat().st_mtime_ns)
+        except OSError as error:
+            raise RunError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        with self._lock:
+            known = self._summaries.get(key)
+        if known is None:
+            table = prepared(read(path, lambda name: name != "completion"), _weights(run), _group_size(run))
+            by_place: dict[int, list[Row]] = {}
+            for row in table:
+                by_place.setdefault(row["group"], []).append(row)
+            known = [_moment(place, rows) for place, rows in by_place.items()]
+            with self._lock:
+                self._summaries[key] = known
+                while len(self._summaries) > KEPT_SUMMARIES:
+                    self._summaries.popitem(last=False)
+        return known
+
+
+def within(files: Sequence[tuple[int, Path]], seconds: float | None = None) -> Iterator[tuple[int, Path]]:
+    """The files until the time is over; one at least."""
+    end = time.monotonic() + (SCAN_SECONDS if seconds is None else seconds)
+    for number, pair in enumerate(files):
+        if number and time.monotonic() > end:
+            return
+        yield pair
+
+
+def _moment(place: int, rows: list[Row]) -> tuple[str, Moment]:
+    totals = [row["total"] for row in rows if row["total"] is not None]
+    tokens = [row["tokens"] for row in rows if isinstance(row.get("tokens"), int)]
+    cut = sum(row.get("finish_reason") == "length" for row in rows)
+    step = int(rows[0].get("step") or 0)
+    mean = sum(totals) / len(totals) if totals else None
+    low, high = (min(totals), max(totals)) if totals else (None, None)
+    return key_of(str(rows[0].get("prompt") or "")), Moment(
+        step, place, mean, low, high, sum(tokens) / max(1, len(tokens)), cut, len(rows)
+    )
+
+
+def read(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> list[Row]:
+    """The wanted columns of a file. Raises `RunError` when it cannot be read."""
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if wanted(name)]
+            table: list[Row] = file.read(columns=names, use_threads=False).to_pylist()
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise RunError(f"{path.name} cannot be read: {error}") from None
+    return table
+
+
+def prepared(table: list[Row], weights: Sequence[float], size: int) -> list[Row]:
+    """Rows with their weighted reward, None where nothing applied, and their group's number."""
+    names = components(table[0]) if table else []
+    factors = list(weights) if len(weights) == len(names) else [1.0] * len(names)
+    for number, rows in enumerate(split(table, size)):
+        for place, row in enumerate(rows):
+            values = [
+                factor * value
+                for name, factor in zip(names, factors, strict=True)
+                if isinstance(value := row.get(f"reward/{name}"), (int, float))
+            ]
+            row |= {"total": sum(values) if values else None, "group": number, "place": place}
+    return table
+
+
+def failed(row: Row) -> bool:
+    """Whether a component of the row's reward could not be computed."""
+    return any(value in FAILED for key, value in row.items() if key.endswith("/status"))
+
+
+def _weights(run: RunDir) -> list[float]:
+    try:
+        found = json.loads(run.env.read_text(encoding="utf-8"))["trainer_arguments"]["reward_weights"]
+        return [float(one) for one in found]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _group_size(run: RunDir) -> int:
+    try:
+        match = re.search(r"^\s+num_generations:\s*(\d{1,6})\s*$", run.config.read_text(encoding="utf-8"), re.M)
+    except (OSError, ValueError):
+        return 0
+    return int(match[1]) if match else 0

@@ -1,0 +1,172 @@
+"""What is being put together on the page: a preset's name and what was changed in it. All else follows from that.
+
+The browser keeps the draft (it outlives the server and a reload) and sends it with every click, so that it may hold
+anything; `Draft.read` takes it to pieces, and `Draft.config` validates and guards it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from kit.config import RunConfig, load_config, preset_names
+from kit.errors import ConfigError
+from kit.loading import apply_override, parse_yaml
+from kit.runs.files import to_json
+from kit.ui import guard
+from kit.ui.settings import Settings
+
+KEY = re.compile(r"[a-z_]{1,40}(?:\.[A-Za-z0-9_@-]{1,60}){1,6}")
+MOST_CHANGES, LONGEST_CHANGE, LONGEST_YAML, DEEPEST = 200, 20_000, 100_000, 12
+FIRST = "quickstart"
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """`changes` by dotted key, in the order in which they were made; a change of a whole section comes first."""
+
+    preset: str = FIRST
+    changes: dict[str, Any] = field(default_factory=dict)
+    trusted: str | None = None
+
+    @classmethod
+    def read(cls, value: Any) -> Draft:
+        """From what a browser sent. Raises `ConfigError` for what no page of this kit sends."""
+        if value is None:
+            return cls()
+        if not isinstance(value, Mapping):
+            raise ConfigError("The draft of this page cannot be read; press 'Start over'.")
+        preset, changes, trusted = value.get("preset", FIRST), value.get("changes", {}), value.get("trusted")
+        if preset not in preset_names():
+            raise ConfigError(f"There is no preset '{str(preset)[:60]}'. Presets: {', '.join(preset_names())}.")
+        if not isinstance(changes, Mapping) or len(changes) > MOST_CHANGES:
+            raise ConfigError(f"Expected at most {MOST_CHANGES} changes by key.")
+        for key, change in changes.items():
+            if not isinstance(key, str) or not KEY.fullmatch(key):
+                raise ConfigError(f"'{str(key)[:60]}' is no key of the configuration.")
+            if deeper(change, DEEPEST):
+                raise ConfigError(f"{key}: nested deeper than {DEEPEST} levels.")
+            if len(json.dumps(change, default=str)) > LONGEST_CHANGE:
+                raise ConfigError(f"{key}: longer than {LONGEST_CHANGE} letters.")
+        return cls(preset, dict(changes), trusted if isinstance(trusted, str) else None)
+
+    def as_dict(self) -> Tree:
+        """Plain, for the browser to keep."""
+        return {"preset": self.preset, "changes": self.changes, "trusted": self.trusted}
+
+    def change(self, key: str, value: Any) -> Draft:
+        """With one key set; a value that the preset has anyway is no change."""
+        below = {name: old for name, old in self.changes.items() if name != key and not name.startswith(f"{key}.")}
+        if lookup(replace(self, changes=below).tree(), key) == value:
+            return replace(self, changes=below)
+        return replace(self, changes={**below, key: value})
+
+    def tree(self) -> Tree:
+        """All values, changes included, not validated: what the form shows while something is wrong."""
+        tree: Tree = load_config(self.preset).model_dump(mode="json")
+        for override in self.overrides():
+            apply_override(tree, override)
+        return tree
+
+    def apply(self, given: list[str]) -> Draft:
+        """With overrides of the command line's form, such as plan and doctor suggest."""
+        draft = self
+        for override in given:
+            tree: Tree = {}
+            apply_override(tree, override)
+            key = override.partition("=")[0].strip()
+            draft = draft.change(key, lookup(tree, key))
+        return draft
+
+    def overrides(self) -> list[str]:
+        """`section.key=value`, as the command line takes them."""
+        return overrides(self.changes)
+
+    def config(self, settings: Settings) -> RunConfig:
+        """The configuration, validated and guarded. Raises `ConfigError`."""
+        if any(key.startswith("run.root") for key in self.changes):
+            raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start it with --root for others.")
+        rooted = [] if str(settings.root) == "runs" else [f"run.root={to_json(str(settings.root))}"]
+        config = load_config(self.preset, [*self.overrides(), *rooted])
+        guard.check(config, settings, self.trusted)
+        return config
+
+    def command(self, settings: Settings, verb: str = "train") -> str:
+        """The command that does the same, for a POSIX shell."""
+        given = self.overrides()
+        if str(settings.root) != "runs":
+            given = [*given, f"run.root={to_json(str(settings.root))}"]
+        return " ".join(["grpo-kit", verb, self.preset, *(f"-o {shlex.quote(one)}" for one in given)])
+
+
+def overrides(changes: Mapping[str, Any]) -> list[str]:
+    """`section.key=value`; JSON is YAML, so that a value comes back as it was."""
+    return [f"{key}={_UNSAFE.sub(_escape, json.dumps(value, ensure_ascii=False))}" for key, value in changes.items()]
+
+
+_UNSAFE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""What YAML refuses or takes for the end of a line, and what no shell passes on."""
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def lookup(tree: Any, key: str) -> Any:
+    """What stands at a dotted key; None where nothing does."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def from_yaml(text: str, settings: Settings) -> Draft:
+    """A draft that amounts to this YAML: the quickstart preset, and every leaf that differs. Raises `ConfigError`."""
+    if len(text) > LONGEST_YAML:
+        raise ConfigError(f"A configuration has at most {LONGEST_YAML} letters here.")
+    refuse_aliases(text)
+    tree = parse_yaml(text)
+    wanted = load_config(tree).model_dump(mode="json")
+    base = load_config(FIRST).model_dump(mode="json")
+    draft = Draft(FIRST, dict(differences(base, wanted)))
+    draft.config(settings)
+    return draft
+
+
+def refuse_aliases(text: str) -> None:
+    """Raises `ConfigError` for YAML with anchors: a few lines of them can stand for gigabytes."""
+    try:
+        marked = any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text))
+    except (yaml.YAMLError, RecursionError):
+        return  # whoever parses it will say so
+    if marked:
+        raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings are nested deeper than so many levels."""
+    if not isinstance(value, (list, Mapping)):
+        return False
+    return levels == 0 or any(
+        deeper(one, levels - 1) for one in (value.values() if isinstance(value, Mapping) else value)
+    )
+
+
+def differences(base: Tree, wanted: Tree, prefix: str = "") -> list[tuple[str, Any]]:
+    """(key, value) of every leaf of `wanted` that differs. Sections are entered where both sides have the same keys."""
+    found: list[tuple[str, Any]] = []
+    for name, value in wanted.items():
+        key, old = f"{prefix}{name}", base.get(name)
+        if value == old:
+            continue
+        if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
+            found += differences(old, value, f"{key}.")
+        else:
+            found.append((key, value))
+    return found

@@ -1,0 +1,225 @@
+"""Export: a format, its size, progress by a child process, what the verification found, and the files to download."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import Any
+
+import gradio as gr
+
+from kit.config import load_config
+from kit.errors import ConfigError, KitError, RunError
+from kit.exporting.face import exports
+from kit.exporting.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
+from kit.runs.store import RunDir
+from kit.ui import export_view as view
+from kit.ui import markup as m
+from kit.ui.live import poll, stamp
+from kit.ui.run_files import whole
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+
+JOB = "kit.exporting.asked"
+RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
+STEP = re.compile(r"step (\d{1,12})")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+QUANTISED = ("gguf", "ollama")
+MOST_EXPORTS = 200
+
+
+def weights(run: RunDir) -> list[str]:
+    """What can be exported of a run, best first."""
+    steps = [path for path in run.checkpoints if whole(path)]
+    found = [RESULT] if run.adapter.is_dir() else []
+    found += [BEST] if (run.path / "best.json").is_file() else []
+    found += [LAST] if steps else []
+    return found + [f"step {int(path.name.partition('-')[2])}" for path in reversed(steps)]
+
+
+def checkpoint_of(value: Any) -> str | None:
+    """The checkpoint that a choice means. Raises `ConfigError` for a text that is none of the choices."""
+    if value in (RESULT, None, ""):
+        return None
+    if value in (BEST, LAST):
+        return "best" if value == BEST else "last"
+    match = STEP.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError("Choose which weights to export from the list.")
+    return match[1]
+
+
+def wish_of(kind: Any, which: Any, quantization: Any, repo: Any, private: Any, push: Any, force: Any) -> dict[str, Any]:
+    """What a browser asks for, looked at one by one: no folder, no program and no base model can be named from a page.
+
+    Raises `ConfigError`.
+    """
+    if kind not in FORMATS:
+        raise ConfigError(f"There is no such format. Known: {', '.join(FORMATS)}.")
+    if kind == "hub" and not (isinstance(repo, str) and REPOSITORY.fullmatch(repo.strip())):
+        raise ConfigError("Name the repository as OWNER/NAME: letters, digits, '.', '_' and '-'.")
+    if kind in QUANTISED and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"There is no such quantisation. Known: {', '.join(QUANTIZATIONS)}.")
+    return {
+        "format": kind,
+        "checkpoint": checkpoint_of(which),
+        "force": force is True,
+        "quantization": quantization if kind in QUANTISED else "q4_k_m",
+        "repo": repo.strip() if kind == "hub" else None,
+        "private": private is not False,
+        "push": push if push in PUSHED else "adapter",
+    }
+
+
+class Screen:
+    """`look` gives [seen, notice, progress, results, stop]."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def key(self, run: RunDir, kind: Any) -> str:
+        return f"{JOB}:{run.path.resolve()}:{kind}"
+
+    def look(self, run_id: Any, kind: Any, seen: Any) -> list[Any]:
+        known = seen if isinstance(seen, dict) else {}
+        try:
+            if not run_id and self.site.store.list():
+                return [gr.skip()] * 5
+            run = self.site.run(run_id)
+        except KitError as problem:
+            now = {"problem": str(problem)}
+            text = view.no_runs() if not run_id else m.error(problem)
+            return [gr.skip()] * 5 if known == now else [now, text, "", "", gr.Button(visible=False)]
+        job = self.site.jobs.get(self.key(run, kind))
+        folder = run.path / "export"
+        state = (run.id, kind, run.status()["state"], job.stamp if job else "")
+        now = {"now": stamp([folder, run.adapter, *sorted(folder.glob("*.json"))[:MOST_EXPORTS]], state)}
+        if known == now:
+            return [gr.skip()] * 5
+        return [
+            now,
+            view.notice(run.status(), weights(run)),
+            view.progress(job),
+            view.results(run.id, exports(run)),
+            gr.Button(visible=job is not None and job.state == "running"),
+        ]
+
+    def choices(self, run_id: Any) -> Any:
+        try:
+            found = weights(self.site.run(run_id))
+        except KitError:
+            found = []
+        return gr.Dropdown(choices=found, value=found[0] if found else None)
+
+    def size(self, run_id: Any, kind: Any, quantization: Any) -> str:
+        """How much room it takes, and how much there is."""
+        try:
+            run = self.site.run(run_id)
+            if kind not in FORMATS or not run.config.is_file():
+                return ""
+            found = self.site.benches.ask("plan", load_config(run.config), name=run.id, given=[])
+        except KitError:
+            return ""
+        adapter = sum(path.stat().st_size for path in run.adapter.glob("*.safetensors"))
+        what = "adapter" if kind == "hub" else kind
+        taken = quantization if quantization in QUANTIZATIONS else "q4_k_m"
+        needed = bytes_needed(what, int(found["model"]["parameters"]), adapter, taken)
+        return view.size(needed, shutil.disk_usage(run.path).free)
+
+    def begin(self, run_id: Any, *asked: Any) -> list[Any]:
+        """[what is said, seen]."""
+        try:
+            run, wish = self.site.run(run_id), wish_of(*asked)
+            if not weights(run):
+                raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
+            self._check(run, wish)
+            self.site.jobs.start(self.key(run, wish["format"]), JOB, {"run_dir": str(run.path.resolve()), "wish": wish})
+        except KitError as problem:
+            return [m.error(problem), {}]
+        return ["", {}]
+
+    def _check(self, run: RunDir, wish: dict[str, Any]) -> None:
+        """Says at once what the child would say after a while. Raises `KitError`."""
+        from kit.exporting.face import Wish
+
+        Wish(**wish).request(run)
+
+    def stop(self, run_id: Any, kind: Any) -> None:
+        try:
+            self.site.jobs.stop(self.key(self.site.run(run_id), kind))
+        except KitError:
+            return
+
+
+def build(site: Site, blocks: gr.Blocks) -> None:
+    """The screen."""
+    screen = Screen(site)
+    named, seen = run_box(), gr.State({})
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    with gr.Row(elem_classes="tight"):
+        chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="export-run")
+        which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="export-weights")
+    notice = gr.HTML(elem_id="export-notice")
+    kind = gr.Radio(
+        [(f"{name}: {words}", name) for name, words in FORMATS.items()],
+        value="adapter",
+        label="Format",
+        elem_id="export-format",
+    )
+    quantization = gr.Dropdown(
+        QUANTIZATIONS, value="q4_k_m", label="Quantisation", visible=False, elem_id="export-quantization"
+    )
+    with gr.Group(visible=False) as hub:
+        gr.HTML(
+            m.page(
+                m.note(
+                    "The token is read from this server's environment (HF_TOKEN) and from nowhere else; it is never shown or "
+                    "written."
+                )
+            )
+        )
+        with gr.Row():
+            repo = gr.Textbox(label="Repository", placeholder="OWNER/NAME", max_length=200, scale=3)
+            push = gr.Dropdown(list(PUSHED), value="adapter", label="What it holds", scale=2)
+            private = gr.Checkbox(True, label="Private", scale=1)
+    size = gr.HTML(elem_id="export-size")
+    with gr.Row(elem_classes="tight"):
+        start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
+        force = gr.Checkbox(label="Replace an earlier export of this format", elem_id="export-force")
+        stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
+    said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
+    results = gr.HTML(elem_id="export-results")
+    outputs = [seen, notice, progress, results, stop]
+    look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | quiet
+    sized: dict[str, Any] = {"fn": screen.size, "inputs": [chosen, kind, quantization], "outputs": [size]}
+    slow: dict[str, Any] = {
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "trigger_mode": "always_last",
+        "concurrency_limit": 2,
+    }
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **quiet).then(
+        screen.choices, [chosen], [which], **quiet
+    ).then(**look).then(**sized, **slow)
+    chosen.input(screen.choices, [chosen], [which], **quiet).then(**look).then(**sized, **slow)
+    kind.input(_parts, [kind], [quantization, hub, said], **quiet).then(**look).then(**sized, **slow)
+    quantization.input(**sized, **slow)
+    start.click(
+        screen.begin, [chosen, kind, which, quantization, repo, private, push, force], [said, seen],
+        queue=False, api_visibility="private", trigger_mode="once",
+    ).then(**look)  # fmt: skip
+    stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")
+    poll(look["fn"], look["inputs"], outputs)
+
+
+def _parts(kind: Any) -> list[Any]:
+    return [gr.Dropdown(visible=kind in QUANTISED), gr.Group(visible=kind == "hub"), ""]
+
+
+def _choices(site: Site, wanted: Any) -> Any:
+    """Runs, those with weights first."""
+    try:
+        found = [(run.id, bool(run.adapter.is_dir() or run.checkpoints)) for run in site.store.list()]
+    except RunError:
+        found = []
+    ids = [name for name, ready in found if ready] + [name for name, ready in found if not ready]
+    return gr.Dropdown(choices=ids, value=wanted if is_id(wanted) else next(iter(ids), None))

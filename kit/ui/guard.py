@@ -1,0 +1,170 @@
+"""What a configuration that comes from a browser may say. Gradio's API posts whatever one likes; the page's own lists
+and boxes hold nobody back, so everything is looked at here, before it is planned, tried or started.
+
+No code: hooks and rewards by registered names, or functions of the files that the server was started with (--hooks).
+No files but those below the folder that the server was started in. No reward that is sent elsewhere, or unprotected.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import rewards
+from kit.config import EMBEDDED, RunConfig, load_config, preset_names
+from kit.errors import ConfigError
+from kit.objective.recipes import recipe_names
+from kit.registry import did_you_mean
+from kit.ui.settings import Settings, is_loopback
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+COMMAND_LINE_ONLY = {
+    "allow_unsafe": "it runs generated programs without a sandbox",
+    "api_key_env": "it sends a key of this machine's environment",
+    "cache": "it names a folder to write to",
+    "prelude": "it is code",
+    "root": "it names a folder to read from",
+}
+"""Parameters of reward presets that are not taken from a page."""
+FREE = (
+    "data.system_prompt",
+    "data.task_params",
+    "data.rename",
+    "data.prompt_column",
+    "data.reference_column",
+    "generation.vllm.regex",
+    "data.source",  # looked at below, as are the following
+    "model.name",
+    "model.chat_template",
+    "reward.params",
+    "run.root",
+)
+"""Keys whose texts mean nothing but themselves, or have a rule of their own."""
+
+
+def check(config: RunConfig, settings: Settings, trusted: str | None = None) -> None:
+    """Raises `ConfigError` for what is not taken from a page. `trusted` is the repository whose code the user confirmed."""
+    _check_names(config)
+    _check_texts(config, settings)
+    _check_files(config, settings)
+    _check_reward(config)
+    if config.model.trust_remote_code and trusted != config.model.name:
+        raise ConfigError(
+            f"model.trust_remote_code runs Python code of {config.model.name} with your rights. Read that repository's "
+            ".py files, then confirm it by its name in step 1."
+        )
+    if Path(config.run.root) != settings.root:
+        raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start the page with --root for others.")
+
+
+def _check_names(config: RunConfig) -> None:
+    for key, name in (("reward.preset", config.reward.preset), ("evaluation.checker", config.evaluation.checker)):
+        if name is not None and name not in rewards.names():
+            raise ConfigError(f"{key}: there is no '{name[:60]}'.{did_you_mean(name[:60], rewards.names())}")
+    if config.objective.recipe not in recipe_names():
+        raise ConfigError(
+            f"objective.recipe: there is no '{config.objective.recipe[:60]}'. There are: {', '.join(recipe_names())}."
+        )
+
+
+def _check_texts(config: RunConfig, settings: Settings) -> None:
+    """Every text but those that are looked at one by one, or are plain words: those of keys to come, too."""
+    for key, text in _leaves(config.model_dump(mode="json")):
+        if any(key == free or key.startswith(f"{free}.") for free in FREE):
+            continue
+        if key.endswith(("url", "host")):
+            if not is_loopback((urlsplit(text).hostname if "://" in text else text) or ""):
+                raise ConfigError(f"{key}: '{text[:200]}' is another machine. From the page only this one is asked; use the "
+                                  "command line for others.")  # fmt: skip
+        elif text in shipped():
+            continue
+        elif ":" in text or ".py" in text:
+            path, _, name = text.rpartition(":")
+            if not name.isidentifier() or not _among(path, settings):
+                raise ConfigError(
+                    f"{key}: '{text[:200]}': code is not taken from the page. Choose a registered name, or start the page "
+                    f"with --hooks FILE.py and name FILE.py:function. Files given: {_listed(settings)}."
+                )
+        elif text.startswith(("/", "~", "\\")) or ".." in text.split("/"):
+            raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
+
+
+@functools.cache
+def shipped() -> frozenset[str]:
+    """Functions and classes of this package that its own presets name."""
+    trees = [load_config(name).model_dump(mode="json", exclude={"reward"}) for name in preset_names()]
+    return frozenset(text for tree in trees for _, text in _leaves(tree) if text.startswith("kit.") and ":" in text)
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of every text, names of mappings included."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item, key)
+
+
+def _among(path: str, settings: Settings) -> bool:
+    wanted = _resolved(path, settings.folder)
+    return any(wanted == _resolved(str(file), settings.folder) for file in settings.hooks)
+
+
+def _listed(settings: Settings) -> str:
+    return ", ".join(map(str, settings.hooks)) or "none"
+
+
+def _check_files(config: RunConfig, settings: Settings) -> None:
+    if config.model.name != EMBEDDED:
+        _check_source("model.name", config.model.name, settings)
+    if not config.data.source.startswith("reasoning-gym:"):
+        _check_source("data.source", config.data.source, settings)
+    if config.model.chat_template is not None:
+        _check_below("model.chat_template", config.model.chat_template, settings)
+
+
+def _check_source(key: str, text: str, settings: Settings) -> None:
+    """A hub id, or something below the folder."""
+    path = Path(text)
+    if HUB_ID.fullmatch(text) and not path.is_absolute() and not (settings.folder / path).exists():
+        return
+    _check_below(key, text, settings)
+
+
+def _check_below(key: str, text: str, settings: Settings) -> None:
+    path = _resolved(text, settings.folder)
+    if path is None or text.startswith("~") or not path.is_relative_to(settings.folder.resolve()):
+        raise ConfigError(
+            f"{key}: '{text[:200]}' lies outside {settings.folder}. The page reads below the folder that it was started in; "
+            "start it in another, or use the command line."
+        )
+
+
+def _resolved(text: str, folder: Path) -> Path | None:
+    try:
+        return (folder / text).resolve()  # links followed; an absolute path stays one
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _check_reward(config: RunConfig) -> None:
+    for name, value in config.reward.params.items():
+        if name in COMMAND_LINE_ONLY:
+            raise ConfigError(f"reward.params.{name} is not taken from the page: {COMMAND_LINE_ONLY[name]}. "
+                              "Use a YAML file on the command line.")  # fmt: skip
+        if name == "base_url" and not is_loopback(urlsplit(str(value)).hostname or ""):
+            raise ConfigError(
+                f"reward.params.base_url: '{str(value)[:200]}' is another machine. From the page only services of this one "
+                "(http://127.0.0.1:PORT) are asked; use the command line for others."
+            )
+        for _, text in _leaves(value):
+            if text.startswith(("/", "~")) or ".." in text.split("/"):
+                raise ConfigError(f"reward.params.{name}: '{text[:200]}' is a path, and the page takes none.")

@@ -1,0 +1,182 @@
+"""Home: the machine, the run that is on, recent runs, and whether this machine is fit."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+
+from kit.errors import KitError, RunError
+from kit.runs.store import ALIVE, RunDir
+from kit.ui import markup as m
+from kit.ui.live import poll, stamp, unless_unchanged
+from kit.ui.machine import strip
+from kit.ui.site import Site, address, is_id
+
+RECENT = 20
+
+
+def build(site: Site, blocks: gr.Blocks) -> None:
+    """The screen."""
+    seen = gr.State("")
+    machine = gr.HTML(m.page(strip()))
+    active = gr.HTML(m.page(m.card(m.tag("p", "Reading the runs …", class_="dim"))))
+    with gr.Row(elem_classes="tight low"):
+        chosen = gr.Dropdown(label="Live run", choices=[], visible=False, interactive=True, scale=3)
+        stop = gr.Button(
+            "Stop & save", variant="stop", size="md", visible=False, scale=1, min_width=140, elem_id="home-stop"
+        )
+    said = gr.HTML()
+    recent = gr.HTML()
+    with gr.Accordion("Is this machine fit? (doctor)", open=False):
+        doctor = gr.Button("Check this machine", size="sm")
+        findings = gr.HTML(
+            m.empty("Not checked yet", "Python, packages, GPU, memory, disk, sandbox: about ten seconds.")
+        )
+
+    def tick(before: str) -> list[Any]:
+        return look(site, before)
+
+    outputs = [seen, active, recent, chosen, stop]
+    blocks.load(tick, [seen], outputs, queue=False, show_progress="hidden", api_visibility="private")
+    poll(tick, [seen], outputs)
+    poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
+    stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, api_visibility="private")
+    doctor.click(lambda: examine(site), [], [findings], api_visibility="private", concurrency_limit=1)
+
+
+def look(site: Site, before: Any) -> list[Any]:
+    """What has changed among the runs."""
+    try:
+        found = site.store.statuses()
+    except RunError as problem:
+        return [str(problem), m.error(problem), "", gr.skip(), gr.skip()]
+    live = [run for run, status in found if status["state"] in ALIVE]
+    files = [run.metrics_file for run in live] + [run.events_file for run in live]
+    now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
+    return unless_unchanged(now, before, lambda: _shown(found), 4)
+
+
+def _shown(found: list[tuple[RunDir, dict[str, Any]]]) -> tuple[Any, ...]:
+    live = [(run, status) for run, status in found if status["state"] in ALIVE]
+    names = [run.id for run, _ in live]
+    several = len(names) > 1
+    return (
+        m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(found)),
+        recent_table(found),
+        gr.Dropdown(choices=names, value=names[0] if names else None, visible=several),
+        gr.Button(visible=bool(live)),
+    )
+
+
+def _nothing_runs(any_runs: bool) -> str:
+    start = m.tag("a", "Start one", href="/new")
+    if any_runs:
+        return m.page(m.card(m.tag("div", m.tag("b", "Nothing is running.") + m.tag("span", start), class_="row")))
+    return m.empty(
+        "No runs yet",
+        Markup("{} on the tiny embedded model: no GPU and no download, a few minutes on this machine's CPU.").format(
+            start
+        ),
+    )
+
+
+def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
+    """The run that is on: state, phase, progress, time left, reward."""
+    step, total = status.get("step"), status.get("total_steps")
+    share = step / total if isinstance(step, int) and isinstance(total, int) and total else 0.0
+    facts = [
+        ("step", f"{m.number(step)} of {m.number(total)}"),
+        ("time left", m.duration(status.get("eta_seconds"))),
+        ("reward", m.number(last_reward(run))),
+        ("phase", phase(run, status)),
+    ]
+    head = m.tag(
+        "div",
+        m.tag("h2", m.tag("a", run.id, href=address("run", run.id))) + m.state_badge(status["state"]),
+        class_="spread",
+    )
+    reason = m.tag("p", status["reason"], class_="dim") if status.get("reason") else Markup("")
+    cells = m.join(m.tag("div", m.tag("small", name) + m.tag("div", value, class_="big")) for name, value in facts)
+    return m.card(
+        head,
+        reason,
+        m.bar(share, label=f"{share:.0%} done"),
+        m.tag("div", cells, class_="grid", style="margin-top:10px"),
+    )
+
+
+def phase(run: RunDir, status: dict[str, Any]) -> str:
+    """What the run is doing, by its last phase on record."""
+    if status["state"] in ("queued", "starting", "stopping"):
+        return str(status["state"])
+    with contextlib.suppress(KitError):
+        from kit.runs.files import read_last_lines
+
+        for event in read_last_lines(run.events_file):
+            if event.get("kind") == "phase":
+                return str(event.get("phase") or event.get("name") or "training")
+    return "training"
+
+
+def last_reward(run: RunDir) -> float | None:
+    """The last training reward, from the end of the metrics file."""
+    with contextlib.suppress(KitError):
+        for line in run.last_metrics():
+            if isinstance(reward := line.get("reward"), (int, float)):
+                return float(reward)
+    return None
+
+
+def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
+    """The latest runs, one a row."""
+    if not found:
+        return ""
+    rows = [
+        [
+            m.tag("a", run.id, href=address("run", run.id)),
+            m.state_badge(status["state"]),
+            f"{m.number(status.get('step'))}/{m.number(status.get('total_steps'))}",
+            m.number(last_reward(run)),
+            m.ago(status.get("started")),
+            status.get("reason") or "",
+        ]
+        for run, status in found[:RECENT]
+    ]
+    more = len(found) - RECENT
+    tail = m.tag("p", f"{more} earlier runs: grpo-kit ps --all", class_="dim") if more > 0 else Markup("")
+    head = ["run", "state", "step", "reward", "started", "why"]
+    return m.page(m.tag("h3", "Recent runs"), m.table(head, rows, numbers={2, 3}), tail)
+
+
+def ask_to_stop(site: Site, run_id: Any) -> str:
+    """Leaves the sentinel: the run finishes its step, saves and ends. Returns at once."""
+    from kit.runs.stopping import ask
+
+    if not is_id(run_id):
+        return m.error("Choose a run that is live.")
+    try:
+        run = site.run(run_id)
+        if run.status()["state"] not in ALIVE:
+            return m.page(m.note(f"{run_id} has ended already."))
+        ask(run)
+    except KitError as problem:
+        return m.error(problem)
+    return m.page(m.note(f"{run_id} finishes its step, saves a checkpoint and ends.", "ok"))
+
+
+def examine(site: Site) -> str:
+    """The doctor's findings, those to mend first."""
+    try:
+        found = site.benches.ask("doctor", seconds=120.0, root=str(site.settings.root))
+    except KitError as problem:
+        return m.error(problem)
+    order = {"fail": 0, "warn": 1, "ok": 2}
+    checks = sorted(found["checks"], key=lambda check: order.get(check["level"], 3))
+    rows = [[check["name"], m.badge(check["level"], check["level"]), check["seen"], check["fix"]] for check in checks]
+    verdict = "Something must be mended before a run can start." if found["failed"] else "Runs can start here."
+    return m.page(
+        m.note(verdict, "fail" if found["failed"] else "ok"), m.table(["check", "", "seen", "what to do"], rows)
+    )

@@ -1,0 +1,211 @@
+"""How the Reward Lab's results look."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+from kit.ui import markup as m
+
+LEVELS = {
+    "will learn": "ok",
+    "too easy": "warn",
+    "too hard": "fail",
+    "sample more": "warn",
+    "borderline": "warn",
+    "slow reward": "warn",
+}
+SHOWN_HACKS = 10
+RATES = {
+    "pass@1": "right at the first try (pass@1)",
+    "spread_share": "groups whose rewards differ: what GRPO learns from",
+    "zero_spread_share": "groups without a lesson",
+    "truncated_share": "cut at the token limit",
+    "format_share": "not in the asked format",
+    "failure_share": "reward failed",
+}
+
+
+def row(found: dict[str, Any]) -> str:
+    """A training row."""
+    reference = m.tag("p", m.tag("small", "reference ") + m.tag("code", found.get("reference") or "none"))
+    return m.page(
+        m.card(
+            m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
+        )
+    )
+
+
+def group(found: dict[str, Any], title: str = "") -> str:
+    """Completions of one row."""
+    return m.page(_group(found, title))
+
+
+def groups(found: list[dict[str, Any]]) -> str:
+    """Completions of several rows, each a group."""
+    alike = sum(not _spread(one) for one in found)
+    words = f"{len(found) - alike} of {len(found)} groups have rewards that differ, so that there is something to learn from."
+    head = m.note(words, "ok" if alike == 0 else "warn" if alike < len(found) else "fail")
+    return m.page(head, *(_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
+
+
+def _spread(found: dict[str, Any]) -> bool:
+    known = [item["total"] for item in found["items"] if item["total"] is not None]
+    return bool(known) and max(known) - min(known) > 1e-9
+
+
+def _group(found: dict[str, Any], title: str) -> Markup:
+    weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
+    if len(found["items"]) < 2:
+        verdict = Markup("")
+    elif _spread(found):
+        verdict = m.badge("rewards differ: this group teaches", "ok")
+    else:
+        verdict = m.badge("all alike: no lesson in this group", "warn")
+    reference = m.tag("span", m.tag("small", "reference ") + m.tag("code", (found["reference"] or "none")[:200]))
+    head = m.tag("div", m.tag("b", title or "One group") + verdict, class_="spread")
+    body = m.join(
+        _completion(item, advantage, found["checker"])
+        for item, advantage in zip(found["items"], found["advantages"], strict=True)
+    )
+    line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
+    return m.tag("div", m.card(head, line, body), style="margin-top:8px")
+
+
+def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:
+    right = m.badge("correct", "ok") if item["correct"] else m.badge("not correct", "warn") if checker else Markup("")
+    cut = m.badge("cut at the limit", "fail") if item.get("cut") else Markup("")
+    size = m.tag("small", f"{item['tokens']} tokens") if "tokens" in item else Markup("")
+    pull = Markup("")
+    if advantage is not None:
+        arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
+        words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
+        pull = m.tag("span", f"{arrow} advantage {advantage:+.2f}: {words}", class_="badge")
+    total = m.tag("span", m.number(item["total"], 2), class_="big")
+    top = m.tag("div", total + right + cut + pull + size, class_="row")
+    chips = m.tag("div", m.join(_chip(part) for part in item["parts"]), class_="row", style="margin:6px 0")
+    found = m.join(
+        m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
+        for part in item["parts"]
+        if part.get("extracted")
+    )
+    reasons = m.join(
+        m.tag("div", m.tag("small", f"{part['name']}: {part['reason']}"))
+        for part in item["parts"]
+        if part.get("reason")
+    )
+    text = m.tag("div", item["text"] or "(empty)", class_="said")
+    return m.tag(
+        "div",
+        top + chips + text + found + reasons,
+        style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
+    )
+
+
+def _chip(part: dict[str, Any]) -> Markup:
+    words = m.join(
+        [
+            part["name"],
+            " ",
+            m.tag("b", m.number(part["value"], 2)),
+            " ",
+            m.tag("small", part["status"].replace("_", " ")),
+        ]
+    )
+    return m.tag("span", words, class_=f"chip {part['status']}", title=f"{1000 * (part['seconds'] or 0):.1f} ms")
+
+
+def hacks(found: dict[str, Any]) -> str:
+    """The list of hacks, those that work first."""
+    honest = [case["total"] for case in found["cases"] if case["kind"] == "good" and case["total"] is not None]
+    bar = min(honest, default=None)
+    tried = [case for case in found["cases"] if case["kind"] == "hack"]
+    works = [case for case in tried if bar is not None and case["total"] is not None and case["total"] >= bar - 1e-9]
+    if found["problems"]:
+        verdict = m.note("\n".join(found["problems"][:8]), "fail")
+    elif bar is None:
+        verdict = m.note("There is no right answer to compare with; write one above.", "warn")
+    else:
+        verdict = m.note(f"None of {len(tried)} hacks reaches the honest answer's {bar:.2f}.", "ok")
+    notes = m.join(m.note(note, "warn") for note in found["notes"])
+    order = sorted(
+        found["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
+    )
+    rows = [_case(case, case in works) for case in order]
+    head, first = ["", "what", "reward", "completion", "why"], SHOWN_HACKS + len(works)
+    rest = m.tag(
+        "details",
+        m.tag("summary", f"{len(rows) - first} more that earn no more") + m.table(head, rows[first:], numbers={2}),
+    )
+    fold = rest if len(rows) > first else Markup("")
+    context = m.tag(
+        "p", f"right: {found['right'][:80]} · wrong: {found['wrong'][:80]} · style: {found['style']}", class_="dim"
+    )
+    return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
+
+
+def _case(case: dict[str, Any], works: bool) -> list[Any]:
+    kind = {"good": ("honest", "ok"), "bad": ("wrong", "warn")}.get(
+        case["kind"], ("works", "fail") if works else ("hack", "")
+    )
+    name = {"good": "right answer", "bad": "wrong answer"}.get(case["kind"], case["name"])
+    return [m.badge(*kind), name, m.number(case["total"], 2), m.tag("code", _short(case["completion"])), case["why"]]
+
+
+def _short(text: str, limit: int = 110) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+
+
+def signal(found: dict[str, Any]) -> str:
+    """The verdict, the rates with their intervals, and the time."""
+    verdict = found["verdict"]
+    level = LEVELS.get(verdict["verdict"], "fail")
+    change = m.tag("p", m.tag("b", "Change: ") + m.tag("code", verdict["change"])) if verdict["change"] else Markup("")
+    words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
+    head = m.tag("div", words + change, class_=f"verdict {level}")
+    names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
+    rows = [
+        [
+            names[name],
+            interval(found[name]),
+            f"{found[name]['value']:.0%} [{found[name]['low']:.0%}, {found[name]['high']:.0%}]",
+        ]
+        for name in (*RATES, f"pass@{found['k']}")
+        if found.get(name) and name in names
+    ]
+    seconds = found["seconds"]
+    facts = [
+        ("reward", m.number((found.get("reward") or {}).get("value"))),
+        ("completion", f"{found['completion_tokens_mean']:.0f} tokens"),
+        ("reward latency", "{p50:.1f} ms, slowest {p95:.1f}".format(**found["reward_latency_ms"])),
+        (
+            "a step",
+            f"{m.seconds(seconds['step'])} (rollout {m.seconds(seconds['rollout'])}, update {m.seconds(seconds['update'])})",
+        ),
+        ("whole run", f"{m.duration(3600 * found['hours'])} (estimate)"),
+    ]
+    chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
+    note = m.note(found["note"]) if found.get("note") else Markup("")
+    failure = m.note(f"A reward failed: {found['failure']}", "fail") if found.get("failure") else Markup("")
+    title = f"{found['prompts']} prompts × {found['k']} completions"
+    return m.page(
+        head, failure, m.table([title, "", "95 % interval"], rows, numbers={2}), m.tag("div", chips, class_="row"), note
+    )
+
+
+def interval(estimate: dict[str, float]) -> Markup:
+    """A share from 0 to 1 as a mark, its interval as a band."""
+    low, value, high = (min(1.0, max(0.0, estimate[end])) for end in ("low", "value", "high"))
+    band = m.tag("i", "", style=f"left:{100 * low:.1f}%;width:{max(1.0, 100 * (high - low)):.1f}%")
+    mark = m.tag("b", "", style=f"left:{100 * value:.1f}%")
+    return m.tag(
+        "div", band + mark, class_="ci", role="img", aria_label=f"{value:.0%}, between {low:.0%} and {high:.0%}"
+    )
+
+
+def overrides_of(found: dict[str, Any]) -> list[str]:
+    """`-o key=value` parts of the change that the check suggests."""
+    return re.findall(r"-o (\S+=\S+)", found["verdict"]["change"] or "")

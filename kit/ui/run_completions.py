@@ -1,0 +1,350 @@
+"""The completions explorer: by group, as a list over one step or all, and one prompt over time. Pages, never all rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kit.errors import KitError
+from kit.runs.store import RunDir
+from kit.ui import completions_view as view
+from kit.ui import markup as m
+from kit.ui.chart_view import charts
+from kit.ui.completions import Batches, Group, Row, Scan, failed
+from kit.ui.curves import pack
+from kit.ui.site import Site
+
+GROUPS, LIST, EVERYWHERE, COURSE = "Groups of a step", "List of a step", "List of all steps", "One prompt over time"
+MODES = (GROUPS, LIST, EVERYWHERE, COURSE)
+SORTS = ("as sampled", "reward, highest first", "reward, lowest first", "advantage, highest first", "advantage, lowest first",
+         "longest first", "shortest first")  # fmt: skip
+KEEP = (
+    "all",
+    "cut at the limit",
+    "not cut",
+    "made likelier",
+    "made less likely",
+    "reward failed",
+    "groups that teach",
+    "groups that do not teach",
+)
+GROUPS_A_PAGE, ROWS_A_PAGE = 3, 12
+LONGEST_SEARCH = 200
+FARTHEST = 100_000_000
+CLICKS = """
+element.addEventListener('click', e => {
+  const button = e.target.closest('[data-prompt]');
+  if (button) trigger('select', {prompt: button.dataset.prompt});
+});
+"""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be shown, of values that a browser sent: what is none of the choices becomes the first one."""
+
+    mode: str
+    step: int
+    sort: str
+    keep: str
+    search: str
+    page: int
+    prompt: str
+    before: int | None
+
+    @classmethod
+    def of(cls, mode: Any, step: Any, sort: Any, keep: Any, search: Any, page: Any, prompt: Any, before: Any) -> Wish:
+        return cls(
+            mode if mode in MODES else GROUPS,
+            _whole(step),
+            sort if sort in SORTS else SORTS[0],
+            keep if keep in KEEP else KEEP[0],
+            search.strip()[:LONGEST_SEARCH] if isinstance(search, str) else "",
+            max(1, _whole(page)),
+            prompt if isinstance(prompt, str) and len(prompt) <= 64 else "",
+            _whole(before) or None,
+        )
+
+    def wants(self, row: Row) -> bool:
+        """Whether a single completion is to be shown."""
+        advantage, cut = row.get("advantage") or 0.0, row.get("finish_reason") == "length"
+        kept = {
+            "cut at the limit": cut,
+            "not cut": not cut,
+            "made likelier": advantage > 0.005,
+            "made less likely": advantage < -0.005,
+            "reward failed": failed(row),
+        }.get(self.keep, True)
+        return kept and self.found_in(row)
+
+    def found_in(self, row: Row) -> bool:
+        """Whether the text that is searched for stands in it."""
+        if not self.search:
+            return True
+        wanted = self.search.casefold()
+        return any(wanted in str(row.get(key) or "").casefold() for key in ("completion", "prompt", "reference"))
+
+    def wants_group(self, group: Group) -> bool:
+        if self.keep == "groups that teach" and group.spread <= 1e-9:
+            return False
+        if self.keep == "groups that do not teach" and group.spread > 1e-9:
+            return False
+        return any(self.wants(row) for row in group.rows)
+
+    def ordered(self, rows: list[Row]) -> list[Row]:
+        """The rows as they are to be sorted; those without the quantity come last."""
+        name, _, order = self.sort.partition(", ")
+        key = {"reward": "total", "advantage": "advantage", "longest first": "tokens", "shortest first": "tokens"}.get(
+            name
+        )
+        if key is None:
+            return rows
+        known = [row for row in rows if isinstance(row.get(key), (int, float))]
+        descending = order == "highest first" or name == "longest first"
+        return sorted(known, key=lambda row: row[key], reverse=descending) + [row for row in rows if row not in known]
+
+    def ordered_groups(self, groups: list[Group]) -> list[Group]:
+        name, _, order = self.sort.partition(", ")
+        if name == "reward":
+            return sorted(groups, key=lambda group: group.mean or 0.0, reverse=order == "highest first")
+        if name == "advantage":
+            return sorted(groups, key=lambda group: group.spread, reverse=order == "highest first")
+        if name in ("longest first", "shortest first"):
+            mean = {id(group): sum(row.get("tokens") or 0 for row in group.rows) / len(group.rows) for group in groups}
+            return sorted(groups, key=lambda group: mean[id(group)], reverse=name == "longest first")
+        return groups
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+class Explorer:
+    """The tab. `look` gives [steps, page, HTML, chart, further]."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.batches = site, Batches()
+
+    def look(self, run_id: Any, *asked: Any) -> list[Any]:
+        wish = Wish.of(*asked)
+        try:
+            run = self.site.run(run_id)
+            files = self.batches.steps(run)
+            if not files:
+                return self._nothing(
+                    m.empty(
+                        "No completions on record",
+                        "They are saved with every step unless run.save_completions is off; a run that has made no step has "
+                        "none.",
+                    )
+                )
+            steps = [step for step, _ in files]
+            step = min(steps, key=lambda each: abs(each - wish.step)) if wish.step else steps[-1]
+            text, chart, pages, reached = self._shown(run, wish, dict(files)[step], step)
+        except KitError as problem:
+            return self._nothing(m.error(problem))
+        page = min(wish.page, pages)
+        return [
+            self._slider(steps, step, wish.mode in (GROUPS, LIST)),
+            gr.Number(value=page, label=f"Page, of {pages}", visible=pages > 1),
+            text,
+            chart,
+            gr.Button(visible=reached is not None, value=f"Search steps before {reached:,}" if reached else ""),
+            reached or 0,
+        ]
+
+    def _slider(self, steps: list[int], step: int, visible: bool) -> gr.Slider:
+        return gr.Slider(
+            minimum=steps[0],
+            maximum=max(steps[-1], steps[0] + 1),
+            value=step,
+            step=1,
+            visible=visible,
+            info=f"{len(steps):,} steps on record, {steps[0]:,} to {steps[-1]:,}",
+        )
+
+    def _nothing(self, text: str) -> list[Any]:
+        return [gr.skip(), gr.Number(visible=False), text, "", gr.Button(visible=False), 0]
+
+    def _shown(self, run: RunDir, wish: Wish, path: Any, step: int) -> tuple[str, str, int, int | None]:
+        """(HTML, chart, pages, earliest step that was read where there are earlier ones)."""
+        if wish.mode == COURSE:
+            return self._course(run, wish)
+        if wish.mode == GROUPS:
+            groups = self.batches.groups(run, path)
+            chosen = wish.ordered_groups([group for group in groups if wish.wants_group(group)])
+            pages, shown = paged(chosen, wish.page, GROUPS_A_PAGE)
+            return (
+                m.page(
+                    _counts(groups, chosen, step), *(view.group(self._of(group, wish), wish.search) for group in shown)
+                ),
+                "",
+                pages,
+                None,
+            )
+        if wish.mode == LIST:
+            rows, scan = (
+                [row for group in self.batches.groups(run, path) for row in group.rows if self._row(wish, group, row)],
+                Scan(),
+            )
+        else:
+            rows, scan = self.batches.search(run, wish.wants, wish.before)
+        pages, found = paged(wish.ordered(rows), wish.page, ROWS_A_PAGE)
+        head = m.tag(
+            "p",
+            m.tag("small", f"{len(rows):,} completions" + ("" if wish.mode == LIST else f" in {scan.read:,} steps")),
+        )
+        body = (
+            m.card(*(view.completion(row, wish.search, origin=True) for row in found))
+            if found
+            else m.note("None is like that. Change what is shown, or the text that is searched for.")
+        )
+        return m.page(view.reach(scan), head, body), "", pages, None if scan.whole else scan.reached
+
+    def _row(self, wish: Wish, group: Group, row: Row) -> bool:
+        return wish.wants(row) and wish.wants_group(group)
+
+    def _of(self, group: Group, wish: Wish) -> Group:
+        """The group with its completions sorted; none is left out, as they are compared with each other."""
+        return Group(group.step, group.place, wish.ordered(group.rows))
+
+    def _course(self, run: RunDir, wish: Wish) -> tuple[str, str, int, int | None]:
+        if not wish.prompt:
+            return m.empty("Choose a prompt", "Press 'this prompt over time' at a group or a completion."), "", 1, None
+        moments, scan = self.batches.course(run, wish.prompt)
+        files = dict(self.batches.steps(run))
+        first, last = (self._group(run, files, moments, at) for at in (0, -1))
+        text = view.course(moments, last.rows[0] if last else None, first, last, scan)
+        if len(moments) < 2:
+            return text, "", 1, None
+        points = [(one.step, one.mean) for one in moments if one.mean is not None]
+        whiskers = [(one.step, one.low, one.high) for one in moments if one.low is not None]
+        lengths = [(one.step, one.tokens) for one in moments]
+        found: list[dict[str, Any]] = [
+            {
+                "title": "Reward of this prompt",
+                "label": "group mean, lowest to highest",
+                "series": [{"name": "mean", "points": points, "whiskers": whiskers}],
+            },
+            {
+                "title": "Length",
+                "label": "tokens, mean",
+                "series": [{"name": "mean", "points": lengths, "whiskers": []}],
+                "low": 0.0,
+            },
+        ]
+        return text, json.dumps(pack(found, []), separators=(",", ":")), 1, None
+
+    def _group(self, run: RunDir, files: dict[int, Any], moments: list[Any], at: int) -> Group | None:
+        if not moments or (path := files.get(moments[at].step)) is None:
+            return None
+        return next((one for one in self.batches.groups(run, path) if one.place == moments[at].place), None)
+
+
+def _counts(groups: list[Group], chosen: list[Group], step: int) -> Any:
+    teach = sum(group.spread > 1e-9 for group in groups)
+    words = f"Step {step:,}: {teach} of {len(groups)} groups teach" + (
+        f"; {len(chosen)} shown" if len(chosen) < len(groups) else ""
+    )
+    return m.note(words, "ok" if teach * 2 >= len(groups) else "warn")
+
+
+def paged(items: list[Any], page: int, size: int) -> tuple[int, list[Any]]:
+    """(number of pages, those of this page)."""
+    pages = max(1, -(-len(items) // size))
+    start = (min(page, pages) - 1) * size
+    return pages, items[start : start + size]
+
+
+def build(site: Site, chosen: gr.Dropdown) -> Explorer:
+    """The tab's parts; `look` with `inputs` fills `outputs`."""
+    explorer = Explorer(site)
+    prompt, before, reached = gr.State(""), gr.State(0), gr.State(0)
+    with gr.Row(elem_classes="tight"):
+        mode = gr.Dropdown(list(MODES), value=GROUPS, label="Show", scale=2, min_width=150, elem_id="completions-mode")
+        keep = gr.Dropdown(list(KEEP), value=KEEP[0], label="Only", scale=2, min_width=150, elem_id="completions-keep")
+        sort = gr.Dropdown(
+            list(SORTS), value=SORTS[0], label="Sort", scale=2, min_width=150, elem_id="completions-sort"
+        )
+        search = gr.Textbox(
+            label="Search",
+            placeholder="in prompts, completions, references",
+            scale=3,
+            min_width=180,
+            max_length=LONGEST_SEARCH,
+            elem_id="completions-search",
+        )
+    with gr.Row(elem_classes="tight", equal_height=True):
+        back = gr.Button("← Step", size="sm", min_width=80, scale=0, elem_id="completions-back")
+        step = gr.Slider(
+            0,
+            FARTHEST,
+            value=0,
+            step=1,
+            label="Step",
+            visible=False,
+            scale=6,
+            min_width=200,
+            buttons=[],
+            elem_id="completions-step",
+        )  # bounds that hold after a restart of the server, too, which forgets those of a run
+        forth = gr.Button("Step →", size="sm", min_width=80, scale=0, elem_id="completions-forth")
+        page = gr.Number(
+            1, minimum=1, precision=0, label="Page", visible=False, scale=1, min_width=110, elem_id="completions-page"
+        )
+    drawing = charts("completions-chart")
+    shown = gr.HTML(js_on_load=CLICKS, elem_id="completions-shown")
+    further = gr.Button("", visible=False, size="sm", elem_id="completions-further")
+    explorer.inputs = [chosen, mode, step, sort, keep, search, page, prompt, before]
+    explorer.outputs = [step, page, shown, drawing, further, reached]
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | quiet
+
+    def anew() -> list[Any]:
+        return [1, 0]
+
+    for one in (mode, keep, sort):
+        one.input(anew, [], [page, before], **quiet).then(**look)
+    search.submit(anew, [], [page, before], **quiet).then(**look)
+    step.release(anew, [], [page, before], **quiet).then(**look)
+    page.submit(**look)
+    page.blur(**look)
+    shown.select(_asked, [], [prompt, mode, page], **quiet).then(**look)
+    further.click(lambda at: [at, 1], [reached], [before, page], **quiet).then(**look)
+    for button, move in ((back, -1), (forth, 1)):
+        button.click(
+            lambda run_id, at, move=move: explorer_step(explorer, run_id, at, move),
+            [chosen, step],
+            [step, page],
+            **quiet,
+        ).then(**look)
+    return explorer
+
+
+def explorer_step(explorer: Explorer, run_id: Any, at: Any, move: int) -> list[Any]:
+    """The next or the previous step on record."""
+    try:
+        steps = [step for step, _ in explorer.batches.steps(explorer.site.run(run_id))]
+    except KitError:
+        return [gr.skip(), gr.skip()]
+    here = _whole(at)
+    beyond = [step for step in steps if (step > here if move > 0 else step < here)]
+    if not beyond:
+        return [gr.skip(), gr.skip()]
+    return [beyond[0] if move > 0 else beyond[-1], 1]
+
+
+def _asked(event: gr.EventData) -> list[Any]:
+    """The prompt whose button was pressed."""
+    data = event._data if isinstance(event._data, dict) else {}
+    wanted = data.get("prompt")
+    return [wanted if isinstance(wanted, str) and len(wanted) <= 64 else "", COURSE, 1]

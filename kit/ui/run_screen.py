@@ -1,0 +1,208 @@
+"""Run: state and alerts above; Charts, Completions, Log, Config and Checkpoints below. One timer asks for what is shown.
+
+Nothing is kept of a run but how far its files have been read: two browsers, or a page that was started anew, see the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from kit.errors import KitError, RunError
+from kit.report.story import words
+from kit.runs.curves import MOST_POINTS
+from kit.runs.files import read_lines
+from kit.runs.store import ALIVE, RunDir
+from kit.ui import markup as m
+from kit.ui import run_actions, run_completions, run_files, run_head
+from kit.ui.chart_view import charts
+from kit.ui.curves import Library, pack, run_panels, steps_of
+from kit.ui.live import POLL_SECONDS, stamp
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+
+TABS = ("charts", "completions", "log", "config", "checkpoints")
+MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
+"""Events that stand as vertical lines in the charts."""
+MOST_MARKS = 24
+ENDED_POLL_SECONDS = 8.0
+"""Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
+TO_ADDRESS = "(id) => { if (id) history.replaceState(null, '', '/run?run=' + encodeURIComponent(id)); }"
+
+
+class View:
+    """The parts of the screen that a poll fills, in their order."""
+
+    parts = ("head", "notes", "charts", "empty", "log", "about", "yaml", "checkpoints", "timer")
+
+    def __init__(self, site: Site, library: Library) -> None:
+        self.site, self.library = site, library
+
+    def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
+        """[what the browser has now, *parts, *buttons]: what has not changed is skipped."""
+        nothing = [gr.skip()] * (len(self.parts) + len(run_actions.BUTTONS))
+        known = seen if isinstance(seen, dict) else {}
+        try:
+            if not run_id and self.site.store.list():
+                return [gr.skip(), *nothing]  # the address has not been read yet
+            run = self.site.run(run_id)
+            if known.get("run") != run.id:
+                known = {"run": run.id}
+            fresh = self._fresh(run, tab if tab in TABS else TABS[0], known)
+        except KitError as problem:
+            if known.get("problem") == str(problem):
+                return [gr.skip(), *nothing]
+            return [{"problem": str(problem)}, *self._problem(run_id, str(problem))]
+        if not fresh:
+            return [gr.skip(), *nothing]
+        stamps = fresh.pop("stamps")
+        found = [fresh.get(name, gr.skip()) for name in self.parts]
+        return [known | stamps, *found, *fresh.get("buttons", [gr.skip()] * len(run_actions.BUTTONS))]
+
+    def _problem(self, run_id: Any, text: str) -> list[Any]:
+        blank: list[Any] = ["" for _ in self.parts[2:]] + [gr.Timer(ENDED_POLL_SECONDS)]
+        if not run_id:
+            text_or_empty = m.empty("No run yet", m.join(["Start one on ", m.tag("a", "New run", href="/new"), "."]))
+        else:
+            text_or_empty = m.error(text)
+        return [text_or_empty, *blank, *run_actions.buttons(None)]
+
+    def _fresh(self, run: RunDir, tab: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Parts by name that are not as the browser has them, and their stamps; {} when all are."""
+        status = run.status()
+        state = (status["state"], status.get("reason"), status.get("refused"))
+        report = run.path / "report.html"
+        now = {
+            "head": stamp([run.status_file, run.metrics_file, run.events_file, run.adapter, report], state),
+            tab: f"{tab}:{self._stamp(run, tab)}",
+        }
+        changed = {name: text for name, text in now.items() if known.get(name) != text}
+        if not changed:
+            return {}
+        found: dict[str, Any] = {"stamps": {"run": run.id} | now}
+        if "head" in changed or (tab == "charts" and tab in changed):
+            found |= self._numbers(run, status, tab, changed)
+        if tab == "log" and tab in changed:
+            found["log"] = run_files.log(run)
+        elif tab == "config" and tab in changed:
+            found["about"], found["yaml"] = run_files.config(run)
+        elif tab == "checkpoints" and tab in changed:
+            found["checkpoints"] = run_files.checkpoints(run, self.library.evaluations(run))
+        return found
+
+    def _stamp(self, run: RunDir, tab: str) -> str:
+        if tab == "charts":
+            scores = sorted(run.eval.glob("*.json"))
+            return stamp([run.metrics_file, run.events_file, *scores], len(scores))
+        if tab == "log":
+            return stamp([run.log])
+        if tab == "config":
+            return stamp([run.config, run.data, run.env])
+        if tab == "checkpoints":
+            return stamp([run.path / "best.json", run.adapter, run.eval, *run.checkpoints])
+        return ""
+
+    def _numbers(self, run: RunDir, status: dict[str, Any], tab: str, changed: Mapping[str, str]) -> dict[str, Any]:
+        problem = ""
+        try:
+            columns = self.library.columns(run)
+        except RunError as error:
+            columns, problem = {}, str(error)
+        events, scores = _events(run), self.library.evaluations(run)
+        found: dict[str, Any] = {}
+        if "head" in changed:
+            found["head"] = run_head.head(run, status, columns, (run.path / "report.html").is_file())
+            text = run_head.expectation(status, columns, any(name != "before" for name in scores))
+            notes = [m.note(problem, "fail")] if problem else []
+            notes += [run_head.alerts(events)] + ([m.note(text, "live")] if text else [])
+            found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
+            found["buttons"] = run_actions.buttons(status)
+            found["timer"] = gr.Timer(POLL_SECONDS if status["state"] in ALIVE else ENDED_POLL_SECONDS)
+        if tab == "charts":
+            packed = pack(run_panels(columns, scores), [steps_of(columns)], _marks(events))
+            found["charts"] = json.dumps(packed, separators=(",", ":")) if packed["panels"] else ""
+            found["empty"] = "" if packed["panels"] else _no_charts(status)
+        return found
+
+
+def _no_charts(status: Mapping[str, Any]) -> str:
+    if status["state"] in ALIVE:
+        return m.empty("No step yet", "Charts begin with the first step; scores of the model as it is come before it.")
+    return m.empty("No step was made", "The run ended before its first step. Its log says why.")
+
+
+def _events(run: RunDir) -> list[dict[str, Any]]:
+    try:
+        return read_lines(run.events_file)
+    except RunError:
+        return []
+
+
+def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    chosen = [event for event in events if event.get("kind") in MARKED and isinstance(event.get("step"), int)]
+    return [(event["step"], words(event)[:200]) for event in chosen[-MOST_MARKS:]]
+
+
+def build(site: Site, blocks: gr.Blocks) -> None:
+    """The screen."""
+    view = View(site, Library())
+    named, tab, seen = run_box(), gr.State(TABS[0]), gr.State({})
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
+    head, notes = (
+        gr.HTML(m.page(m.card(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
+        gr.HTML(elem_id="run-notes"),
+    )
+    buttons, actions = run_actions.build(site, chosen)
+    timer = gr.Timer(POLL_SECONDS)
+    with gr.Tabs(elem_id="run-tabs"):
+        with gr.Tab("Charts", id="charts") as charts_tab:
+            drawing, nothing = charts("run-charts"), gr.HTML()
+            gr.HTML(
+                m.page(
+                    m.tag(
+                        "small",
+                        f"At most {MOST_POINTS} points a curve over the whole range, with the lowest and highest value of "
+                        "each stretch. Dashed lines: alerts, resumes and the like. Point at a chart, or focus it and use the "
+                        "arrow keys.",
+                    )
+                )
+            )
+        with gr.Tab("Completions", id="completions") as completions_tab:
+            opened = run_completions.build(site, chosen)
+        with gr.Tab("Log", id="log") as log_tab:
+            log = gr.HTML(elem_id="run-log", autoscroll=True)
+        with gr.Tab("Config", id="config") as config_tab:
+            about = gr.HTML()
+            yaml = gr.Code(language="yaml", label="config.yaml", interactive=False, max_lines=40)
+        with gr.Tab("Checkpoints", id="checkpoints") as checkpoints_tab:
+            checkpoints = gr.HTML()
+    outputs = [seen, head, notes, drawing, nothing, log, about, yaml, checkpoints, timer, *buttons]
+    inputs = [chosen, tab, seen]
+    tabs = dict(zip(TABS, (charts_tab, completions_tab, log_tab, config_tab, checkpoints_tab), strict=True))
+    for name, one in tabs.items():
+        event = one.select(lambda name=name: name, [], [tab], **quiet).then(view.look, inputs, outputs, **quiet)
+        if name == "completions":
+            event.then(opened.look, opened.inputs, opened.outputs, **quiet)
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **quiet).then(
+        view.look, inputs, outputs, **quiet
+    )
+    chosen.input(view.look, inputs, outputs, **quiet).then(opened.look, opened.inputs, opened.outputs, **quiet)
+    chosen.input(None, [chosen], [], js=TO_ADDRESS)
+    for action in actions:
+        action.then(view.look, inputs, outputs, **quiet)
+    timer.tick(view.look, inputs, outputs, **quiet)
+
+
+def _choices(site: Site, wanted: Any) -> Any:
+    """All runs, and the one that the address names, else a live one, else the latest."""
+    try:
+        found = site.store.statuses()
+    except RunError:
+        found = []
+    ids = [run.id for run, _ in found]
+    live = [run.id for run, status in found if status["state"] in ALIVE]
+    first = wanted if is_id(wanted) else next(iter([*live, *ids]), None)
+    return gr.Dropdown(choices=ids, value=first)

@@ -1,0 +1,200 @@
+"""Every request passes here before anything else sees it: who asks, from where, for what, and how much of it.
+
+An ASGI middleware and no option of Gradio's, so that it holds for all routes alike, those of later versions included:
+what is not listed is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from kit.ui.settings import Settings, is_loopback
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LARGEST_BODY = 4 * 1024 * 1024
+"""Bytes of a request's body, at most: the largest honest one is a list of pasted completions."""
+LONGEST_TARGET = 8192
+WRONG_PASSWORD_SECONDS = 0.5
+REALM = b'Basic realm="grpo-kit", charset="UTF-8"'
+
+PAGES = ("", "new", "run", "compare", "chat", "export")
+READ = re.compile(
+    rf"/(?:{'|'.join(filter(None, PAGES))})?/?"
+    r"|/(?:assets|static)/[\w./@+-]+"
+    r"|/(?:config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|health)/?"
+    r"|/gradio_api/(?:info|app_id|startup-events|queue/data|theme\.css|heartbeat/\w+|user|login_check)/?"
+    r"|/runs/[^/]+/(?:report\.html|export/.+)"
+)
+"""What may be asked for with GET. Gradio's uploads, files, proxies, recordings, monitoring and code editors are not."""
+WRITE = re.compile(r"/gradio_api/(?:queue/join|run/predict|cancel|reset|heartbeat/\w+)/?")
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+"""Gradio's own scripts stand in the page and make functions from text; nothing comes from another host."""
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline'; sandbox allow-scripts"
+)
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"SAMEORIGIN"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+)
+
+
+class Refusal(Exception):
+    """A request that is not answered: status and one line."""
+
+    def __init__(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, headers
+
+
+class Gate:
+    """The middleware."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a WebSocket: nothing here speaks it
+        try:
+            await self._check(scope)
+            body = Body(receive)
+            await self.app(scope, body.receive, with_headers(send, scope["path"], body))
+        except Refusal as refusal:
+            await refuse(send, refusal)
+
+    async def _check(self, scope: Scope) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        self._check_host(headers)
+        if self.settings.accounts and not admitted(self.settings, headers.get(b"authorization")):
+            if b"authorization" in headers:
+                await asyncio.sleep(WRONG_PASSWORD_SECONDS)
+            raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
+        self._check_origin(scope["method"], headers)
+        check_target(scope)
+        check_length(headers)
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Without accounts the page answers to names of this machine only: a foreign name that a web site has made to
+        resolve to 127.0.0.1 (DNS rebinding) is refused."""
+        if not self.settings.accounts and not is_loopback(host_name(headers.get(b"host", b""))):
+            raise Refusal(403, "This page answers to localhost only.")
+
+    def _check_origin(self, method: str, headers: dict[bytes, bytes]) -> None:
+        """A form or script of another web site is refused, although the browser would send the password with it."""
+        if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none") and method != "GET":
+            raise Refusal(403, "Requests of other sites are refused.")
+        origin = headers.get(b"origin")
+        if origin is None or (method in ("GET", "HEAD") and origin == b"null"):
+            return
+        served = {headers.get(b"host", b"").decode("latin-1"), headers.get(b"x-forwarded-host", b"").decode("latin-1")}
+        if urlsplit(origin.decode("latin-1")).netloc not in served - {""}:
+            raise Refusal(403, "Requests of other sites are refused.")
+
+
+def host_name(value: bytes) -> str:
+    """`[::1]:7860` -> `::1`."""
+    try:
+        return urlsplit(f"//{value.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def admitted(settings: Settings, header: bytes | None) -> bool:
+    """Whether an `Authorization: Basic` header names an account."""
+    kind, _, encoded = (header or b"").partition(b" ")
+    if kind.lower() != b"basic":
+        return False
+    try:
+        name, _, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return False
+    return settings.admits(name, password)
+
+
+def check_target(scope: Scope) -> None:
+    """Refuses paths that are not listed, and those that could mean another one than they seem to."""
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    if len(raw) + len(scope.get("query_string", b"")) > LONGEST_TARGET:
+        raise Refusal(414, "That address is too long.")
+    parts = path.split("/")
+    if ".." in parts or "." in parts or "\\" in path or "\0" in path or "//" in path:
+        raise Refusal(404, "There is no such page.")
+    method = scope["method"]
+    known = READ if method in ("GET", "HEAD") else WRITE if method == "POST" else None
+    if known is None:
+        raise Refusal(405, "That is not done here.")
+    if not known.fullmatch(path):
+        raise Refusal(404, "There is no such page.")
+
+
+def check_length(headers: dict[bytes, bytes]) -> None:
+    """Refuses a body that says that it is too long."""
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length) > LARGEST_BODY:
+        raise Refusal(413, f"More than {LARGEST_BODY // 1024**2} MiB at once are not taken.")
+
+
+class Body:
+    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._seen = receive, 0
+
+    @property
+    def too_long(self) -> bool:
+        return self._seen > LARGEST_BODY
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self.too_long else message
+
+
+def with_headers(send: Send, path: str, body: Body) -> Send:
+    """The answer, with what browsers should know about it."""
+    policy = REPORT_POLICY if path.startswith("/runs/") else POLICY
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = {name for name, _ in HEADERS} | {
+                b"content-security-policy",
+                b"server",
+                b"access-control-allow-origin",
+            }
+            kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
+            message["status"] = 413 if body.too_long else message["status"]
+            message["headers"] = [*kept, *HEADERS, (b"content-security-policy", policy.encode())]
+        await send(message)
+
+    return sending
+
+
+async def refuse(send: Send, refusal: Refusal) -> None:
+    """The answer in place of the one asked for."""
+    body = refusal.text.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send(
+        {"type": "http.response.start", "status": refusal.status, "headers": [*headers, *HEADERS, *refusal.headers]}
+    )
+    await send({"type": "http.response.body", "body": body})

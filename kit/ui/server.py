@@ -1,0 +1,145 @@
+"""The server: options checked, the page mounted behind the gate, uvicorn. Nothing is sent to anybody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from kit.errors import ConfigError, EnvironmentUnsupported
+from kit.ui.settings import Settings
+
+OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_MCP_SERVER": "False", "GRADIO_SSR_MODE": "False"}
+
+
+def serve(settings: Settings) -> None:
+    """Serves until it is interrupted. Raises `ConfigError` for what is refused, `EnvironmentUnsupported` without Gradio."""
+    settings.check()
+    check_port(settings)
+    import uvicorn
+
+    print("grpo-kit: the page is being put together …", flush=True)
+    app = make_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        server_header=False,
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+        ws="none",
+    )
+    announcing(config, settings).run()
+
+
+def check_port(settings: Settings) -> None:
+    """Raises `ConfigError` where the port cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host.strip("[]"), settings.port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"{settings.host}:{settings.port} cannot be served: {getattr(error, 'strerror', None) or error}. Perhaps the "
+                f"page runs already; else choose another port with --port."
+            ) from None
+
+
+def _warm() -> None:
+    """Gradio brings matplotlib, where it is installed, at the first event, which would then take a second or more."""
+    with suppress(Exception):
+        import matplotlib.pyplot  # noqa: F401
+
+
+def make_app(settings: Settings) -> Any:
+    """The whole application behind its gate, as ASGI."""
+    os.environ.update(OFFLINE)
+    try:
+        import gradio as gr
+    except ImportError:
+        raise EnvironmentUnsupported(
+            "The page needs Gradio. Install it with: uv sync --extra ui   (or: pip install 'grpo-kit[ui]')"
+        ) from None
+    from fastapi import FastAPI
+
+    from kit.ui.files import add_files
+    from kit.ui.page import build
+    from kit.ui.security import Gate
+    from kit.ui.site import Site
+    from kit.ui.theme import style, theme
+
+    site = Site(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        threading.Thread(target=_warm, name="warm", daemon=True).start()
+        yield
+        site.close()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    add_files(app, settings.root)
+    blocks = build(site)
+    blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
+    # Gradio looks for work a thousand times a second, which takes some 4 % of a core; twenty times are enough.
+    blocks._queue.sleep_when_free = 0.05
+    blocks._queue.progress_update_sleep_when_free = 0.2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
+        mounted = gr.mount_gradio_app(
+            app,
+            blocks,
+            path="/",
+            theme=theme(),
+            css=style(),
+            footer_links=[],
+            run_history=False,
+            mcp_server=False,
+            ssr_mode=False,
+            pwa=False,
+            enable_monitoring=False,
+            show_error=False,
+            max_file_size="1mb",
+            allowed_paths=[],
+            blocked_paths=["/"],
+        )
+    return Gate(mounted, settings)
+
+
+def announcing(config: Any, settings: Settings) -> Any:
+    """A uvicorn server that says where it is once it answers, and opens the tunnel of --share."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if not self.started:
+                return
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs go on.", flush=True)
+            if settings.share:
+                print(f"grpo-kit: and at {_tunnel(settings)}", flush=True)
+
+    return Server(config)
+
+
+def _tunnel(settings: Settings) -> str:
+    """The public address that Gradio's relay gives to this server; the gate and its accounts stand in front all the same."""
+    import secrets
+
+    from gradio import networking
+
+    address: str = networking.setup_tunnel(
+        local_host=settings.host,
+        local_port=settings.port,
+        share_token=secrets.token_urlsafe(32),
+        share_server_address=None,
+        share_server_tls_certificate=None,
+    )
+    return address

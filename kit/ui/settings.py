@@ -1,0 +1,94 @@
+"""What the server is started with, and what of it is refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.errors import ConfigError
+
+SHORTEST_PASSWORD = 8
+PORT = 7860
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the page. `accounts` maps user names to passwords; `hooks` are files whose functions may be named."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    root: Path = Path("runs")
+    accounts: dict[str, str] = field(default_factory=dict, repr=False)
+    hooks: tuple[Path, ...] = ()
+    share: bool = False
+    folder: Path = field(default_factory=Path.cwd)
+    """Local data files and model folders are taken from below this folder only."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the page."""
+        return is_loopback(self.host) and not self.share
+
+    def check(self) -> None:
+        """Raises `ConfigError` for what would open the page to everybody, or cannot be."""
+        if not self.local and not self.accounts:
+            what = "--share" if self.share else f"--host {self.host}"
+            raise ConfigError(
+                f"{what} opens the page to other machines, and whoever opens it can start programs here. Give "
+                "--auth FILE (a line `user:password` each) or --auth NAME (an environment variable of that form), or "
+                "leave it at 127.0.0.1 and use an ssh tunnel: ssh -L 7860:127.0.0.1:7860 THIS_MACHINE"
+            )
+        for path in self.hooks:
+            if not path.is_file() or path.suffix != ".py":
+                raise ConfigError(f"--hooks {path}: expected a Python file (.py) that is there.")
+
+    def admits(self, name: str, password: str) -> bool:
+        """Whether there is an account of that name and password; takes as long for every wrong answer."""
+        known = self.accounts.get(name, "\0")
+        return secrets.compare_digest(known.encode(), password.encode()) and name in self.accounts
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def read_accounts(source: str | None) -> dict[str, str]:
+    """Accounts of a file, or of the environment variable of that name: `user:password`, one a line.
+
+    Raises `ConfigError`; the message never shows what was read.
+    """
+    if source is None:
+        return {}
+    path = Path(source)
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--auth {source} cannot be read: {type(error).__name__}.") from None
+    elif source in os.environ:
+        text = os.environ[source]
+    else:
+        raise ConfigError(
+            f"--auth {source if source.isidentifier() or '/' in source else '...'}: there is no such file and no "
+            "environment variable of that name. Passwords are not taken from the command line, where others see them."
+        )
+    accounts: dict[str, str] = {}
+    for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+        name, separator, password = line.strip().partition(":")
+        if not (separator and name) or len(password) < SHORTEST_PASSWORD:
+            raise ConfigError(
+                f"--auth, line {number}: expected user:password with a password of at least {SHORTEST_PASSWORD} letters."
+            )
+        accounts[name] = password
+    if not accounts:
+        raise ConfigError("--auth names no account; expected lines of the form user:password.")
+    return accounts

@@ -1,0 +1,52 @@
+"""What all screens share: options, runs, the warm children, and the run that an address names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+
+from kit.runs.store import RUN_ID, RunDir, RunStore
+from kit.ui.bench import Benches
+from kit.ui.jobs import Jobs
+from kit.ui.settings import Settings
+
+RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
+"""JavaScript for `Blocks.load(js=...)`: the id in `?run=<id>`."""
+
+
+@dataclass
+class Site:
+    """Made once a server; screens keep nothing of their own in it, so that two browsers see the same."""
+
+    settings: Settings
+    benches: Benches = field(default_factory=Benches)
+    jobs: Jobs = field(default_factory=Jobs)
+
+    @property
+    def store(self) -> RunStore:
+        return RunStore(self.settings.root)
+
+    def run(self, run_id: Any) -> RunDir:
+        """The run of an id that a browser sent. Raises `RunError`; a path is no id."""
+        return self.store.open(run_id if isinstance(run_id, str) else "")
+
+    def close(self) -> None:
+        """Ends the children of this server; runs go on."""
+        self.jobs.close()
+        self.benches.close()
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
+
+
+def run_box() -> gr.Textbox:
+    """A box that is not shown: the id of the run that the address names."""
+    return gr.Textbox(visible="hidden", elem_classes="hidden-box", label="run")
+
+
+def address(screen: str, run_id: str | None = None) -> str:
+    """`/run?run=<id>`."""
+    return f"/{screen}" + (f"?run={run_id}" if run_id is not None else "")

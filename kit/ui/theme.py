@@ -1,0 +1,39 @@
+"""Colours, fonts and the style sheet. Fonts are the system's: no request leaves this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+
+SANS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "sans-serif"]
+MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
+STYLES = tuple(Path(__file__).parent / name for name in ("style.css", "runs.css"))
+
+
+def theme() -> gr.themes.Base:
+    """Quiet: grey surfaces, one blue."""
+    return gr.themes.Default(
+        primary_hue=gr.themes.colors.blue,
+        secondary_hue=gr.themes.colors.slate,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        spacing_size=gr.themes.sizes.spacing_md,
+        text_size=gr.themes.sizes.text_md,
+        font=SANS,
+        font_mono=MONO,
+    ).set(
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_500",
+        button_primary_text_color="white",
+        block_shadow="none",
+        block_shadow_dark="none",
+        block_label_text_weight="600",
+    )
+
+
+def style() -> str:
+    """The style sheets' text."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in STYLES)

@@ -1,0 +1,163 @@
+"""The children of the page: one that answers questions, and those that take minutes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.errors import DataError, RunError
+from kit.ui import bench
+from kit.ui.bench import Bench
+from kit.ui.jobs import MOST_RUNNING, Job, Jobs
+
+ANSWERS = """
+import json, sys, time, os
+for line in sys.stdin:
+    asked = json.loads(line)["question"]
+    if asked == "hang": time.sleep(60)
+    if asked == "die": os._exit(3)
+    if asked == "wrong": print(json.dumps({"error": "no such row", "kind": "DataError"}), flush=True); continue
+    if asked == "odd": print(json.dumps({"error": "odd", "kind": "__class__"}), flush=True); continue
+    if asked == "crash": print(json.dumps({"crash": "ValueError: x"}), flush=True); continue
+    if asked == "long": print(json.dumps({"answer": "x" * (9 * 1024 * 1024)}), flush=True); continue
+    print(json.dumps({"answer": os.getpid()}), flush=True)
+"""
+WORK = """
+import json, sys, time
+from pathlib import Path
+from kit.errors import DataError
+from kit.runs.child import serve
+
+def job(request, quiet):
+    print("half way", flush=True)
+    if request["how"] == "wait":
+        time.sleep(60)
+    if request["how"] == "wrong":
+        raise DataError("no such row")
+    if request["how"] == "crash":
+        raise ValueError("broken")
+    if request["how"] == "nothing":
+        return
+    Path(request["result"]).write_text(json.dumps({"found": 1}))
+
+sys.exit(serve(job))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    (tmp_path / "work.py").write_text(WORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "MODULE", "answers")
+    return tmp_path
+
+
+@pytest.fixture
+def child(folder: Path) -> Iterator[Bench]:
+    one = Bench()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def jobs(folder: Path) -> Iterator[Jobs]:
+    made = Jobs()
+    yield made
+    made.close()
+
+
+def test_one_child_answers_all(child: Bench) -> None:
+    assert child.ask({"question": "who"}) == child.ask({"question": "who"})
+
+
+def test_a_mistake_is_raised_as_what_it_is(child: Bench) -> None:
+    with pytest.raises(DataError, match="no such row"):
+        child.ask({"question": "wrong"})
+    with pytest.raises(Exception, match="odd"):
+        child.ask({"question": "odd"})
+    with pytest.raises(RunError, match="ValueError: x"):
+        child.ask({"question": "crash"})
+
+
+def test_one_that_hangs_is_ended_and_the_next_question_has_another(child: Bench) -> None:
+    first = child.ask({"question": "who"})
+    with pytest.raises(RunError, match="no answer in time"):
+        child.ask({"question": "hang"}, seconds=0.3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert child.ask({"question": "who"}) != first
+
+
+def test_one_that_dies_is_told_and_replaced(child: Bench) -> None:
+    with pytest.raises(RunError, match="died"):
+        child.ask({"question": "die"})
+    assert child.ask({"question": "who"})
+
+
+def test_an_endless_answer_is_cut(child: Bench) -> None:
+    with pytest.raises(RunError, match="MiB"):
+        child.ask({"question": "long"})
+    assert child.ask({"question": "who"})
+
+
+def ended(job: Job, seconds: float = 30.0) -> Job:
+    end = time.monotonic() + seconds
+    while job.state == "running" and time.monotonic() < end:
+        time.sleep(0.02)
+    return job
+
+
+def test_a_job_is_found_by_its_key_with_its_progress_and_result(jobs: Jobs) -> None:
+    job = ended(jobs.start("a:1", "work", {"how": "well"}))
+    assert (job.state, job.result, job.line) == ("done", {"found": 1}, "half way")
+    assert jobs.get("a:1") is job
+    assert jobs.latest("a:") is job
+    assert jobs.latest("b:") is None
+    assert jobs.get({"a": 1}) is None
+
+
+def test_how_a_job_fails_is_told(jobs: Jobs) -> None:
+    wrong = ended(jobs.start("wrong", "work", {"how": "wrong"}))
+    assert (wrong.state, wrong.error) == ("failed", "no such row")
+    crash = ended(jobs.start("crash", "work", {"how": "crash"}))
+    assert crash.state == "failed"
+    assert "ValueError: broken" in crash.error
+    assert ended(jobs.start("nothing", "work", {"how": "nothing"})).state == "stopped"
+
+
+def test_the_same_question_is_asked_once_and_can_be_stopped(jobs: Jobs) -> None:
+    job = jobs.start("same", "work", {"how": "wait"})
+    assert jobs.start("same", "work", {"how": "wait"}) is job
+    end = time.monotonic() + 30
+    while job.line != "half way" and time.monotonic() < end:
+        time.sleep(0.02)
+    jobs.stop("same")
+    assert job.state == "stopped"
+    assert job.pid is not None
+    while time.monotonic() < end and Path(f"/proc/{job.pid}").exists():
+        time.sleep(0.05)
+    assert not Path(f"/proc/{job.pid}").exists(), "it goes on"
+    assert jobs.start("same", "work", {"how": "well"}) is not job
+
+
+def test_not_too_many_at_once(jobs: Jobs) -> None:
+    for number in range(MOST_RUNNING):
+        jobs.start(f"job {number}", "work", {"how": "wait"})
+    with pytest.raises(RunError, match="running already"):
+        jobs.start("one more", "work", {"how": "well"})
+
+
+@pytest.mark.browser
+def test_the_page_brings_nothing_heavy() -> None:
+    import subprocess
+
+    code = "from kit.ui.server import make_app\nfrom kit.ui.settings import Settings\nmake_app(Settings())\n"
+    code += "import sys; print('LOADED', *[m for m in ('torch', 'transformers', 'trl', 'unsloth', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rpartition("LOADED")[2].split() == []

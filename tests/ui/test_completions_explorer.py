@@ -1,0 +1,197 @@
+"""The completions explorer: what is read, sorted, filtered and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import batch, make
+
+import kit.ui.completions as data
+from kit.ui import completions_view as view
+from kit.ui import run_completions as tab
+from kit.ui.completions import Batches, key_of
+from kit.ui.run_completions import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Wish
+from kit.ui.settings import Settings
+from kit.ui.site import Site
+
+HACK = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def explorer(tmp_path: Path) -> Explorer:
+    make(tmp_path / "runs")
+    return Explorer(Site(Settings(root=tmp_path / "runs", folder=tmp_path)))
+
+
+def look(explorer: Explorer, **asked: Any) -> str:
+    wish = {
+        "mode": GROUPS,
+        "step": 0,
+        "sort": "as sampled",
+        "keep": "all",
+        "search": "",
+        "page": 1,
+        "prompt": "",
+        "before": 0,
+    }
+    return str(explorer.look("one", *(wish | asked).values())[2])
+
+
+def rows(explorer: Explorer) -> list[dict[str, Any]]:
+    run = explorer.site.run("one")
+    return explorer.batches.rows(run, explorer.batches.steps(run)[0][1])
+
+
+def test_the_reward_is_the_weighted_sum_and_groups_are_the_prompts(explorer: Explorer) -> None:
+    found = rows(explorer)
+    assert [row["total"] for row in found[:4]] == pytest.approx([0.2, 0.2, 1.2, 1.2])
+    assert [row["group"] for row in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    run = explorer.site.run("one")
+    groups = explorer.batches.groups(run, explorer.batches.steps(run)[0][1])
+    assert [group.spread > 0 for group in groups] == [True, False]
+
+
+def test_a_group_shows_every_component_status_and_extracted_answer(explorer: Explorer) -> None:
+    text = look(explorer)
+    assert "Step 20: 1 of 2 groups teach" in text
+    for piece in ("timeout", "accuracy", "format", "accuracy read: ", "cut at the limit", "advantage -1.00",
+                  "all alike: no lesson", "reference"):  # fmt: skip
+        assert piece in text, piece
+
+
+def test_alike_completions_are_told_once(explorer: Explorer) -> None:
+    run = explorer.site.run("one")
+    batch(run.completions, 21, ["5 - 1 ="], text="the same")
+    found = explorer.batches.groups(run, run.completions / "step-00021.parquet")[0]
+    assert [len(each) for each in view.alike(found.rows)] == [1, 3]  # one was cut
+    assert "3 alike" in view.group(found)
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [("reward, highest first", 1.2), ("reward, lowest first", 0.2)],
+)
+def test_sorting_by_reward(explorer: Explorer, sort: str, first: float) -> None:
+    wish = Wish.of(LIST, 0, sort, "all", "", 1, "", 0)
+    assert wish.ordered(rows(explorer))[0]["total"] == pytest.approx(first)
+
+
+@pytest.mark.parametrize(
+    ("keep", "count"),
+    [
+        ("all", 8),
+        ("cut at the limit", 2),
+        ("not cut", 6),
+        ("made likelier", 2),
+        ("made less likely", 2),
+        ("reward failed", 1),
+    ],
+)
+def test_filters(explorer: Explorer, keep: str, count: int) -> None:
+    wish = Wish.of(LIST, 0, "as sampled", keep, "", 1, "", 0)
+    assert sum(map(wish.wants, rows(explorer))) == count
+
+
+def test_lengths_sort_and_search_finds(explorer: Explorer) -> None:
+    longest = Wish.of(LIST, 0, "longest first", "all", "", 1, "", 0).ordered(rows(explorer))
+    assert longest[0]["tokens"] == 8
+    assert longest[-1]["tokens"] == 5
+    assert "<mark>answer</mark>" in look(explorer, search="ANSWER")
+    assert "0 of 2 groups" not in look(explorer, search="3 + 1")
+    assert "None is like that" in look(explorer, mode=LIST, search="nowhere to be found")
+
+
+def test_a_page_holds_a_few_and_never_all(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = explorer.site.run("one")
+    batch(run.completions, 22, [f"{n} + 0 =" for n in range(40)])
+    found = explorer.look("one", LIST, 22, "as sampled", "all", "", 1, "", 0)
+    assert str(found[2]).count('class="completion"') == tab.ROWS_A_PAGE
+    assert found[1].label == "Page, of 14"
+    assert str(explorer.look("one", GROUPS, 22, "as sampled", "all", "", 99, "", 0)[2]).count('class="group"') == 1
+
+
+def test_all_steps_are_searched_from_the_latest_as_far_as_time_lets(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = explorer.site.run("one")
+    for step in range(2, 9):
+        batch(run.completions, step, ["2 + 2 =", f"{step} + 1 ="])
+    monkeypatch.setattr(data, "SCAN_SECONDS", -1.0)
+    found = explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "", 1, "", 0)
+    assert "Read the latest 1 of 9 steps, back to step 20" in found[2]
+    assert found[5] == 20
+    assert "back to step 8" in explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "", 1, "", 20)[2]
+    monkeypatch.setattr(data, "SCAN_SECONDS", 60.0)
+    whole = explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "7 + 1", 1, "", 0)
+    assert "Read the latest" not in whole[2]
+    assert "step 7, group 2" in whole[2]
+
+
+def test_one_prompt_over_time(explorer: Explorer) -> None:
+    text = look(explorer, mode=COURSE, prompt=key_of("2 + 2 ="))
+    assert "One prompt, 2 times" in text
+    assert "Then, step 1: highest and lowest of 4" in text
+    assert "Now, step 20" in text
+    chart = explorer.look("one", COURSE, 0, "as sampled", "all", "", 1, key_of("2 + 2 ="), 0)[3]
+    assert '"points":[[1,0.7],[20,0.7]]' in chart
+    assert "Choose a prompt" in look(explorer, mode=COURSE)
+    assert "None of the steps" in look(explorer, mode=COURSE, prompt="0" * 16)
+
+
+def test_summing_up_reads_no_completions(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = data.read
+
+    def spy(path: Path, wanted: Any = lambda name: True) -> Any:
+        asked.extend(name for name in ("completion", "prompt") if wanted(name))
+        return real(path, wanted)
+
+    monkeypatch.setattr(data, "read", spy)
+    run = explorer.site.run("one")
+    explorer.batches.course(run, key_of("2 + 2 ="))
+    assert asked == ["prompt", "prompt"]
+    explorer.batches.course(run, key_of("3 + 1 ="))
+    assert asked == ["prompt", "prompt"], "each file is summed up once"
+
+
+def test_what_a_model_wrote_cannot_become_part_of_the_page(explorer: Explorer) -> None:
+    run = explorer.site.run("one")
+    batch(run.completions, 30, [HACK, "2 + 2 ="], text=HACK)
+    for asked in ({}, {"mode": LIST}, {"mode": LIST, "search": "script"}, {"mode": COURSE, "prompt": key_of(HACK)}):
+        text = look(explorer, step=30, **asked)
+        assert "<script" not in text
+        assert "<img" not in text
+        assert "&lt;" in text
+
+
+@pytest.mark.parametrize("broken", [b"", b"PAR1nonsense", b"\0" * 64])
+def test_a_broken_file_is_named_and_the_others_are_shown(explorer: Explorer, broken: bytes) -> None:
+    run = explorer.site.run("one")
+    (run.completions / "step-00025.parquet").write_bytes(broken)
+    assert "step-00025.parquet cannot be read" in look(explorer)
+    assert "1 files cannot be read" in look(explorer, mode=EVERYWHERE)
+
+
+def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
+    run = make(explorer.site.settings.root, "none")
+    for path in run.completions.iterdir():
+        path.unlink()
+    assert "No completions on record" in explorer.look("none", *[None] * 8)[2]
+
+
+def test_whatever_a_browser_sends_is_read_as_a_wish() -> None:
+    odd = [None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}]
+    for value in odd:
+        wish = Wish.of(*[value] * 8)
+        assert wish.mode in tab.MODES
+        assert wish.page >= 1
+        assert len(wish.search) <= tab.LONGEST_SEARCH
+
+
+def test_files_of_other_names_are_none(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    for name in ("step-.parquet", "step-00001.parquet.tmp", "other.parquet", "step-1.partial"):
+        (run.completions / name).write_bytes(b"x")
+    assert [step for step, _ in Batches().steps(run)] == [1, 20]

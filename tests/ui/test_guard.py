@@ -1,0 +1,111 @@
+"""What a configuration of the page may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import load_config, preset_names
+from kit.errors import ConfigError
+from kit.ui.guard import check
+from kit.ui.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "mine.py").write_text("def short(prompts, completions, **columns): return [0.0 for _ in completions]\n")
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("{}")
+    (tmp_path / "data" / "out.jsonl").symlink_to("/etc/passwd")
+    (tmp_path / "model").mkdir()
+    return Settings(folder=tmp_path, hooks=(tmp_path / "mine.py",))
+
+
+def judged(settings: Settings, *overrides: str, trusted: str | None = None) -> None:
+    check(load_config("quickstart", list(overrides)), settings, trusted)
+
+
+def test_the_presets_pass(settings: Settings) -> None:
+    for name in preset_names():
+        if name != "custom-reward":  # which is about a file of the user's own
+            check(load_config(name), settings)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.source=data/train.jsonl",
+        "data.source=openai/gsm8k",
+        "model.name=model",
+        "model.name=Qwen/Qwen2.5-0.5B-Instruct",
+        "reward.functions=[{path: 'mine.py:short'}]",
+        "objective.clip=mine.py:clip",
+        "data.system_prompt='Answer like this: /etc, ../x, a.py:b'",
+        "reward.params={format_weight: 0.1}",
+    ],
+)
+def test_what_it_may_say(settings: Settings, override: str) -> None:
+    judged(settings, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("data.source=/etc/passwd", "lies outside"),
+        ("data.source=../x.jsonl", "lies outside"),
+        ("data.source=data/out.jsonl", "lies outside"),  # a link that leads out
+        ("data.source=~/x.jsonl", "lies outside"),
+        ("model.name=/etc", "lies outside"),
+        ("model.name=..", "lies outside"),
+        ("model.chat_template=/etc/passwd", "lies outside"),
+        ("reward.functions=[{path: 'other.py:f'}]", "code is not taken"),
+        ("reward.functions=[{path: 'os:system'}]", "code is not taken"),
+        ("objective.clip=other.py:clip", "code is not taken"),
+        ("objective.clip={name: 'os.path:join'}", "code is not taken"),
+        ("objective.regularizers=[{name: kl, coef: {schedule: 'os:system'}}]", "code is not taken"),
+        ("evaluation.checker=os:system", "there is no 'os:system'"),
+        ("reward.preset=gsm8k-reasonin", "gsm8k-reasoning"),
+        ("objective.recipe=os:system", "There are: "),
+        ("run.root=/tmp/elsewhere", "run.root"),
+        ("reward.params={api_key_env: HF_TOKEN}", "not taken from the page"),
+        ("reward.params={allow_unsafe: true}", "not taken from the page"),
+        ("reward.params={base_url: 'http://evil.example/v1'}", "another machine"),
+        ("reward.params={base_url: 'http://127.0.0.1@evil.example/v1'}", "another machine"),
+        ("reward.params={model: /etc}", "is a path"),
+        ("model.attention=/etc/x", "is a path"),
+    ],
+)
+def test_what_it_may_not(settings: Settings, override: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        judged(settings, override)
+
+
+def test_every_text_of_the_schema_is_looked_at(settings: Settings) -> None:
+    """A key to come that takes code is refused as long as nobody says otherwise: the walk finds it."""
+    from kit.ui import guard
+    from kit.ui.form import keys
+
+    tree: dict[str, Any] = load_config("quickstart").model_dump(mode="json")
+    for key in keys():
+        if key.kind not in ("text", "yaml") or any(
+            key.name == one or key.name.startswith(f"{one}.") for one in guard.FREE
+        ):
+            continue
+        parent, leaf = tree, key.name.split(".")
+        for part in leaf[:-1]:
+            parent = parent[part]
+        before, parent[leaf[-1]] = parent[leaf[-1]], "os:system"
+        found = [name for name, text in guard._leaves(tree) if text == "os:system"]
+        parent[leaf[-1]] = before
+        assert found == [key.name]
+
+
+def test_code_of_a_model_is_confirmed_by_its_name(settings: Settings) -> None:
+    wanted = ("model.name=some/model", "model.trust_remote_code=true")
+    for trusted in (None, "other/model", "some/modelx"):
+        with pytest.raises(ConfigError, match=r"confirm it by its name"):
+            judged(settings, *wanted, trusted=trusted)
+    judged(settings, *wanted, trusted="some/model")

@@ -1,0 +1,106 @@
+"""Home: what stands there, from files alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from kit.runs.store import RunDir
+from kit.ui import home
+from kit.ui.machine import strip
+from kit.ui.settings import Settings
+from kit.ui.site import Site, address, is_id
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+
+
+def run(site: Site, name: str, state: str = "running", **fields: object) -> RunDir:
+    made = site.store.create(name)
+    made.write_status(state, **fields)
+    return made
+
+
+def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
+    _, active, recent, _, stop = home.look(site, "")
+    assert "No runs yet" in active
+    assert "/new" in active
+    assert recent == ""
+    assert stop.visible is False
+
+
+def test_a_live_run_shows_phase_progress_reward_and_time_left(site: Site) -> None:
+    live = run(site, "alive", step=30, total_steps=60, eta_seconds=90)
+    live.append_metrics({"step": 30, "reward": 0.75})
+    _, active, recent, chosen, stop = home.look(site, "")
+    for text in ("alive", "running", "30 of 60", "0.750", "2 min", "training", "50% done", "/run?run=alive"):
+        assert text in active, text
+    assert "alive" in recent
+    assert (chosen.value, chosen.visible, stop.visible) == ("alive", False, True)
+
+
+def test_of_several_one_is_chosen_to_stop(site: Site) -> None:
+    run(site, "one")
+    run(site, "two")
+    _, _, _, chosen, _ = home.look(site, "")
+    assert chosen.visible
+    assert {name for name, _ in chosen.choices} == {"one", "two"}
+
+
+def test_why_a_run_ended_is_said(site: Site) -> None:
+    run(site, "broken", "failed", reason="the disk was full <b>")
+    _, active, recent, _, _ = home.look(site, "")
+    assert "Nothing is running" in active
+    assert "the disk was full &lt;b&gt;" in recent
+
+
+def test_nothing_is_sent_until_something_changes(site: Site) -> None:
+    live = run(site, "alive", step=1)
+    seen = home.look(site, "")[0]
+    assert home.look(site, seen) == [gr.skip()] * 5
+    live.append_metrics({"step": 2, "reward": 0.1})
+    assert home.look(site, seen)[0] != seen
+
+
+def test_a_root_that_is_a_file_is_an_error_and_no_end(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    _, active, *_ = home.look(Site(Settings(root=tmp_path / "runs")), "")
+    assert "is a file" in active
+
+
+def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
+    live = run(site, "alive")
+    assert "finishes its step" in home.ask_to_stop(site, "alive")
+    assert (live.control / "stop").exists()
+    run(site, "ended", "finished")
+    assert "has ended already" in home.ask_to_stop(site, "ended")
+    assert "There is no run" in home.ask_to_stop(site, "none")
+    for forged in ("../alive", "/etc", None, ["alive"], {"a": 1}, "x" * 100):
+        assert "Choose a run" in home.ask_to_stop(site, forged)
+
+
+def test_hundreds_of_runs_do_not_slow_the_poll(site: Site) -> None:
+    for number in range(300):
+        run(site, f"run-{number}", "finished", step=5, total_steps=5)
+    seen, _, recent, _, _ = home.look(site, "")
+    assert "280 earlier runs" in recent
+    begun = time.perf_counter()
+    for _ in range(5):
+        home.look(site, seen)
+    assert (time.perf_counter() - begun) / 5 < 0.5  # about 15 ms on a quiet machine
+
+
+def test_the_strip_shows_this_machine() -> None:
+    for text in ("CPU", "Memory", "GiB"):
+        assert text in strip()
+
+
+def test_ids_and_addresses() -> None:
+    assert address("run", "a-1") == "/run?run=a-1"
+    assert is_id("a-1")
+    assert not any(map(is_id, ("../a", "A", "", None, 3, ["a"], "a/b", "a\n")))

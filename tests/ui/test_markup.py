@@ -1,0 +1,125 @@
+"""Pieces of the page: whatever a completion holds, it stays text."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from kit.errors import DataError
+from kit.ui import lab_view
+from kit.ui import markup as m
+from kit.ui.live import said, stamp, unless_unchanged
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"' style=x {0}"
+
+
+def test_texts_are_escaped_everywhere() -> None:
+    part = {"name": EVIL, "value": 1.0, "status": EVIL, "seconds": 0.1, "reason": EVIL, "extracted": EVIL}
+    group = {
+        "row": 0, "prompt": EVIL, "reference": EVIL, "checker": EVIL, "weights": {EVIL: 1.0}, "advantages": [1.0],
+        "items": [{"text": EVIL, "total": 1.0, "correct": True, "parts": [part], "tokens": 3, "cut": True}],
+    }  # fmt: skip
+    hacks = {
+        "passed": False, "problems": [EVIL], "notes": [EVIL], "right": EVIL, "wrong": EVIL, "style": EVIL,
+        "cases": [
+            {"kind": kind, "name": EVIL, "completion": EVIL, "total": 1.0, "why": EVIL} for kind in ("good", "bad", "hack")
+        ],
+    }  # fmt: skip
+    pages = [
+        lab_view.group(group, EVIL),
+        lab_view.groups([group]),
+        lab_view.row({"place": 0, "prompt": EVIL, "reference": EVIL}),
+        lab_view.hacks(hacks),
+        m.error(EVIL),
+        m.empty(EVIL, EVIL),
+        m.page(
+            m.table([EVIL], [[EVIL]]), m.badge(EVIL, EVIL), m.note(EVIL, EVIL), m.bar(0.5, EVIL, EVIL), m.card(EVIL)
+        ),
+    ]
+    for page in pages:
+        assert "<script" not in page
+        assert "<img" not in page
+        assert "&lt;script&gt;" in page
+
+
+def test_keys_in_an_error_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "abcdefgh12345")
+    assert "abcdefgh12345" not in m.error("403 for abcdefgh12345")
+    assert "hf_" not in m.error("bad token hf_" + "a" * 30)
+
+
+def test_numbers_and_times_are_for_people() -> None:
+    assert [m.number(value) for value in (None, True, float("nan"), 1234, 0.12345)] == ["–", "–", "–", "1,234", "0.123"]
+    assert [m.duration(value) for value in (None, -1, 45, 720, 12_240)] == ["–", "–", "45 s", "12 min", "3.4 h"]
+    assert m.ago(time.time() - 120) == "2 min ago"
+    assert m.ago(None) == "–"
+    assert [m.seconds(value) for value in (0.44, 12.0)] == ["0.4 s", "12 s"]
+
+
+def test_a_bar_stays_in_its_frame() -> None:
+    assert "width:100.0%" in m.bar(7.0)
+    assert "width:0.0%" in m.bar(-1.0)
+
+
+def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    absent = stamp([file])
+    file.write_text("1\n")
+    first = stamp([file])
+    assert absent != first == stamp([file])
+    assert unless_unchanged(first, absent, lambda: ("a", "b"), 2) == [first, "a", "b"]
+
+    def never() -> tuple[str, str]:
+        raise AssertionError("it was made although nothing had changed")
+
+    skipped = unless_unchanged(first, first, never, 2)
+    assert skipped == [gr.skip()] * 3
+    file.write_text("1\n2\n")
+    assert stamp([file]) != first
+    assert stamp([file], extra=1) != stamp([file], extra=2)
+
+
+def test_a_mistake_is_said_and_a_fault_is_not_hidden() -> None:
+    def mistake() -> None:
+        raise DataError("no such row")
+
+    def fault() -> None:
+        raise ValueError("broken")
+
+    assert said(mistake, lambda text: text.upper()) == "NO SUCH ROW"
+    with pytest.raises(ValueError, match="broken"):
+        said(fault, str)
+
+
+def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
+    change = "-o generation.num_generations=16 -o optimisation.batch_size=64"
+    shares = (
+        "pass@1",
+        "pass@8",
+        "reward",
+        "spread_share",
+        "zero_spread_share",
+        "truncated_share",
+        "format_share",
+        "failure_share",
+    )
+    found = {name: {"value": 0.1, "low": 0.05, "high": 0.2} for name in shares} | {
+        "verdict": {"verdict": "too hard", "because": "<b>", "change": change},
+        "prompts": 8,
+        "k": 8,
+        "completion_tokens_mean": 13.0,
+        "reward_latency_ms": {"p50": 0.1, "p95": 0.2},
+        "hours": 0.5,
+        "seconds": {"rollout": 1.0, "reward": 0.0, "update": 1.0, "step": 2.0},
+    }
+    html = lab_view.signal(found)
+    assert "Too hard" in html
+    assert "verdict fail" in html
+    assert "<b>." not in html
+    assert "10% [5%, 20%]" in html
+    assert lab_view.overrides_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
+    without = found | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
+    assert lab_view.overrides_of(without) == []

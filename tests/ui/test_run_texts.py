@@ -1,0 +1,246 @@
+"""What the Run, Compare, Chat and Export screens say in words, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import batch, make
+
+from kit.errors import ConfigError, RunError
+from kit.evaluation.alarms import RULES
+from kit.exporting.formats import FORMATS
+from kit.runs.store import RunDir
+from kit.ui import chat_pool, chat_view, compare_screen, compare_view, export_view, run_actions, run_files, run_head
+from kit.ui.curves import Library
+from kit.ui.run_screen import View
+from kit.ui.settings import Settings
+from kit.ui.site import Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    make(tmp_path / "runs")
+    return Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+
+
+def test_every_alarm_of_the_kit_has_a_title() -> None:
+    assert {*RULES, "reward_hacking"} == set(run_head.TITLES)
+
+
+def test_alerts_are_told_once_the_gravest_first() -> None:
+    events = [
+        {"kind": "alert", "step": 3, "name": "kl_spike", "severity": "warning", "message": "early"},
+        {"kind": "alert", "step": 9, "name": "kl_spike", "severity": "warning", "message": "late"},
+        {"kind": "alert", "step": 5, "name": "reward_hacking", "severity": "error", "message": "grave"},
+        {"kind": "checkpoint", "step": 5},
+        {"kind": "alert", "step": None, "name": None, "severity": 7, "message": None},
+    ]
+    text = str(run_head.alerts(events))
+    assert text.index("grave") < text.index("late")
+    assert "early" not in text
+    assert "2 times in all" in text
+    assert run_head.alerts([{"kind": "checkpoint"}]) == ""
+
+
+def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np.ndarray]:
+    known = np.arange(1.0, steps + 1)
+    return {
+        "step": known,
+        "reward": np.full(steps, 0.5) if reward is None else reward,
+        "groups/zero_spread": np.full(steps, spread),
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "scored", "said"),
+    [
+        ("starting", {}, False, "Before the first step"),
+        ("running", {}, False, "Before the first step"),
+        ("running", columns(20), False, "Flat or jumpy for the first 100 steps is normal. What counts now"),
+        ("running", columns(20, spread=0.95), False, "most groups teach nothing so far"),
+        ("running", columns(150), False, "Only the held-out score tells"),
+        ("running", columns(150), True, ""),
+        ("finished", columns(50), False, "There is no held-out score after training"),
+        ("finished", columns(50), True, "ends about where it began"),
+        ("finished", columns(50, np.linspace(0, 1, 50)), True, ""),
+        ("failed", columns(50), False, ""),
+    ],
+)  # fmt: skip
+def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: Any, scored: bool, said: str) -> None:
+    text = run_head.expectation({"state": state}, found, scored)
+    assert said in text
+    assert bool(text) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        ("running", ["stop", "save", "now", "report"]),
+        ("stopping", ["stop", "save", "now", "report"]),
+        ("stopped", ["resume", "report"]),
+        ("interrupted", ["resume", "report"]),
+        ("finished", ["report"]),
+    ],
+)
+def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
+    found = run_actions.buttons({"state": state})
+    assert [name for name, part in zip(run_actions.BUTTONS, found, strict=True) if part.visible] == shown
+    assert not any(part.visible for part in run_actions.buttons(None))
+
+
+def test_a_refused_resume_offers_force() -> None:
+    found = run_actions.buttons({"state": "stopped", "refused": "the data has changed"})
+    assert found[run_actions.BUTTONS.index("force")].visible
+
+
+def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
+    view = View(site, Library())
+    first = view.look("one", "charts", {})
+    assert isinstance(first[1], str)
+    again = view.look("one", "charts", first[0])
+    assert all(isinstance(part, dict) for part in again), "gr.skip() everywhere"
+    batch(site.run("one").completions, 21, ["1 + 1 ="])
+    site.run("one").append_metrics({"step": 21, "reward": 0.9})
+    third = view.look("one", "charts", first[0])
+    assert isinstance(third[1], str)
+    assert ",20,21]" in third[View.parts.index("charts") + 1]
+    other = view.look("one", "log", third[0])
+    assert "a line of the log" in other[View.parts.index("log") + 1]
+    assert isinstance(other[View.parts.index("charts") + 1], dict), "charts are sent to the tab that shows them"
+
+
+def test_the_configuration_shows_what_was_changed_only(site: Site) -> None:
+    about, yaml = run_files.config(site.run("one"))
+    assert "generation.num_generations" in about
+    assert "optimisation.weight_decay" not in about
+    assert "weight_decay" in yaml
+    assert "grpo-kit train" in about
+
+
+def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
+    run = site.run("one")
+    for number, size in ((10, 4), (20, 5)):
+        folder = run.path / f"checkpoint-{number}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+        (folder / "weights").write_bytes(b"1234")
+        (folder / "manifest.json").write_text(f'{{"weights": {size}}}')
+    text = run_files.checkpoints(run, {})
+    assert text.index("checkpoint-20") < text.index("incomplete") < text.index("checkpoint-10")
+    assert text.index("checkpoint-10") < text.index("resume goes on here")
+
+
+def test_a_long_log_is_shown_from_its_end(site: Site) -> None:
+    run = site.run("one")
+    run.log.write_text("".join(f"line {number}\n" for number in range(20_000)))
+    text = run_files.log(run)
+    assert "line 19999" in text
+    assert "line 100\n" not in text
+    assert len(text) < 40 * 1024
+
+
+def test_runs_of_one_method_are_one_arm(site: Site) -> None:
+    root = site.settings.root
+    runs = [make(root, f"{name}-s{seed}", overrides=(f"run.seed={seed}", f"optimisation.learning_rate={rate}"))
+            for name, rate in (("slow", 1e-5), ("fast", 1e-3)) for seed in (0, 1)]  # fmt: skip
+    arms = compare_screen.arms_of(runs, together=True)
+    assert [[run.id for run in arm] for arm in arms] == [["slow-s0", "slow-s1"], ["fast-s0", "fast-s1"]]
+    assert compare_screen.arm_names(arms) == ["slow", "fast"]
+    assert len(compare_screen.arms_of(runs, together=False)) == 4
+    configs = [dict(compare_screen.configuration(arm[0])) for arm in arms]
+    text = compare_view.differences(["slow", "fast"], configs, compare_screen.NOT_THE_METHOD)
+    assert text.count("<tr>") == 2  # the head and the one key
+    assert "optimisation.learning_rate" in text
+    packed = compare_screen.overlaid(Library(), arms, ["slow", "fast"])
+    reward = packed["panels"][0]["series"]
+    assert [(one["name"], one["color"], one["grid"]) for one in reward] == [
+        ("slow-s0", 0, 0), ("slow-s1", 0, 1), ("fast-s0", 1, 2), ("fast-s1", 1, 3)
+    ]  # fmt: skip
+    same = compare_view.differences(["a", "b"], [configs[0], configs[0]], ())
+    assert "Nothing but the seed" in same
+
+
+def test_too_many_runs_are_refused(site: Site) -> None:
+    with pytest.raises(RunError, match="at most"):
+        compare_screen.chosen_runs(site, [f"run-{number}" for number in range(40)])
+
+
+def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
+    result = {"format": "adapter", "path": "/x", "bytes": 5, "time": 1.0, "step": 3, "stored": "float32", "holds": "adapter",
+              "files": [{"name": "w.safetensors", "bytes": 5, "sha256": "ab" * 32}], "notes": [],
+              "verification": {"verified": False, "faults": ["layer 3 is missing"], "limits": {}, "comparison": {}}}  # fmt: skip
+    text = export_view.results("one", {"adapter": result})
+    assert "not what was trained" in text
+    assert "layer 3 is missing" in text
+    assert "download" not in text
+    result["verification"] = {
+        "verified": True,
+        "faults": [],
+        "limits": {"agreement": 0.9},
+        "comparison": {"token_agreement": 1.0},
+    }
+    good = export_view.results("one", {"adapter": result})
+    assert 'href="/runs/one/export/adapter/w.safetensors"' in good
+    assert "at least 0.9" in good
+    assert set(export_view.LOAD) <= set(FORMATS)
+
+
+def test_rewards_stand_beside_both_answers() -> None:
+    reward = {"total": 1.2, "components": {"accuracy": {"value": 1.0, "weight": 1.0, "status": "ok"}}}
+    done = {"prompt": "2 + 2 =", "reference": "4"}
+    answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
+               "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
+    text = chat_view.pair(("base", "tuned"), answers, done, {"seed": 3})
+    assert "The reward likes the tuned answer better, by 1.00" in text
+    assert "&lt;b&gt;4" in text
+    assert "cut at the limit" in text
+    assert "seed 3 on both sides" in text
+
+
+def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = site.run("one")
+    pool = chat_pool.Pool(site)
+    monkeypatch.setattr(site.benches, "ask", lambda *args, **more: {"model": {"parameters": 10**13}})
+    pool.check_memory(run)  # nothing is training
+    monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
+    with pytest.raises(RunError, match=r"'one' is training, and there would not be room.* GB|TB"):
+        pool.check_memory(run)
+    monkeypatch.setattr(site.benches, "ask", lambda *args, **more: {"model": {"parameters": 10**5}})
+    pool.check_memory(run)
+
+    def unknown(*args: Any, **more: Any) -> Any:
+        raise ConfigError("no such model")
+
+    monkeypatch.setattr(site.benches, "ask", unknown)
+    with pytest.raises(RunError, match="cannot be told"):
+        pool.check_memory(run)
+
+
+def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.chat.client
+
+    closed: list[str] = []
+
+    class Fake:
+        alive = False
+
+        def __init__(self, run: Any, checkpoint: Any, idle: float) -> None:
+            self.name = f"{run.id}:{checkpoint}"
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr(kit.chat.client, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
+    for name in ("two", "three"):
+        make(site.settings.root, name)
+    pool = chat_pool.Pool(site)
+    first = pool.session(site.run("one"), None)
+    assert pool.session(site.run("one"), None) is first, "also before it is loaded, for two browsers at once"
+    assert pool.session(site.run("one"), "best") is not first
+    assert closed == ["one:None"]
+    pool.session(site.run("two"), None)
+    pool.session(site.run("three"), None)
+    assert closed == ["one:None", "one:best"]

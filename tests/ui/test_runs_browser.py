@@ -1,0 +1,285 @@
+"""Run, Compare, Chat and Export in a real browser: from a start on the page to a verified export, and what may happen."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright")
+from made_runs import batch, make
+from playwright.sync_api import Page as Tab
+from playwright.sync_api import expect
+from test_browser import QUICK, browser, fill, page, press, sees, status, step, tab, wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+__all__ = ["browser", "page", "tab"]
+SLOW = 240_000
+
+
+def choose(tab: Tab, elem_id: str, name: str) -> None:
+    """An entry of a drop-down list."""
+    tab.locator(f"#{elem_id} input").first.click()
+    tab.get_by_role("option", name=name, exact=True).click()
+
+
+def started(page: Any, run_id: str, steps: int, cache: Path, **more: Any) -> Any:
+    """A run of the tiny model, begun as the command line does."""
+    import kit
+
+    given = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_KIT_CACHE", str(cache))
+        overrides = [f"{key}={value}" for key, value in given.items()]
+        return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
+
+
+def test_a_newcomers_whole_way_to_a_verified_adapter(page: Any, tab: Callable[..., Tab], embedded_cache: Path) -> None:
+    new = tab(page, "/new")
+    sees(new, "The schema accepts it")
+    step(new, "4 Settings")
+    for key, value in QUICK.items():
+        fill(new, key, value)
+    step(new, "5 Plan & start")
+    name = new.locator("#run-name textarea, #run-name input").first
+    name.fill("way")
+    name.blur()
+    press(new, "Start")
+    new.wait_for_url("**/run?run=way")
+    run = new
+    sees(run, re.compile("starting|running|finished"))
+    run.reload()  # in the middle
+    wait_for(lambda: status(page, "way")["state"] in ("finished", "failed"), 240)
+    assert status(page, "way")["state"] == "finished", status(page, "way").get("reason")
+    sees(run, "finished")
+    sees(run, "Reward on training prompts")
+    sees(run, "Held-out problems solved")
+    step(run, "Completions")
+    sees(run, re.compile(r"Step 2: \d of 2 groups teach"))
+    run.get_by_role("button", name="this prompt over time").first.click()
+    sees(run, re.compile("One prompt, "))
+    run.get_by_role("link", name="Export it").click()
+    run.wait_for_url("**/export?run=way")
+    sees(run, "Room on the disk")
+    expect(run.locator("#export-weights input")).to_have_value("the run's result")
+    press(run, "Export and verify")
+    sees(run, "Exporting and verifying")
+    run.locator("#export-results .verdict.ok").wait_for(timeout=SLOW)
+    sees(run, "verified")
+    sees(run, "tokens on which both agree")
+    with run.expect_download() as got:
+        run.get_by_role("link", name="adapter_model.safetensors").click()
+    written = page.root / "way" / "export" / "adapter" / "adapter_model.safetensors"
+    assert Path(got.value.path()).read_bytes() == written.read_bytes()
+
+
+def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) -> None:
+    assert (page.root / "way" / "adapter").is_dir(), "made by the test above"
+    chat = tab(page, "/chat?run=way")
+    sees(chat, "loaded by the first question")
+    press(chat, "Load the model")
+    chat.get_by_text(re.compile("Loaded: weights of step 2")).wait_for(timeout=SLOW)
+    chat.locator("#chat-picked input").click()
+    chat.get_by_role("option").nth(1).click()
+    press(chat, "Ask both")
+    sees(chat, "Base, as it was")
+    sees(chat, "Tuned, after this run")
+    chat.locator("#chat-answers .chip").first.wait_for(timeout=SLOW)
+    expect(chat.locator("#chat-answers .pair .card")).to_have_count(2)
+    sees(chat, "reference")
+    sees(chat, "One prompt says little")
+    before = chat.locator("#chat-answers .said").all_inner_texts()
+    for text in ("", "12 + 30 ="):  # the same seed: the same answers; another prompt: others
+        chat.locator("#chat-prompt textarea").fill(text)
+        chat.locator("#chat-answers .said").first.evaluate("e => e.textContent = 'old'")
+        press(chat, "Ask both")
+        expect(chat.locator("#chat-answers .said").first).not_to_have_text("old", timeout=60_000)
+        expect(chat.locator("#chat-answers .pair .badge").nth(1)).to_have_text(
+            re.compile("complete|cut"), timeout=60_000
+        )
+        answers = chat.locator("#chat-answers .said").all_inner_texts()
+        assert (answers == before) == (text == "")
+
+
+def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
+    tab: Callable[..., Tab], open_page: Any, embedded_cache: Path
+) -> None:
+    environment = {"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"}
+    own = open_page(environment=environment)
+    run = started(own, "long", 4000, embedded_cache)
+    first, second = (tab(own, "/run?run=long") for _ in range(2))
+    for one in (first, second):
+        sees(one, "running")
+    wait_for(lambda: status(own, "long").get("step", 0) >= 5)
+    for one in (first, second):
+        one.locator("#run-charts svg").first.wait_for()
+    own.kill()
+    first.close()
+    at = status(own, "long")["step"]
+    wait_for(lambda: status(own, "long")["step"] > at)  # the run did not notice
+    again = open_page(folder=own.folder, port=own.port, environment=environment)
+    third = tab(again, "/run?run=long")
+    sees(third, "running")
+    chart = third.locator("#run-charts svg").first
+    chart.wait_for()
+    known = chart.get_attribute("aria-label") or ""
+    assert "steps 1 to" in known, "the charts begin with the first step, not with the restart"
+    expect(chart).not_to_have_attribute("aria-label", known, timeout=30_000)  # and go on by themselves
+    # What was open all the time is live again, too.
+    expect(second.locator("#run-charts svg").first).to_have_attribute("aria-label", re.compile(r"steps 1 to \d+"))
+    third.locator("#run-stop").click()
+    sees(third, "saves a checkpoint and ends")
+    run.wait(120)
+    sees(third, "stopped")
+    for one in (second, third):
+        one.locator("#run-resume").wait_for()
+    stopped_at = status(again, "long")["step"]
+    step(third, "Checkpoints")
+    sees(third, "resume goes on here")
+    third.locator("#run-resume").click()
+    sees(third, "goes on from its last whole checkpoint")
+    wait_for(lambda: status(again, "long").get("step", 0) > stopped_at)
+    sees(third, "running")
+    third.locator("#run-now").click()
+    sees(third, "What was learned since the last checkpoint is lost")
+    third.locator("#run-now-no").click()
+    assert status(again, "long")["state"] == "running"
+    third.locator("#run-now").click()
+    third.locator("#run-now-yes").click()
+    wait_for(lambda: run.status["state"] in ("stopped", "interrupted", "failed"))
+    sees(third, "stopped")
+
+
+def test_a_refused_resume_says_why(tab: Callable[..., Tab], open_page: Any, embedded_cache: Path) -> None:
+    own = open_page(environment={"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"})
+    run = started(own, "changed", 4000, embedded_cache)
+    wait_for(lambda: status(own, "changed").get("step", 0) >= 2)
+    run.stop()
+    text = run.path / "data.json"
+    text.write_text(re.sub(r'("sha256": ")[0-9a-f]{8}', r"\g<1>00000000", text.read_text()))
+    one = tab(own, "/run?run=changed")
+    one.locator("#run-resume").click()
+    sees(one, "It was not resumed")
+    sees(one, re.compile("data"))
+    one.locator("#run-force input").check()
+    one.locator("#run-resume").click()
+    wait_for(lambda: run.status["state"] == "running")
+    run.stop(now=True)
+
+
+def test_charts_of_ten_thousand_steps_and_the_keyboard(page: Any, tab: Callable[..., Tab]) -> None:
+    make(page.root, "huge", 10_000)
+    one = tab(page, "/run?run=huge")
+    chart = one.locator("#run-charts svg").first
+    chart.wait_for()
+    assert "steps 1 to 10,000" in (chart.get_attribute("aria-label") or "").replace("10000", "10,000")
+    sees(one, "The policy has jumped away from the reference")
+    chart.focus()
+    one.keyboard.press("Home")
+    sees(one, "step 1")
+    for _ in range(3):
+        one.keyboard.press("ArrowRight")
+    legend = one.locator("#run-charts .legend").first
+    expect(legend).to_contain_text(re.compile(r"step 30\d"))
+    second = one.locator("#run-charts .legend").nth(1)
+    expect(second).to_contain_text(re.compile(r"step 30\d"))  # all charts show the same step
+    shown = one.evaluate(
+        "Math.max(...[...document.querySelectorAll('#run-charts path')]"
+        ".map(p => (p.getAttribute('d') || '').split(/[ML]/).length))"
+    )
+    assert shown <= 1 + 2 * 500
+    assert one.locator("#run-charts svg").count() >= 10
+
+
+def test_the_explorer_filters_searches_and_pages(page: Any, tab: Callable[..., Tab]) -> None:
+    run = make(page.root, "explored")
+    for number in range(2, 6):
+        batch(run.completions, number, [f"{place} + {number} =" for place in range(6)])
+    one = tab(page, "/run?run=explored")
+    sees(one, "finished")
+    step(one, "Completions")
+    sees(one, "Step 20: 1 of 2 groups teach")
+    one.locator("#completions-back").click()
+    sees(one, "Step 5: 5 of 6 groups teach")
+    expect(one.locator("#completions-shown .group")).to_have_count(3)
+    one.locator("#completions-page input").fill("2")
+    one.locator("#completions-page input").press("Enter")
+    sees(one, "Step 5, group 4")
+    choose(one, "completions-mode", "List of all steps")
+    choose(one, "completions-keep", "reward failed")
+    sees(one, re.compile(r"completions in 6 steps"))
+    assert (
+        one.locator("#completions-shown .chip.timeout").count() == one.locator("#completions-shown .completion").count()
+    )
+    choose(one, "completions-keep", "all")
+    one.locator("#completions-search textarea, #completions-search input").first.fill("3 + 4")
+    one.locator("#completions-search textarea, #completions-search input").first.press("Enter")
+    sees(one, "4 completions in 6 steps")
+    expect(one.locator("#completions-shown mark").first).to_have_text("3 + 4")
+    one.locator("#completions-shown summary").first.press("Enter")  # by keyboard
+    one.get_by_role("button", name="this prompt over time").first.press("Enter")
+    sees(one, "One prompt, 1 time")
+
+
+def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
+    for seed in range(3):
+        make(page.root, f"plain-s{seed}", share=0.2, overrides=(f"run.seed={seed}",))
+        make(page.root, f"fast-s{seed}", share=0.9, overrides=(f"run.seed={seed}", "optimisation.learning_rate=0.001"))
+    one = tab(page, "/compare?run=plain-s0")
+    sees(one, "Choose two runs or more")
+    for name in ("plain-s1", "plain-s2", "fast-s0", "fast-s1", "fast-s2"):
+        choose(one, "compare-runs", name)
+    one.keyboard.press("Escape")
+    expect(one.locator("#compare-arms .card")).to_have_count(2)
+    expect(one.locator("#compare-config tbody tr")).to_have_count(1)
+    sees(one, "optimisation.learning_rate")
+    one.locator("#compare-charts svg").first.wait_for()
+    expect(one.locator("#compare-charts .legend").first).to_contain_text("fast-s1")
+    press(one, "Which is better?")
+    sees(one, "fast against plain")
+    expect(one.locator("#compare-verdict .verdict .badge")).to_have_text("better")
+    sees(one, "95 % interval over 40 held-out problems")
+
+
+@pytest.mark.parametrize("path", ["/run?run=explored", "/compare?run=plain-s0", "/chat?run=way", "/export?run=way"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_without_scrolling_sideways(
+    page: Any, tab: Callable[..., Tab], path: str, scheme: str
+) -> None:
+    one = tab(page, path, 390, scheme)
+    one.wait_for_timeout(3000)
+    assert one.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = one.evaluate(
+        "[...document.querySelectorAll('.k .card, .k .note, .k .verdict, .chart-card')]"
+        ".filter(e => e.getBoundingClientRect().right > 391).length"
+    )
+    assert wide == 0
+
+
+def test_empty_and_error_states(tab: Callable[..., Tab], open_page: Any) -> None:
+    own = open_page()
+    for path, text in {
+        "/run": "No run yet",
+        "/compare": "Two runs are needed",
+        "/chat": "No trained model yet",
+        "/export": "No trained model yet",
+    }.items():
+        sees(tab(own, path), text)
+    lost = tab(own, "/run?run=lost")
+    sees(lost, "There is no run 'lost'")
+    run = make(own.root, "broken", state="failed")
+    run.write_status("failed", reason="CUDA ran out of memory")
+    for path in run.eval.iterdir():
+        path.unlink()
+    run.metrics_file.write_text("nonsense\n" + run.metrics_file.read_text())
+    one = tab(own, "/run?run=broken")
+    sees(one, "CUDA ran out of memory")
+    sees(one, re.compile("line 1: not a JSON object"))
+    sees(one, "No step was made")
+    begun = time.monotonic()
+    sees(tab(own, "/chat?run=broken"), "This run has no weights yet")
+    assert time.monotonic() - begun < 60
