@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kit.api import resume as resume
     from kit.api import start as start
+    from kit.comparison import Comparison as Comparison
+    from kit.comparison import compare as compare
     from kit.config import RunConfig as RunConfig
     from kit.config import load_config as load_config
     from kit.objective import Objective as Objective
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Comparison": "kit.comparison",
     "Run": "kit.run",
+    "compare": "kit.comparison",
     "resume": "kit.api",
     "start": "kit.api",
     "train": "kit.api",
@@ -49,6 +53,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Comparison",
     "HookedGRPOTrainer",
     "Objective",
     "Run",
@@ -57,6 +62,7 @@ __all__ = [
     "__version__",
     "advantages",
     "clips",
+    "compare",
     "load_config",
     "recipes",
     "reductions",

@@ -6,7 +6,8 @@ import functools
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def train(
     Args:
         config: a preset's name, a YAML file, a mapping, or a `RunConfig`.
         overrides: `section.key=value` strings, as on the command line.
-        progress: let the process print its progress.
+        progress: let the process print its progress; in a notebook, show a card that follows the run.
         shortcuts: `steps` (optimiser steps), `seed`, `objective` (a recipe's name, or a mapping like the objective
             section; either way it takes the place of the whole section), `run_id`.
 
@@ -93,7 +94,8 @@ def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outco
     request = {"config": config.model_dump(mode="json")}
     make = functools.partial(_make, config)
     try:
-        outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell, make=make)
+        with _shown(folder, quiet or folder.path.exists()) as hear:  # a taken id is refused, and its run is another
+            outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=hear or _tell, make=make, hear=hear)
     except BaseException as error:
         if request.get("adopt"):  # the directory was made here
             settle(folder, None, cut_short(error))
@@ -189,10 +191,18 @@ def relaunch(
         if detached:
             detach(folder, request, module=TRAINER)
             return run, Outcome(DONE)
-        return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=_tell)
+        with _shown(folder, quiet) as hear:
+            return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=hear or _tell, hear=hear)
     except BaseException as error:
         settle(folder, None, cut_short(error))
         raise
+
+
+def _shown(run: RunDir, quiet: bool) -> AbstractContextManager[Callable[[str], None] | None]:
+    """In a notebook a card of the run below the cell, which takes what the run prints; elsewhere nothing."""
+    from kit.notebook import in_notebook, shown
+
+    return shown(run) if in_notebook() and not quiet else nullcontext()
 
 
 def _tell(text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +23,13 @@ MARKERS = "osD^v<"
 def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Path | None) -> Figure:
     """The figure of one run. Raises `RunError` when there is nothing to draw, or `path` cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     shown = panels(metrics, evaluations)
     if not shown:
         raise RunError(f"{title} has no metrics yet; there is nothing to draw.")
     columns = min(len(shown), 2 if len(shown) <= 4 else 3)
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.0 * rows), layout="constrained", facecolor="white")
+    figure = _shown_by_notebooks()(figsize=(4.6 * columns, 3.0 * rows), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11, color="#1f2937")
     for place, panel in enumerate(shown, start=1):
@@ -39,6 +40,20 @@ def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Pat
         except (OSError, ValueError) as error:
             raise RunError(f"The figure cannot be saved to {path}: {error}") from error
     return figure
+
+
+@cache
+def _shown_by_notebooks() -> type[Figure]:
+    """A figure that a notebook shows as a picture also where nobody has imported pyplot."""
+    from matplotlib.figure import Figure
+
+    class RunFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=110)
+            return picture.getvalue()
+
+    return RunFigure
 
 
 def _draw(axes: Axes, panel: Panel) -> None:

@@ -54,10 +54,10 @@ def overview(record: Record) -> Markup:
     end = f"This run {words}{_progress(record)}." + (f" Reason: {_sentence(reason)}" if reason else "")
     parts = [html.notice(end, kind)]
     parts += [html.notice(f"{fault} This report does without.", "warning") for fault in record.faults]
-    return html.join([*parts, *_alerts(record), html.tiles(figures(record))])
+    return html.join([*parts, *alerts(record), html.tiles(figures(record))])
 
 
-def _alerts(record: Record) -> list[Markup]:
+def alerts(record: Record) -> list[Markup]:
     """The first alert of each name; all of them stand under Events."""
     alerts = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
     first = {alert.get("name"): alert for alert in reversed(alerts)}

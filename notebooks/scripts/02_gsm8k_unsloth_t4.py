@@ -1,0 +1,134 @@
+# ---
+# jupyter:
+#   accelerator: GPU
+#   colab:
+#     gpuType: T4
+# ---
+
+# %% [markdown]
+# # Grade-school mathematics on a free T4
+#
+# Qwen2.5-1.5B-Instruct learns to reason on GSM8K: weights in 4-bit, a LoRA adapter trained with GRPO, generation and
+# training by Unsloth, all on one T4 with 16 GB (Colab: Runtime → Change runtime type → T4; Kaggle: Accelerator →
+# GPU T4, of which one is used). Checkpoints go to your Drive, so that a disconnect costs minutes, not the run.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## Where the run lives
+#
+# On Colab everything but Drive is gone when the session ends.
+
+# %%
+ROOT = "runs"
+if HOST == "Colab":
+    from google.colab import drive
+
+    drive.mount("/content/drive")
+    ROOT = "/content/drive/MyDrive/grpo-kit"
+
+# %% [markdown]
+# ## The configuration
+#
+# The preset `gsm8k` with what a T4 needs. It has no bfloat16, so float16 it is; four completions a problem are the least
+# from which a group can be compared with profit, eight are better where memory allows.
+
+# %%
+from pathlib import Path
+
+import kit
+from kit.smoke import smoke
+
+SETTINGS = [
+    "model.backend=unsloth",
+    "model.dtype=float16",
+    "generation.num_generations=4",
+    "generation.max_completion_tokens=400",
+    "optimisation.batch_size=32",
+    "optimisation.micro_batch_size=4",
+    "optimisation.steps=250",
+    "evaluation.every=50",
+    "evaluation.prompts=100",
+    "run.save_every=25",
+    f"run.root={ROOT}",
+    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
+]
+config = kit.load_config("gsm8k", SETTINGS)
+Path("gsm8k-t4.yaml").write_text(config.to_yaml())
+config.model, config.generation, config.optimisation
+
+# %% [markdown]
+# ## Will it fit, and will it learn?
+#
+# `plan` counts the memory by its parts and says what to change where it is too much.
+
+# %%
+# !grpo-kit plan gsm8k-t4.yaml
+
+# %% [markdown]
+# `doctor` asks the model itself: how often is it right before training, and do the answers to one problem differ? A few
+# minutes that can save hours.
+
+# %%
+# !grpo-kit doctor gsm8k-t4.yaml --prompts 8
+
+# %% [markdown]
+# ## Train
+#
+# What to expect: the first step takes longest (compilation); after it the card says how much time is left. The reward for
+# the layout rises first. **The accuracy then stays flat, often for the first 100 steps; that is normal.** Look at the
+# held-out score, not at single steps: eight problems of four completions are a noisy sample.
+#
+# Worry when the run says so (alerts stand in the card), when completions are cut at the limit more and more, or when the
+# held-out score falls while the reward rises.
+
+# %%
+run = kit.train("gsm8k-t4.yaml", run_id="gsm8k-t4")
+
+# %% [markdown]
+# ## After a disconnect
+#
+# Run the cells above except the last one, then this one: it goes on from the last checkpoint on Drive. A run that has
+# finished is left as it is.
+
+# %%
+run = kit.Run("gsm8k-t4", ROOT)
+if run.status["state"] != "finished":
+    run = kit.resume("gsm8k-t4", ROOT)
+run
+
+# %%
+run.plot()
+
+# %% [markdown]
+# ## What it says now
+
+# %%
+import pandas as pd
+
+pd.set_option("display.max_colwidth", 200)
+pd.DataFrame(run.completions(step=len(run.metrics()))).filter(regex="prompt|completion|reward|advantage").head(4)
+
+# %% [markdown]
+# ## Keep it
+#
+# The adapter is some 100 MB and loads with PEFT or Unsloth; `08_export_and_chat.ipynb` merges it, converts it, and talks to it.
+
+# %%
+sorted(path.name for path in (run.path / "adapter").iterdir())

@@ -1,0 +1,122 @@
+# %% [markdown]
+# # A reward and a loss of your own
+#
+# Both are plain functions in a file. A reward sees texts and the dataset's columns; a hook sees a batch of tokens and
+# returns a tensor. The kit checks both before the first step, and a hook is never silently ignored.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## A reward
+#
+# TRL's calling convention: lists in, one number a completion out, every column of the dataset as a keyword.
+# `None` says "this one cannot be judged".
+
+
+# %% file="my_rewards.py"
+def short(prompts, completions, **columns):
+    """1 for an empty completion, 0 from 120 characters on. Range 0 to 1."""
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [max(0.0, 1 - len(text) / 120) for text in texts]
+
+
+# %% [markdown]
+# ## A hook
+#
+# A function of the batch is a *clip*: the per-token loss, (B, T). Its other parameters are hyper-parameters, found by
+# name and checked. This one is a `tanh` in place of PPO's cut: the gradient fades smoothly.
+
+# %% file="my_hooks.py"
+import torch
+
+from kit.objective import TokenBatch
+
+
+def tanh_clip(batch: TokenBatch, width: float = 0.2) -> torch.Tensor:
+    """Per-token surrogate -A·w·tanh(log r / w), (B, T)."""
+    return -batch.advantages * width * torch.tanh(batch.log_ratio / width)
+
+
+# %% [markdown]
+# ## Try the hook first
+#
+# On random batches: shapes, padding, NaN, extreme ratios, and its gradient against finite differences.
+
+# %%
+# !grpo-kit objective check my_hooks.py:tanh_clip
+
+# %% [markdown]
+# A hook that is wrong is caught here, not after a night of training. This one forgets that padding is no token:
+
+
+# %% file="leaky.py"
+def leaky_clip(batch):
+    """Wrong on purpose: the mean runs over padding, too."""
+    return -batch.advantages * batch.ratio / batch.mask.numel() * (batch.logps.sum() / batch.logps.detach().sum())
+
+
+# %%
+# !grpo-kit objective check leaky.py:leaky_clip || echo "refused, as it should be"
+
+# %% [markdown]
+# ## Train with both
+#
+# The task's own checker stays the judge (`preset`), and being short earns a little. Keep shaping small: it must not
+# outweigh being right.
+
+# %%
+import kit
+from kit.smoke import smoke
+
+run = kit.train(
+    "quickstart",
+    overrides=[
+        "reward.functions=[{path: 'my_rewards.py:short', weight: 0.1}]",
+        "objective.clip={name: 'my_hooks.py:tanh_clip', width: 0.3}",
+        "optimisation.iterations=2",  # a second step on the same completions: only then do ratios differ from 1
+        "optimisation.steps=40",
+        *smoke(),
+    ],
+)
+
+# %% [markdown]
+# ## Look at what was rewarded
+#
+# Each part of the reward is a curve and a column of its own: when the total rises, this says why.
+
+# %%
+run.plot()
+
+# %%
+import pandas as pd
+
+pd.DataFrame(run.completions(step=1)).filter(regex="completion|tokens|reward|advantage").head(8)
+
+# %% [markdown]
+# ## A mistake is told before anything runs
+
+# %%
+try:
+    kit.train("quickstart", overrides=["objective.clip={name: 'my_hooks.py:tanh_clip', widht: 0.3}"])
+except kit.errors.KitError as error:
+    print(error)
+
+# %% [markdown]
+# Every hook that comes with the kit, with formula and source: `grpo-kit objective list` and `docs/objective.md`.
+# Which objective is better: `04_compare_objectives.ipynb`.

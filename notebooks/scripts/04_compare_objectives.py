@@ -1,0 +1,86 @@
+# %% [markdown]
+# # Which objective is better, or was it luck?
+#
+# Two runs with different losses give two numbers, and the larger one proves nothing: another seed may turn it around. Here
+# every arm is trained with the same seeds, on the same prompts, and judged on the same held-out problems, and the verdict
+# says *better*, *worse* or *not distinguishable*, with an interval.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## The recipes
+#
+# An objective is made of five kinds of parts: advantage, clip, weights, regularizers, reduction. A recipe is a set of them
+# that a paper or a library uses.
+
+# %%
+# !grpo-kit objective list --kind clip
+# !grpo-kit objective show dr_grpo
+
+# %% [markdown]
+# ## Compare
+#
+# `dapo` is the quickstart's objective; `dr_grpo` divides neither by the group's deviation nor by a completion's length. Two
+# arms and two seeds are four runs: about five minutes on a CPU. Give the same call again, with more seeds or arms if you
+# like, and what is finished is kept.
+
+# %%
+import kit
+from kit.smoke import smoke
+
+comparison = kit.compare(
+    "quickstart",
+    ["dr-grpo:objective={recipe: dr_grpo}"],  # an arm a line; what differs, as on the command line
+    seeds=2,
+    overrides=["optimisation.steps=30", *smoke(), "evaluation.every=0"],
+)
+
+# %%
+comparison
+
+# %% [markdown]
+# ## Read the verdict
+#
+# *Not distinguishable* is the honest answer most of the time: it means that these seeds and problems cannot tell the arms
+# apart, not that they are equal. The sentence says how many seeds would be needed. More held-out problems and more seeds
+# are what helps; longer training does only if the arms drift apart.
+
+# %%
+for verdict in comparison.verdicts:
+    print(verdict)
+
+# %% [markdown]
+# ## The runs themselves
+#
+# They are runs as any other.
+
+# %%
+runs = [kit.Run(name) for arm in comparison.result["arms"] for name in arm["runs"]]
+runs
+
+# %%
+runs[0].plot()
+
+# %%
+from IPython.display import FileLink
+
+FileLink(comparison.page)
+
+# %% [markdown]
+# How the verdict is made: `docs/compare.md`. To search over values in place of comparing a few: `docs/sweep.md`.

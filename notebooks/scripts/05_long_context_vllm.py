@@ -1,0 +1,101 @@
+# ---
+# jupyter:
+#   accelerator: GPU
+#   colab:
+#     gpuType: L4
+# ---
+
+# %% [markdown]
+# # Long completions with vLLM
+#
+# Reasoning that takes thousands of tokens is slow to sample, and most of a step is sampling: here vLLM does it. For an L4
+# (24 GB) or an A100. The problems are Countdown puzzles, made by a program and checked by one, as many as you like.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## The configuration
+#
+# vLLM shares the GPU with training (`colocate`). `gpu_memory_utilization` is its share; with `standby` it sleeps while the
+# weights are updated, and its memory is free for the update. Completions of up to 4,096 tokens: what is cut there is counted
+# as cut, and not taken for a wrong answer that ended.
+
+# %%
+from pathlib import Path
+
+import kit
+from kit.smoke import smoke
+
+LARGE = "A100" in GPU or "H100" in GPU
+SETTINGS = [
+    "generation.engine=vllm",
+    "generation.max_completion_tokens=4096",
+    f"generation.vllm={{gpu_memory_utilization: {0.5 if LARGE else 0.4}, standby: true}}",
+    "objective.weights=[sampler_correction, drop_truncated]",
+    "optimisation.micro_batch_size=1",
+    "optimisation.steps=200",
+    *smoke(
+        everything=True
+    ),  # nothing, unless KIT_SMOKE=1 asks for a tiny model and no vLLM: that is how this notebook is tested
+    *(["objective.weights=[drop_truncated]"] if smoke() else []),
+]
+config = kit.load_config("countdown", SETTINGS)
+Path("countdown-long.yaml").write_text(config.to_yaml())
+config.generation, config.optimisation
+
+# %% [markdown]
+# ## Will it fit?
+#
+# The last column says what would fit on other cards.
+
+# %%
+# !grpo-kit plan countdown-long.yaml
+
+# %% [markdown]
+# ## Train
+#
+# What to expect: some minutes until the engine is loaded. Completions often grow over the first hundred steps, and the
+# share that is cut at the limit with them; where it stays above a fifth, raise the limit, or the reward has nothing to judge.
+
+# %%
+run = kit.train("countdown-long.yaml", run_id="countdown-long")
+
+# %%
+run.plot()
+
+# %% [markdown]
+# ## Where does the time go, and do the two agree?
+#
+# The engine computes log-probabilities in its own way. Their difference to the trainer's is logged (vLLM only), and
+# `sampler_correction` weighs it out; the run says so when it is too large.
+
+# %%
+import pandas as pd
+
+metrics = pd.DataFrame(run.metrics()).set_index("step")
+metrics.filter(regex="step_time|mean_length|clipped_ratio|sampler/|^reward$").tail()
+
+# %%
+import json
+
+environment = json.loads((run.path / "env.json").read_text())
+environment["engine"]
+
+# %% [markdown]
+# Keys, modes (a server on another GPU) and figures: `docs/vllm.md`.

@@ -1,0 +1,145 @@
+# %% [markdown]
+# # Reward presets in your own trainer
+#
+# `rewards` is a library of its own: it needs neither the kit's trainer nor its runs. Here it rewards TRL's plain
+# `GRPOTrainer`; then the kit's loss is put into the same script by changing one line.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## The presets
+
+# %%
+# !grpo-kit reward list
+
+# %% [markdown]
+# ## Score a few completions
+#
+# A preset says *why* a score is what it is: each component has a value and a status.
+
+# %%
+import pandas as pd
+import rewards
+
+preset = rewards.load("gsm8k-reasoning")
+texts = [
+    "<think>6 x 12 = 72</think><answer>72</answer>",
+    "<think>6 x 12 = 72</think><answer>$72.00</answer>",
+    "<think>hm</think><answer>70 or 72</answer>",
+    "The answer is 72.",
+]
+scored = preset.score(rewards.build_samples(["What is 6 x 12?"] * 4, texts, answer=["72"] * 4))
+pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
+
+# %% [markdown]
+# ## Known hacks
+#
+# What a policy finds when a reward is careless: hedged answers, empty tags, repeated answers. Each preset stands them.
+
+# %%
+# !grpo-kit reward test gsm8k-reasoning
+
+# %% [markdown]
+# ## TRL's trainer
+#
+# The functions share one evaluation a batch, and the weights go into TRL's arguments. A dataset needs a reference column
+# (`reference`, `answer`, `solution` or `ground_truth`).
+
+# %%
+from datasets import Dataset, load_dataset
+from kit.smoke import smoke
+from kit.training.embedded import embedded_model_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+if smoke():  # a tiny model and sums, in place of what comes from a hub
+    name = str(embedded_model_folder())
+    sums = [
+        (f"State the final answer to the following arithmetic problem: {a} + {a % 7} =", str(a + a % 7))
+        for a in range(32)
+    ]
+    dataset = Dataset.from_list([{"question": question, "answer": answer} for question, answer in sums])
+else:
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    dataset = load_dataset("openai/gsm8k", "main", split="train[:512]")
+tokenizer = AutoTokenizer.from_pretrained(name)
+dataset = dataset.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]})
+dataset[0]
+
+# %%
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig
+
+reward_functions = preset.trl()
+settings = GRPOConfig(
+    output_dir="own-trainer",
+    reward_weights=reward_functions.reward_weights,
+    max_steps=4 if smoke() else 100,
+    per_device_train_batch_size=8,
+    num_generations=4,
+    max_completion_length=64 if smoke() else 256,
+    learning_rate=1e-4 if smoke() else 1e-5,
+    logging_steps=1,
+    report_to="none",
+    save_strategy="no",
+    use_cpu=not torch.cuda.is_available(),
+    bf16=False,
+)
+
+# %%
+from kit.training.trl_kernel import install_torch_logprob_kernel
+from trl import GRPOTrainer
+
+install_torch_logprob_kernel()  # TRL 1.15 scores with a Triton kernel; without a GPU this puts torch in its place
+plain = GRPOTrainer(
+    AutoModelForCausalLM.from_pretrained(name),
+    reward_functions,
+    settings,
+    train_dataset=dataset,
+    processing_class=tokenizer,
+    peft_config=LoraConfig(target_modules="all-linear"),
+)
+plain.train()
+
+# %% [markdown]
+# ## The same script with the kit's loss
+#
+# `HookedGRPOTrainer` takes what TRL's takes. Without `objective` it is numerically equal to it, and it also runs without
+# a GPU; with one, every part of the loss can be exchanged.
+
+# %%
+from kit import HookedGRPOTrainer, Objective
+
+trainer = HookedGRPOTrainer(
+    AutoModelForCausalLM.from_pretrained(name),
+    reward_functions,
+    settings,
+    train_dataset=dataset,
+    processing_class=tokenizer,
+    peft_config=LoraConfig(target_modules="all-linear"),
+    objective=Objective.from_spec("dr_grpo"),
+)
+trainer.train()
+
+# %%
+history = pd.DataFrame(trainer.state.log_history)
+history.filter(regex="^(step|loss|reward|completions/mean_length|entropy)$").dropna()
+
+# %% [markdown]
+# Other trainers (verl, EasyR1, verifiers) and a preset of your own: `docs/rewards.md`.

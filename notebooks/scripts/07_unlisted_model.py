@@ -1,0 +1,97 @@
+# %% [markdown]
+# # A model that nobody has listed
+#
+# The kit has no list of supported models: it looks at what a model is, and tries. This notebook checks an architecture
+# in a minute, without its weights, and then trains it.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## Choose one
+#
+# A hub id or a folder.
+
+# %%
+from kit.smoke import smoke
+
+MODEL = "allenai/OLMo-2-0425-1B-Instruct"
+if smoke():  # the same architecture at a toy size, without the network: that is how this notebook is tested
+    from kit.training.embedded import embedded_model_folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Olmo2Config
+
+    MODEL = "unlisted"
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder())
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    AutoModelForCausalLM.from_config(Olmo2Config(**sizes, **ids)).save_pretrained(MODEL)
+    tokenizer.save_pretrained(MODEL)
+
+# %% [markdown]
+# ## Check it
+#
+# A tiny copy with random weights goes through everything that training does: forward, padding on the left against no padding,
+# the loss, LoRA, generation, one step of GRPO. The card says what works, what fails and why, and what could not be tried
+# here. `--weights` tries the real ones.
+
+# %%
+# !grpo-kit model check {MODEL}
+
+# %% [markdown]
+# ## The layers that get an adapter
+#
+# `all-linear` finds them by itself. To choose, name them.
+
+# %%
+from pathlib import Path
+
+import kit
+
+SETTINGS = [
+    f"model.name={MODEL}",
+    "model.lora={rank: 16, alpha: 32, targets: [q_proj, k_proj, v_proj, o_proj]}",
+    "optimisation.learning_rate=2.0e-5",
+    "generation.max_completion_tokens=64",
+    *smoke(),
+]
+Path("unlisted.yaml").write_text(kit.load_config("quickstart", SETTINGS).to_yaml())
+# !grpo-kit validate unlisted.yaml
+
+# %% [markdown]
+# ## Does the task teach it anything?
+#
+# Small sums are too easy for a 1B model, and a random one cannot do them: `doctor` says so before you train.
+
+# %%
+# !grpo-kit doctor unlisted.yaml --prompts 8
+
+# %% [markdown]
+# ## Train it
+#
+# Before the first step the trainer proves that the log-probabilities it learns from are those of the plain model, for a
+# padded batch and for a single row, and that every part of the loss reaches the weights. An architecture that would be
+# scored wrongly stops there.
+
+# %%
+run = kit.train("unlisted.yaml")
+
+# %%
+[event for event in run.events() if event["kind"] != "checkpoint"]
+
+# %% [markdown]
+# Where introspection is wrong for an architecture, a few lines correct it: `docs/models.md`.

@@ -1,0 +1,94 @@
+# %% [markdown]
+# # Talk to the result, and take it elsewhere
+#
+# A training run leaves an adapter. Here it is asked the same as the model it came from, then merged into whole weights, and
+# what was written is held against what was trained.
+
+# %%
+# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+
+# %% [markdown]
+# ## Something to export
+#
+# Any finished run will do: `run = kit.Run("its-name")`.
+
+# %%
+import kit
+from kit.smoke import smoke
+
+run = kit.train("quickstart", steps=30, overrides=smoke())
+
+# %% [markdown]
+# ## Ask both
+#
+# The same question, the same seed, before and after training.
+
+# %%
+import pandas as pd
+
+pd.set_option("display.max_colwidth", 120)
+question = "State the final answer to the following arithmetic problem: 5 + 7 + 3 ="
+answers = run.chat(question, temperature=0)
+pd.DataFrame({side: answers[side] for side in ("base", "tuned")}).T[["text", "tokens", "finish"]]
+
+# %% [markdown]
+# Of a held-out problem the right answer is known, so the reward says what each answer would have earned.
+
+# %%
+heldout = run.chat(heldout=2, temperature=0)
+print(heldout["prompt"])
+answered = pd.DataFrame({side: heldout[side] for side in ("base", "tuned")}).T
+answered.assign(reward=[reward["total"] for reward in answered.reward])[["text", "tokens", "reward"]]
+
+# %% [markdown]
+# ## The adapter
+#
+# Small, and for whoever has the base model. `export` checks that the file gives the same answers as the run.
+
+# %%
+adapter = run.export("adapter")
+print(adapter["path"])
+pd.Series(adapter["verification"]["comparison"])
+
+# %% [markdown]
+# ## Whole weights
+#
+# Adapter and base merged, in 16 bit, for vLLM, TGI and everything that loads a model folder. Merging rounds: how far
+# log-probabilities moved stands in the result, and an export that is not what was trained is an error, not a file.
+
+# %%
+merged = run.export("merged_16bit")
+print(merged["path"])
+pd.Series(merged["verification"]["comparison"])
+
+# %% [markdown]
+# ## It is an ordinary model folder
+
+# %%
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(merged["path"])
+model = AutoModelForCausalLM.from_pretrained(merged["path"])
+messages = [{"role": "user", "content": question}]
+ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+said = model.generate(**ids, max_new_tokens=48, do_sample=False)
+print(tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+
+# %% [markdown]
+# GGUF for llama.cpp and Ollama, 4-bit weights, and a repository on the hub: `docs/export.md`. In a terminal:
+# `grpo-kit chat RUN_ID`, `grpo-kit export RUN_ID --to gguf`.

@@ -1,0 +1,86 @@
+"""The fenced code blocks of README.md and docs/, each with what its language and its marker ask for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MARK = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)")
+LANGUAGES = ("python", "bash", "yaml", "json", "text", "")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block with its place, and the reason why it is not run, if it is not."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+    not_run: str | None
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """README.md and every page of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """The blocks of one page."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    place, before = 0, ""
+    while place < len(lines):
+        opening = FENCE.match(lines[place])
+        if not opening:
+            before = lines[place] if lines[place].strip() else before
+            place += 1
+            continue
+        indent, start = len(opening["indent"]), place + 1
+        end = next((i for i in range(start, len(lines)) if lines[i].strip() == "```"), len(lines))
+        text = "\n".join(line[indent:] for line in lines[start:end]) + "\n"
+        mark = MARK.search(before)
+        yield Block(path, start, opening["language"], text, mark["reason"] if mark else None)
+        place, before = end + 1, ""
+
+
+def everything() -> list[Block]:
+    """The blocks of all pages."""
+    return [block for path in pages() for block in blocks(path)]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The single commands of a shell block: comments, line ends, `&&`, `uv run` and variables before it taken away."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words:
+            ends = [words.index(end) for end in ("&&", "||", "|", ";") if end in words]
+            end = min(ends, default=len(words))
+            if words[:end]:
+                yield _bare(words[:end])
+            words = words[end + 1 :]
+
+
+def _bare(words: list[str]) -> list[str]:
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if words[:2] == ["uv", "run"]:
+        words = words[2:]
+        while words and words[0].startswith("--"):
+            words = words[2:] if words[0] in ("--extra", "--group", "--with", "--python") else words[1:]
+    return words
+
+
+def shell(block: Block) -> str:
+    """What of a block is typed into a shell: all of a bash block, the lines that begin with our command of a plain one."""
+    if block.language == "bash":
+        return block.text
+    typed = [line for line in block.text.splitlines() if re.match(r"(uv run )?grpo-kit ", line)]
+    return "\n".join(typed)

@@ -1,0 +1,243 @@
+"""Every code block of README.md and docs/: commands are those of the command line, YAML is valid, Python runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import code_blocks
+import pytest
+from code_blocks import ROOT, Block, commands, everything, shell
+
+ALL = everything()
+OUTSIDE = {
+    "pip",
+    "pipx",
+    "uv",
+    "apt-get",
+    "accelerate",
+    "torchrun",
+    "trl",
+    "tensorboard",
+    "trackio",
+    "ray",
+    "git",
+    "curl",
+}
+"""Programs of others."""
+EXECUTED_AS_DOCTESTS = ("docs/rewards.md", "docs/rewards/")
+"""By tests/rewards/test_docs.py."""
+EXAMPLE = "quickstart-20260101-120000"
+"""The run that examples speak of."""
+
+
+def of(*languages: str) -> list[Any]:
+    return [pytest.param(block, id=str(block)) for block in ALL if block.language in languages and not block.not_run]
+
+
+def test_blocks_are_found_with_their_markers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n\n<!-- not run: needs a GPU -->\n\n```bash\nx\n```\n\nb\n```python\ny\n```\n")
+    first, second = code_blocks.blocks(page)
+    assert (first.language, first.text, first.not_run) == ("bash", "x\n", "needs a GPU")
+    assert (second.language, second.line, second.not_run) == ("python", 10, None)
+    assert len(ALL) > 80
+
+
+def test_commands_are_taken_apart() -> None:
+    text = "pip install -q uv && A=1 uv run --extra bnb grpo-kit train x \\\n  -o 'a=[b, c]'   # why\n\n# nothing\nls || true"
+    assert list(commands(text)) == [
+        ["pip", "install", "-q", "uv"],
+        ["grpo-kit", "train", "x", "-o", "a=[b, c]"],
+        ["ls"],
+        ["true"],
+    ]
+
+
+def test_languages_are_known() -> None:
+    assert {str(block): block.language for block in ALL if block.language not in code_blocks.LANGUAGES} == {}
+
+
+# --- shell -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", of("bash", "text", ""))
+def test_commands_exist_with_their_options(block: Block) -> None:
+    for words in commands(shell(block)):
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "grpo-kit trian x",
+        "grpo-kit train x --stepz 3",
+        "grpo-kit train quickstart -o optimisation.stepz=3",
+        "grpo-kit train quickstart -o objective.clip.eps_hihg=3",
+        "grpo-kit objective",
+        "python docs/nothing.py",
+        "bash .ci/run nothing",
+        "frobnicate",
+    ],
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises(AssertionError):
+        check_command(next(commands(line)))
+
+
+def check_command(words: list[str]) -> None:
+    """Raises `AssertionError` for a verb, an option, a key or a file that does not exist."""
+    program, *rest = words
+    if program == "grpo-kit":
+        parse(rest)
+    elif program in ("python", "python3"):
+        module = f"{rest[1].replace('.', '/')}.py" if rest[0] == "-m" else rest[0]
+        assert (ROOT / module).is_file(), words
+    elif words[:2] == ["bash", ".ci/run"]:
+        ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
+        assert [stage for stage in rest[1:] if not re.search(rf"^{stage}\(\)", ci, re.MULTILINE)] == []
+    elif program == "pytest":
+        assert [word for word in rest if "/" in word and not (ROOT / word).exists()] == []
+    else:
+        assert program in OUTSIDE or (ROOT / program).is_file(), words
+
+
+def parse(words: list[str]) -> None:
+    from typer.main import get_command
+
+    from kit.cli import app
+
+    command: Any = get_command(app)
+    path, left = "grpo-kit", list(words)
+    if left[:1] in (["--help"], ["--version"]):
+        return
+    while hasattr(command, "commands"):
+        assert left, f"{path} is not a whole command"
+        assert left[0] in command.commands, f"{path} has no verb {left[0]!r}"
+        path, command = f"{path} {left[0]}", command.commands[left[0]]
+        left.pop(0)
+    try:
+        context = command.make_context(path, left)
+    except Exception as error:
+        raise AssertionError(f"{path} {left}: {type(error).__name__} {error}") from error
+    check_overrides(context.params)
+
+
+def check_overrides(params: dict[str, Any]) -> None:
+    """Keys after -o, of the configuration and of hooks that the kit has."""
+    from kit.config import load_config, preset_names
+    from kit.errors import ConfigError
+
+    overrides = params.get("override") or []
+    if not overrides or (params.get("name") and "." not in str(overrides[0]).partition("=")[0]):
+        return
+    config = params.get("config") if params.get("config") in preset_names() else "quickstart"
+    try:
+        loaded = load_config(config, [one for one in overrides if not one.startswith("clip.")])
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
+    if any(one.startswith("objective.") and ".py:" not in " ".join(overrides) for one in overrides):
+        from kit.errors import KitError
+        from kit.training.preparation import build_objective
+
+        try:
+            build_objective(loaded)
+        except KitError as error:
+            raise AssertionError(str(error)) from error
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", of("yaml"))
+def test_yaml_is_valid(block: Block, tmp_path: Path) -> None:
+    check_yaml(block.text, tmp_path)
+
+
+def test_wrong_yaml_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_yaml("optimisation: {stepz: 3}", tmp_path)
+    with pytest.raises(AssertionError):
+        check_yaml("surprise: 3", tmp_path)
+
+
+def check_yaml(text: str, folder: Path) -> None:
+    """A run's configuration, or a sweep. Raises `AssertionError`."""
+    import yaml
+
+    from kit.config import RunConfig, load_config
+    from kit.errors import KitError
+    from kit.sweeps.config import load_sweep
+    from kit.training.preparation import build_objective
+
+    tree = yaml.safe_load(text)
+    try:
+        if "space" in tree:
+            path = folder / "sweep.yaml"
+            path.write_text(text)
+            load_sweep(path)
+            return
+        assert set(tree) <= set(RunConfig.model_fields), f"neither a run nor a sweep: {sorted(tree)}"
+        config = load_config(tree)
+        if "objective" in tree and ".py:" not in text:
+            build_objective(config)
+    except KitError as error:
+        raise AssertionError(str(error)) from error
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_is_json(block: Block) -> None:
+    for line in [block.text] if block.text.lstrip().startswith(("{\n", "[")) else block.text.splitlines():
+        json.loads(line)
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def python_blocks() -> Iterator[Any]:
+    for param in of("python"):
+        name = str(param.values[0])
+        if not name.startswith(EXECUTED_AS_DOCTESTS):
+            yield param
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("block", list(python_blocks()))
+def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> None:
+    assert Path.cwd() == tmp_path
+    if ">>>" in block.text:
+        import doctest
+
+        test = doctest.DocTestParser().get_doctest(block.text, names, str(block), None, 0)
+        assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+        return
+    code = block.text.replace("GRPOConfig(", "GRPOConfig(use_cpu=True, ")  # TRL's defaults are those of a GPU
+    exec(compile(code, str(block), "exec"), names)
+
+
+@pytest.fixture
+def names(model_folder: Path, embedded_cache: Path, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import kit
+    import kit.api
+    from kit.smoke import SHORT
+
+    prepare = kit.api.prepare
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+    monkeypatch.setattr(
+        kit.api, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
+    )
+    folder = attempt(f"run.id={EXAMPLE}").folder  # below tmp_path, which is where a block is run
+    return {
+        "kit": kit,
+        "run": kit.Run(folder.id, folder.path.parent),
+        "model": AutoModelForCausalLM.from_pretrained(model_folder),
+        "tokenizer": AutoTokenizer.from_pretrained(model_folder),
+        "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}] * 8),
+    }

@@ -1,0 +1,134 @@
+"""The notebooks are what their scripts give, and keep to their form."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "notebooks"
+NAMES = [path.stem for path in sorted((FOLDER / "scripts").glob("*.py"))]
+
+
+def load_maker() -> Any:
+    spec = importlib.util.spec_from_file_location("make_notebooks", FOLDER / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(name: str, kind: str) -> list[str]:
+    found = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+
+
+def test_there_are_eight() -> None:
+    assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 9)]
+
+
+def test_they_are_what_their_scripts_give() -> None:
+    assert load_maker().differences() == [], "run: python notebooks/make.py"
+
+
+def test_an_edit_by_hand_is_found(tmp_path: Path) -> None:
+    maker = load_maker()
+    maker.FOLDER = tmp_path
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "01_a.py").write_text('# %% [markdown]\n# hello\n\n# %% file="b.py"\nx = 1\n')
+    (tmp_path / "01_a.ipynb").write_text(maker.notebook(tmp_path / "scripts" / "01_a.py"))
+    assert maker.differences() == []
+    made = json.loads((tmp_path / "01_a.ipynb").read_text())
+    assert "".join(made["cells"][1]["source"]) == "%%writefile b.py\nx = 1"
+    made["cells"][0]["source"] = ["good-bye"]
+    (tmp_path / "01_a.ipynb").write_text(json.dumps(made))
+    (tmp_path / "stray.ipynb").write_text("{}")
+    assert [path.name for path in maker.differences()] == ["01_a.ipynb", "stray.ipynb"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_notebook_has_outputs_or_more_than_fifteen_code_cells(name: str) -> None:
+    found = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in found if cell["cell_type"] == "code"]
+    assert 3 < len(code) <= 15
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    assert len({cell["id"] for cell in found}) == len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_cell_installs_and_is_the_same_in_all(name: str) -> None:
+    first = cells(name, "code")[0]
+    assert first == cells(NAMES[0], "code")[0]
+    assert "pip" in first
+    assert 'find_spec("kit") is None' in first
+
+
+def test_what_is_installed_is_this_version_and_extras_that_exist() -> None:
+    import tomllib
+
+    from kit import __version__
+
+    first = cells(NAMES[0], "code")[0]
+    assert f"grpo-kit{{EXTRAS}}=={__version__}" in first
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra for group in re.findall(r'"\[([\w,]+)\]"', first) for extra in group.split(",")}
+    assert named <= set(extras)
+    assert {"unsloth", "vllm"} <= named
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_begins_with_a_heading_and_names_what_exists(name: str) -> None:
+    text = "\n".join(cells(name, "markdown"))
+    assert text.startswith("# ")
+    for path in re.findall(r"`(docs/[\w.-]+\.md)`", text):
+        assert (ROOT / path).is_file(), path
+    for other in re.findall(r"`(\d\d_\w+)\.ipynb`", text):
+        assert other in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_logic_lives_in_a_notebook(name: str) -> None:
+    for source in cells(name, "code")[1:]:
+        if source.startswith("%%writefile"):
+            continue
+        code = "\n".join(re.sub(r"^( *)[!%].*", r"\1pass", line) for line in source.splitlines())
+        for node in ast.walk(ast.parse(code)):
+            assert not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.While)), ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_in_cells_exist(name: str) -> None:
+    import sys
+
+    sys.path.insert(0, str(ROOT / "tests" / "docs"))
+    try:
+        from code_blocks import commands
+        from test_code_blocks import check_command
+    finally:
+        sys.path.pop(0)
+    lines = [line[1:] for source in cells(name, "code") for line in source.splitlines() if line.startswith("!")]
+    for line in lines:
+        for words in commands(line):
+            if words[0] != "echo":
+                check_command(words)
+
+
+def test_the_scripts_of_smoke_runs_are_overrides_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.config import load_config, preset_names
+    from kit.smoke import smoke
+
+    monkeypatch.delenv("KIT_SMOKE", raising=False)
+    assert smoke() == smoke(everything=True) == []
+    monkeypatch.setenv("KIT_SMOKE", "1")
+    for preset in preset_names():
+        config = load_config(preset, smoke(everything=True))
+        assert (config.model.name, config.generation.engine, config.optimisation.steps) == ("embedded", "hf", 4)
+        assert not config.model.load_in_4bit
+        assert config.data.source.startswith("reasoning-gym:")

@@ -1,0 +1,116 @@
+"""The card of a run: what a notebook shows while it trains and afterwards."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kit.report.card import card, heard
+from kit.runs.store import RunDir, RunStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunStore(tmp_path).create("it")
+
+
+def test_progress_is_read_from_the_lines_that_the_reporter_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    from kit.training.console import Reporter
+
+    with Reporter().bar("Held-out score, before") as advance:
+        advance(7, 7, "reward 0.5")
+    (line,) = capsys.readouterr().out.splitlines()
+    found = heard(line)
+    assert found is not None
+    assert (found.title, found.done, found.total) == ("Held-out score, before", 7, 7)
+    assert found.note.endswith("reward 0.5")
+
+
+@pytest.mark.parametrize("line", ["", "grpo-kit: run 'a'", "completions  a/b  c", "Traceback (most recent call last):"])
+def test_other_lines_are_none(line: str) -> None:
+    assert heard(line) is None
+
+
+def test_before_there_is_a_directory_the_card_shows_what_is_being_done(tmp_path: Path) -> None:
+    lines = ["grpo-kit: run 'it'", "Building the embedded model (once)  34/340  0:26  eta 3:56  loss 0.777"]
+    shown = card(RunDir(tmp_path / "it"), lines)
+    assert '<progress max="340" value="34">' in shown
+    assert "Building the embedded model (once)" in shown
+
+
+def test_of_a_run_that_never_got_one_only_what_it_printed_is_left(tmp_path: Path) -> None:
+    shown = card(RunDir(tmp_path / "it"), ["error: no such model"], over=True)
+    assert "<progress" not in shown
+    assert "Starting" not in shown
+    assert "<details open>" in shown
+    assert "error: no such model" in shown
+
+
+def test_while_it_trains_the_status_on_disk_counts_not_the_last_line(run: RunDir) -> None:
+    run.write_status("running", step=9, total_steps=60, eta_seconds=65.0)
+    run.append_metrics({"step": 9, "reward": 0.25})
+    shown = card(run, ["Training  6/60  0:08  eta 1:09  reward 0.872"])
+    assert '<progress max="60" value="9">' in shown
+    assert "about 1:05 left · reward 0.250" in shown
+    assert '<progress max="8" value="4">' in card(run, ["Held-out score, step-00005  4/8  0:02  eta 0:02"])
+
+
+def test_afterwards_it_has_state_figures_curves_and_scores(run: RunDir) -> None:
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step, "reward": step / 4, "completions/mean_length": 20.0})
+    for name, value in (("before", 0.1), ("after", 0.9)):
+        estimate = {"value": value, "low": value - 0.05, "high": value + 0.05}
+        run.write_json(f"eval/{name}.json", {"greedy_accuracy": estimate, "problems": 20})
+    run.write_status("finished", step=3, total_steps=3, exit=0)
+    shown = card(run, ["the last line"])
+    for part in ("ran to its end", "Reward on training prompts", "Completion length", "Held-out accuracy: first, last"):
+        assert part in shown
+    assert "0.900" in shown
+    assert "<details><summary>What it printed" in shown
+
+
+def test_of_a_run_that_failed_what_it_printed_is_open_and_the_reason_is_there(run: RunDir) -> None:
+    run.write_status("failed", reason="ModelError: no such model", exit=2)
+    shown = card(run, ["Traceback: x < y"])
+    assert "<details open>" in shown
+    assert "no such model" in shown
+    assert "x &lt; y" in shown
+
+
+def test_alerts_are_shown_while_it_trains(run: RunDir) -> None:
+    run.write_status("running", step=1, total_steps=2)
+    run.append_event("alert", name="zero_spread", severity="warning", step=1, message="all rewards are equal")
+    assert "all rewards are equal" in card(run)
+
+
+def test_texts_are_escaped_and_secrets_hidden(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "very-secret-value")
+    run.write_status("failed", reason="<script>alert(1)</script> very-secret-value")
+    shown = card(run, ["<b>very-secret-value</b>"])
+    assert "<script>" not in shown
+    assert "<b>very" not in shown
+    assert "very-secret-value" not in shown
+
+
+def test_damaged_files_are_told_and_end_nothing(run: RunDir) -> None:
+    run.write_status("finished", step=1, total_steps=1)
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\nbroken\n{"step": 2}\n')
+    (run.path / "env.json").write_text("[")
+    assert "cannot be read" in card(run) or "This report does without" in card(run)
+
+
+def test_the_style_reaches_nothing_but_the_card() -> None:
+    from kit.report.card import _style
+
+    for rule in re.sub(r"/\*.*?\*/", "", _style()).split("}")[:-1]:
+        selectors = rule.partition("{")[0].split(",")
+        assert all(".grpo-kit" in selector for selector in selectors), selectors
+
+
+def test_a_run_shows_its_card_in_a_notebook(run: RunDir, tmp_path: Path) -> None:
+    from kit.run import Run
+
+    run.write_status("finished", step=1, total_steps=1)
+    assert Run("it", tmp_path)._repr_html_() == card(run)
