@@ -48,6 +48,8 @@ def check(config: RunConfig) -> list[str]:
             f"objective: {clip} weighs completions as wholes and is meant for reduction {meant}; with {reduction} longer "
             "completions count for more"
         )
+    if found.engine.name == "vllm" or found.engine.note:
+        notes.append(f"engine: {found.engine.name}, {found.engine.reason}")
     prompts = config.optimisation.batch_size // config.generation.num_generations
     passes = config.optimisation.steps / config.optimisation.iterations * prompts / max(1, len(data.train))
     notes.append(
