@@ -28,6 +28,8 @@ def rollout(step: int = 0, **changes: Any) -> Any:
         "reward_names": ["accuracy", "format"],
         "advantages": torch.tensor([0.5, -0.5]),
         "extra": {"accuracy/status": ["ok", "wrong"], "accuracy/extracted": ["2", None]},
+        "prompt_ids": None,
+        "tool_mask": None,
     }
     return SimpleNamespace(**values | changes)
 
