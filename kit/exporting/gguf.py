@@ -98,7 +98,7 @@ def convert(tools: Tools, model: Path, target: Path, quantization: str, dtype: s
     if tools.unsloth:
         return _by_unsloth(model, target, quantization)
     direct = quantization in CONVERTED
-    half = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    half = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
     first = target if direct else target.with_name("unquantised.gguf")
     command = [sys.executable, str(tools.converter), str(model), "--outfile", str(first), "--model-name", name,
                "--outtype", quantization if direct else half]  # fmt: skip

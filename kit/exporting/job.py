@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LONGEST = 64
 """Tokens of a greedy completion in the verification, at most."""
 NOT_VERIFIED = ".not-verified"
+HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+"""GGUF types and the precision to merge in, so that weights are rounded once."""
 PACKAGES = ("grpo-kit", "torch", "transformers", "peft", "bitsandbytes", "safetensors", "gguf", "huggingface_hub")
 
 
@@ -247,8 +249,9 @@ def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: 
     from kit.exporting.gguf import convert
     from kit.exporting.weights import merged, write_merged
 
-    model, name = merged(source, request["dtype"])
     middle, quantization = place / ".merged", request["quantization"]
+    asked = HALVES.get(quantization, "auto") if request["dtype"] == "auto" else request["dtype"]  # rounded once, not twice
+    model, name = merged(source, asked)
     write_merged(source, model, source.tokenizer, _ends(source), middle)
     del model
     reporter.say(f"Converting to GGUF, {quantization}")

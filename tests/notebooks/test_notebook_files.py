@@ -110,7 +110,7 @@ def test_commands_in_cells_exist(name: str) -> None:
     sys.path.insert(0, str(ROOT / "tests" / "docs"))
     try:
         from code_blocks import commands
-        from test_code_blocks import check_command
+        from test_documented_code import check_command
     finally:
         sys.path.pop(0)
     lines = [line[1:] for source in cells(name, "code") for line in source.splitlines() if line.startswith("!")]
