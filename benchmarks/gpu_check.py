@@ -8,9 +8,12 @@ in 4-bit with LoRA, and a tokenizer that the kit builds. For each of them, in pr
     trl        TRL's trainer with its own loss, on transformers
 
 The first of them makes rollouts; every arm makes 5 optimiser steps on those, so that only the update differs: seconds a
-step, completion tokens a second, peak memory. `ours` also trains 5 steps with rollouts of its own and every check of the
-first steps on, and compares one unpadded row with the padded batch. Writes JSON and prints a table; exits with 1 if a check
-failed. `--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this file works, no more.
+step, completion tokens a second, peak memory. Activations are recomputed in every arm, as in a run on a GPU. `ours` also
+trains 5 steps with rollouts of its own and every check of the first steps on, and compares one unpadded row with the padded
+batch. With vLLM these 5 steps move the adapters far, and fail where the engine's log-probabilities leave the trainer's:
+weights that were not handed over. transformers with a colocated vLLM has no 4-bit, so that arm is in 16 bits; it is left out
+where the card does not hold the weights twice. Writes JSON and prints a table; exits with 1 if a check failed.
+`--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this file works, no more.
 """
 
 from __future__ import annotations
@@ -30,126 +33,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-STEPS = 5
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-1.5b": {
-        "kind": "Qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
-    "llama-3.1-8b": {
-        "kind": "Llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-    },
-    "tiny": {
-        "kind": "Qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
+from gpu_arms import ENGINE_SHARE, STEPS, Arm, Size, arms, configuration, holds_engine, size_of
+from random_models import SHAPES, build_model
+
 PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
 NEEDS_CUDA = (
     "benchmarks/gpu_check.py needs a CUDA GPU, and torch finds none here. Run it on a machine with one, or try the "
     "file itself on the CPU: python benchmarks/gpu_check.py --cpu-smoke"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """One process: whose loss, on which backend, with which engine."""
-
-    loss: str  # ours | unsloth | trl
-    backend: str
-    engine: str = "hf"
-
-    @property
-    def name(self) -> str:
-        return f"{self.loss} ({self.backend}, {self.engine})"
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """How much is done."""
-
-    batch: int
-    micro_batch: int
-    group: int
-    completion: int
-    four_bit: bool
-
-
-def size_of(smoke: bool) -> Size:
-    return Size(8, 4, 4, 8, False) if smoke else Size(16, 8, 8, 256, True)
-
-
-def arms(smoke: bool) -> list[Arm]:
-    """What this machine can compare; `ours` on transformers comes first and makes the rollouts."""
-    unsloth, vllm = not smoke and find_spec("unsloth") is not None, not smoke and find_spec("vllm") is not None
-    found = [Arm("ours", "transformers"), Arm("trl", "transformers")]
-    if unsloth:
-        found += [Arm("ours", "unsloth"), Arm("unsloth", "unsloth")]
-    if vllm and unsloth:
-        found.append(Arm("ours", "unsloth", "vllm"))
-    return found
-
-
-def build_model(name: str, folder: Path, four_bit: bool) -> Path:
-    """A model folder with random weights of this shape and the kit's tokenizer; bfloat16 on disk where it is large."""
-    import torch
-    import transformers
-
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
-
-    place = folder / name
-    if (place / "config.json").is_file():
-        return place
-    shape = dict(SHAPES[name])
-    kind = shape.pop("kind")
-    tokenizer = build_tokenizer(EmbeddedRecipe())
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = getattr(transformers, f"{kind}Config")(max_position_embeddings=4096, **shape, **ids)
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if four_bit else torch.float32
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    finally:
-        torch.set_default_dtype(before)
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
-
-
-def configuration(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
-    """The run that `grpo-kit train` would make of this arm."""
-    from kit.config import load_config
-
-    return load_config(
-        {
-            "model": {
-                "name": str(model),
-                "backend": arm.backend,
-                "load_in_4bit": size.four_bit,
-                "lora": {"rank": 16, "alpha": 16.0},
-                **({} if size.four_bit else {"dtype": "float32"}),
-            },
-            "data": {"source": "reasoning-gym:chain_sum", "limit": 64, "heldout": 8, "chat": False},
-            "reward": {"preset": "reasoning-gym"},
-            "objective": {"recipe": "dapo"},
-            "generation": {
-                "engine": arm.engine,
-                "num_generations": size.group,
-                "max_completion_tokens": size.completion,
-            },
-            "optimisation": {
-                "steps": STEPS,
-                "batch_size": size.batch,
-                "micro_batch_size": size.micro_batch,
-                "learning_rate": 1e-5,
-            },
-            "run": {"id": "gpu-check", "root": str(folder), "save_every": 0},
-        }
-    )
 
 
 def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
@@ -158,6 +49,7 @@ def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
     from datasets import Dataset
 
     from kit.training.arguments import grpo_config
+    from kit.training.engine_side import engine_settings
     from kit.training.models import find_model, keep_trainable_in_float32, load_model
     from kit.training.unsloth_model import loading
 
@@ -173,11 +65,8 @@ def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
     args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
     args.save_strategy = "no"
     install_torch_logprob_kernel()
-    make = (
-        (lambda *given, **more: make_trainer_class()(*given, objective="dapo", **more))
-        if arm.loss == "ours"
-        else GRPOTrainer
-    )
+    ours = {"objective": "dapo", "engine": engine_settings(config, args, print)}
+    make, more = (make_trainer_class(), ours) if arm.loss == "ours" else (GRPOTrainer, {})
 
     def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
@@ -189,6 +78,7 @@ def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
         train_dataset=Dataset.from_dict({"prompt": PROMPTS * 16}),
         processing_class=loaded.tokenizer,
         peft_config=loaded.peft_config,
+        **more,
     )
     keep_trainable_in_float32(trainer.model)
     return trainer
@@ -212,6 +102,16 @@ def rollouts(trainer: Any) -> list[dict[str, Any]]:
         }
         for start in range(0, count, size)
     ]
+
+
+def recompute_activations(trainer: Any, backend: str) -> None:
+    """What `Trainer.train()` does before its first step, and a loop of our own would leave out.
+
+    Unsloth recomputes from the moment it puts the adapters on.
+    """
+    if backend == "transformers" and trainer.args.gradient_checkpointing:
+        keywords = dict(trainer.args.gradient_checkpointing_kwargs or {})
+        trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)
 
 
 def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]:
@@ -282,6 +182,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         if arm.loss == "ours":
             error = canary(trainer, batches[0])
             found["checks"]["padded row equals unpadded"] = [bool(error <= HALF_TOLERANCE), f"{error:.2g} nats"]
+        recompute_activations(trainer, arm.backend)
         found |= timed_updates(trainer, batches)
         if arm.loss == "ours":
             del trainer
@@ -300,12 +201,27 @@ def guarded_training(arm: Arm, model: Path, folder: Path, size: Size) -> dict[st
     except KitError as error:
         return {"trains with every guard on": [False, str(error)]}
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {
+    found = {
         "trains with every guard on": [
             trainer.state.global_step == STEPS and len(logged) == STEPS,
             f"{trainer.state.global_step} steps, {(time.perf_counter() - started) / STEPS:.2f} s each with rollouts",
         ]
     }
+    if arm.engine == "vllm":
+        limit = trainer.engine.max_logp_difference
+        found["the engine samples with the trainer's weights"] = handed_over(trainer.state.log_history, limit)
+    return found
+
+
+def handed_over(log: list[dict[str, Any]], limit: float) -> list[Any]:
+    """Whether each step's completions came with the log-probabilities of the weights that trained: nats, `limit` at most."""
+    from kit.training.engine_side import DIFFERENCE
+
+    seen = [entry[DIFFERENCE] for entry in log if DIFFERENCE in entry]
+    told = (
+        f"{', '.join(f'{value:.2g}' for value in seen) or 'nothing'} nats a token by step, at most {limit:g} expected"
+    )
+    return [len(seen) == STEPS and all(value <= limit for value in seen), told]
 
 
 def run_arm(request: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +261,14 @@ def check(models: list[str], smoke: bool, say: Callable[[str], None] = print) ->
             say(f"{name}: random weights ...")
             model = build_model(name, Path(scratch), size.four_bit)
             found: dict[str, Any] = {}
-            for arm in arms(smoke):
+            weights, card = (
+                sum(file.stat().st_size for file in model.glob("*.safetensors")),
+                result["machine"]["gpu_bytes"],
+            )
+            room = card is not None and holds_engine(weights, card)
+            if not room and not smoke:
+                say(f"{name}: {ENGINE_SHARE:g} of this card does not hold {weights / 2**30:.1f} GiB: no 16-bit engine")
+            for arm in arms(smoke, room):
                 say(f"{name}: {arm.name} ...")
                 found[arm.name] = run_arm(
                     {

@@ -37,7 +37,7 @@ def export(
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of the verification.")] = 16,
     seed: Annotated[int, typer.Option(help="Which prompts those are.")] = 0,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not hold the export against the source.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there; no other folder.")] = False,
     as_json: AsJson = False,
     root: Root = Path("runs"),
 ) -> None:

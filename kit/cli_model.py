@@ -48,7 +48,16 @@ def _show(card: Card) -> None:
         ["found", ""], [[name, _said(value)] for name, value in card.family.items() if value not in (None, [], {})]
     )
     print_table(["support", "", "why"], [list(finding) for finding in card.findings])
-    typer.echo("It trains." if card.trains else "It does not train; see what is failing above, and docs/models.md.")
+    typer.echo(verdict(card))
+
+
+def verdict(card: Card) -> str:
+    """The last line: whether it trains, and on what not."""
+    if not card.trains:
+        return "It does not train; see what is failing above, and docs/models.md."
+    if card.fails_on_pictures:
+        return "It trains on text; with pictures it does not: see vision above, and docs/models.md."
+    return "It trains."
 
 
 def _said(value: Any) -> str:

@@ -116,11 +116,7 @@ def _run(
         folder.write_json("data.json", parts.data.info)
         reporter.data(parts.data.info)
         job = Job(parts, folder, reporter, processes, stop, resumption)
-        try:
-            trainer, memory = build(job, found.threads, trackers)
-        except EngineError as error:
-            job = without_vllm(job, error)
-            trainer, memory = build(job, found.threads, trackers)
+        job, trainer, memory = build_anyhow(job, found.threads, trackers)
         learn(job, trainer, memory, found.past.step if found.past else 0)
     return folder
 
@@ -170,7 +166,8 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     loaded = load_model(parts.files, config.model, loading(config, parts.files))
     rewards = parts.preset.trl(seed=config.run.seed)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
-    stands_on = environment(loaded.backend, threads, args, config.run.seed, record(config, parts.engine))
+    engine = record(config, parts.engine, loaded.backend.name)
+    stands_on = environment(loaded.backend, threads, args, config.run.seed, engine)
     stands_on |= {"inputs": inputs(parts)}
     stands_on = with_past(stands_on, job.resumption) if job.resumption else stands_on
     folder.write_json("env.json", stands_on)
@@ -211,15 +208,29 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     return trainer, memory
 
 
-def without_vllm(job: Job, error: EngineError) -> Job:
-    """The same run with transformers' generate, where `engine: auto` chose a vLLM that does not start; else raises `error`."""
+def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
+    """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
+    from kit.training.out_of_memory import release
+
+    parts = job.parts
+    try:
+        return job, *build(job, threads, trackers)
+    except EngineError as error:
+        if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
+            raise
+        reason = str(error)
+    release()  # the first model, which the error's traceback has kept until here
+    job = without_vllm(job, reason)
+    return job, *build(job, threads, trackers)
+
+
+def without_vllm(job: Job, reason: str) -> Job:
+    """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
     from kit.training.engine import Engine, resolved
 
     parts = job.parts
-    if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
-        raise error
-    engine = Engine("hf", f"vLLM did not start: {error}")
-    job.reporter.say(f"{error}\nCompletions come from transformers' generate instead (generation.engine: auto).")
+    engine = Engine("hf", f"vLLM did not start: {reason}")
+    job.reporter.say(f"{reason}\nCompletions come from transformers' generate instead (generation.engine: auto).")
     config = resolved(parts.config, engine)
     job.folder.write_text("config.yaml", config.to_yaml())
     return replace(job, parts=replace(parts, engine=engine, config=config))

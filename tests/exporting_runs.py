@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import load_config
+from kit.data import load_data
 from kit.runs.store import RunDir, RunStore
 
 
-def make_run(root: Path, run_id: str, model_folder: Path, *, lora: bool = True) -> RunDir:
-    """A finished run with weights of step 2, and scores before and after."""
+def make_run(
+    root: Path, run_id: str, model_folder: Path, *, lora: bool = True, more: dict[str, Any] | None = None
+) -> RunDir:
+    """A finished run with weights of step 2, and scores before and after. `more`: sections of its configuration."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
+
+    from kit.training.families import auto_class
 
     tree: dict[str, Any] = {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8} if lora else None},
@@ -28,8 +33,11 @@ def make_run(root: Path, run_id: str, model_folder: Path, *, lora: bool = True) 
         "run": {"id": run_id, "root": str(root)},
     }
     run = RunStore(root).create(run_id)
-    run.write_text("config.yaml", load_config(tree).to_yaml())
-    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tree = tree if more is None else {**tree, **more}
+    config = load_config(tree)
+    run.write_text("config.yaml", config.to_yaml())
+    run.write_json("data.json", load_data(config.data).info)
+    model = auto_class(AutoConfig.from_pretrained(model_folder)).from_pretrained(model_folder)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         if lora:

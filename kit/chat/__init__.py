@@ -4,5 +4,6 @@ client.py     the session that faces hold: spawns the process, asks, streams, ca
 protocol.py   what the two say to each other: JSON lines over stdin and stdout
 server.py     the process
 answering.py  the models, the answers, the rewards
+generating.py  an answer made as held-out evaluation makes one, word by word
 terminal.py   `grpo-kit chat`
 """

@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kit.data.columns import IDS
+from kit.data.images import IMAGES
 from kit.errors import ConfigError
-from kit.exporting.source import Source, end_ids, open_source, prompt_ids
+from kit.evaluation.conversing import Conversation, own_tokens
+from kit.evaluation.pictured import has_pictures
+from kit.exporting.source import Source, end_ids, open_source
 
 if TYPE_CHECKING:
+    from kit.evaluation.heldout import Completion
     from kit.runs.store import RunDir
 
 SAMPLING = {"seed": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int}
@@ -32,27 +37,30 @@ class Talker:
     """Both models loaded, the run's data and reward at hand."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
+        from kit.chat.generating import Answerer
+        from kit.data import load_data
+        from kit.evaluation.again import unchanged
+        from kit.evaluation.pictured import fit_pictures
         from kit.training.backend import use_threads
-        from kit.training.preparation import build_reward
+        from kit.training.interaction import check_turns, load_interaction
+        from kit.training.preparation import build_reward, fit_prompts
 
-        self.source, self.note = open_source(run, checkpoint, None)
-        config = self.source.config
+        self.source, note = open_source(run, checkpoint, None)
+        config, files = self.source.config, self.source.files
         use_threads(config.run.threads)
-        self.preset = build_reward(config)
+        self.interaction = load_interaction(config.generation)
+        check_turns(self.interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
+        # The rows of evaluations, in their order: a number means the same problem there and here.
+        data = fit_prompts(config, unchanged(run, load_data(config.data)), files.tokenizer, self.interaction)
+        self.rows: list[dict[str, Any]] = fit_pictures(config, data, files).heldout.to_list()
         self.tuned = self.source.load().eval()
         # With an adapter both are one model; without, the base is a second one.
         self.base = self.tuned if self.source.lora else _base_of(self.source)
-        self.ends = end_ids(self.tuned, self.source.tokenizer)
-        self._rows: list[dict[str, Any]] | None = None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The run's held-out rows."""
-        if self._rows is None:
-            from kit.data import load_data
-
-            self._rows = load_data(self.source.config.data).heldout.to_list()
-        return self._rows
+        self.ends = end_ids(self.tuned, files.tokenizer)
+        settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
+        self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
+        no_rollout = f"Answers here are {self.answerer.note}; they are not rewarded." if self.answerer.note else None
+        self.note = " ".join(said for said in (note, no_rollout) if said)
 
     def about(self) -> dict[str, Any]:
         """What there is to say of them."""
@@ -82,8 +90,6 @@ class Talker:
 
     def question(self, message: Mapping[str, Any]) -> Question:
         """A checked question. Raises `KitError`."""
-        from kit.data.prompts import dress, read_prompt
-
         number, reference = message.get("heldout"), message.get("reference")
         if number is not None:
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(self.rows):
@@ -92,17 +98,34 @@ class Talker:
                 )
             row = dict(self.rows[number - 1])
         else:
-            config = self.source.config.data
-            try:
-                prompt, _ = read_prompt(message.get("prompt"), "prompt")
-                dressed = dress(prompt, chat=config.chat, system_prompt=config.system_prompt)
-            except ValueError as error:
-                raise ConfigError(f"This cannot be asked: {error}.") from None
-            # A held-out problem typed by hand is that problem: rewards may need more of it than its text.
-            row = dict(next((row for row in self.rows if row["prompt"] == dressed), {"prompt": dressed}))
+            row = self._own(message.get("prompt"))
         if reference is not None:
             row["reference"] = str(reference)
         return Question(row, message.get("sides") or ("base", "tuned"), self.sampling(message.get("sampling") or {}))
+
+    def _own(self, text: Any) -> dict[str, Any]:
+        """The row of a question of one's own. One of the held-out problems, typed by hand, is that problem.
+
+        Rewards may need more of a problem than its text. Of rows with pictures the text says too little.
+        """
+        from kit.data.prompts import dress, read_prompt
+
+        config, environments = self.source.config.data, self.interaction.environments
+        try:
+            prompt, _ = read_prompt(text, "prompt")
+            dressed = dress(prompt, chat=config.chat, system_prompt=config.system_prompt)
+            bare = dress(prompt, chat=config.chat, system_prompt=None)  # how rows with ids are shown
+        except ValueError as error:
+            raise ConfigError(f"This cannot be asked: {error}.") from None
+        for row in self.rows:
+            if row["prompt"] == (dressed if row.get(IDS) is None else bare) and not has_pictures(row):
+                return dict(row)
+        if environments is not None and None not in environments:
+            raise ConfigError(
+                f"A question of one's own says none of the run's environments ({', '.join(map(str, environments))}), which its "
+                "rows name. Ask a held-out prompt by its number."
+            )
+        return {"prompt": dressed}
 
     def answer(
         self, asked: Question, side: str, say: Callable[[str], None], cancelled: Callable[[], bool]
@@ -110,26 +133,19 @@ class Talker:
         """One side's answer; `say` gets its text piece by piece, `cancelled` ends it."""
         import torch
 
-        tokenizer, started = self.source.tokenizer, time.perf_counter()
-        (ids,) = prompt_ids(tokenizer, [asked.row])
-        self._check_length(len(ids) + asked.sampling["max_tokens"])
+        from kit.chat.generating import Stream
+
+        started, most = time.perf_counter(), asked.sampling["max_tokens"]
         model = self.tuned if side == "tuned" else self.base
-        stream = _Stream(tokenizer, self.ends, say)
+        stream = Stream(self.source.tokenizer, self.ends, say, lambda length: self._check_length(length + most))
         with self._side(side), torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(asked.sampling["seed"])
-            inputs = torch.tensor([ids], device=model.device)
-            model.generate(
-                input_ids=inputs,
-                attention_mask=torch.ones_like(inputs),
-                generation_config=self._how(asked.sampling),
-                streamer=stream,
-                stopping_criteria=[lambda ids, scores, **_: _all(cancelled(), ids)],
-            )
-        ended = bool(stream.ids) and stream.ids[-1] in self.ends
-        finish = "stop" if ended else "cancelled" if cancelled() else "length"
+            done = self.answerer.ask(model, asked.row, asked.sampling, stream, cancelled)
+        finish = done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop"
+        finish = "cancelled" if finish != "stop" and cancelled() else finish
         return {
-            "text": stream.text, "tokens": len(stream.ids), "finish": finish, "seconds": time.perf_counter() - started,
-            "reward": None if finish == "cancelled" else self.reward(asked.row, stream.ids, finish),
+            "text": stream.text, "tokens": own_tokens(done), "finish": finish, "seconds": time.perf_counter() - started,
+            "reward": None if finish == "cancelled" else self.reward(asked.row, done),
         }  # fmt: skip
 
     def _check_length(self, tokens: int) -> None:
@@ -148,35 +164,11 @@ class Talker:
         else:
             yield
 
-    def _how(self, sampling: Mapping[str, Any]) -> Any:
-        from transformers import GenerationConfig
-
-        greedy = sampling["temperature"] == 0
-        drawn = {} if greedy else {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
-        if not greedy and sampling["min_p"]:
-            drawn["min_p"] = sampling["min_p"]
-        return GenerationConfig(
-            do_sample=not greedy,
-            max_new_tokens=sampling["max_tokens"],
-            eos_token_id=self.ends,
-            pad_token_id=self.source.tokenizer.pad_token_id,
-            repetition_penalty=self.source.config.generation.repetition_penalty,
-            disable_compile=True,
-            **drawn,
-        )
-
-    def reward(self, row: Mapping[str, Any], ids: list[int], finish: str) -> dict[str, Any] | None:
+    def reward(self, row: dict[str, Any], done: Completion) -> dict[str, Any] | None:
         """The run's reward of an answer with its components; None where no reference is known and none can be scored."""
-        from kit.evaluation.heldout import scoring_context
-        from rewards import build_samples
-
-        text = str(self.source.tokenizer.decode(ids, skip_special_tokens=True))
-        completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-        columns: dict[str, Any] = {name: [value] for name, value in row.items() if name not in ("prompt", "prompt_ids")}
-        if "reference" not in columns:
+        if "reference" not in row or self.interaction.rollout is not None:
             return None
-        samples = build_samples([row["prompt"]], [completion], [ids], finish_reason=[finish], **columns)
-        verdict = self.preset.score(samples, scoring_context())
+        verdict = self.answerer.judge(row, done)
         parts = {
             name: {
                 "value": verdict.values[name][0],
@@ -186,7 +178,7 @@ class Talker:
             for name in verdict.values
         }
         # A question of one's own lacks columns of the data; a reward that needs them has no say then.
-        foreign = bool(self.rows) and not self.rows[0].keys() <= row.keys()
+        foreign = bool(self.rows) and not self.rows[0].keys() - {IDS, IMAGES} <= row.keys()
         unknown = foreign and any(part["status"] == "error" for part in parts.values())
         return {"total": None if unknown else verdict.totals[0], "components": parts}
 
@@ -211,42 +203,3 @@ def _base_of(source: Source) -> Any:
 
     config = source.config.model.model_copy(update={"name": source.run_name})
     return load_model(find_model(config, chat=source.config.data.chat), config).model.eval()
-
-
-def _all(stop: bool, ids: Any) -> Any:
-    import torch
-
-    return torch.full((ids.shape[0],), stop, device=ids.device, dtype=torch.bool)
-
-
-class _Stream:
-    """What `generate` tells of each token: turned into text that only ever grows."""
-
-    def __init__(self, tokenizer: Any, ends: Sequence[int], say: Callable[[str], None]) -> None:
-        self.tokenizer, self.ends, self.say = tokenizer, ends, say
-        self.ids: list[int] = []
-        self.text, self._prompt = "", True
-
-    def put(self, value: Any) -> None:
-        """Takes the prompt first, then one token after the other."""
-        if self._prompt:
-            self._prompt = False
-            return
-        self.ids += value.flatten().tolist()
-        self._grow(final=False)
-
-    def end(self) -> None:
-        """Says what was held back."""
-        self._grow(final=True)
-
-    def _grow(self, *, final: bool) -> None:
-        text = str(
-            self.tokenizer.decode([each for each in self.ids if each not in self.ends], skip_special_tokens=True)
-        )
-        if not final and text.endswith("\ufffd"):  # half a character
-            return
-        if len(text) > len(self.text) and text.startswith(self.text):
-            self.say(text[len(self.text) :])
-            self.text = text
-        elif final:
-            self.text = text

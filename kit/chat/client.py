@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import queue
 import subprocess
@@ -46,6 +47,7 @@ class ChatSession:
         self.ready: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._owners: dict[str, str | None] = {}  # of the questions under way
         self._numbers = itertools.count(1)
         self._lock, self._writing = threading.RLock(), threading.Lock()
         self._log: Any = None
@@ -90,6 +92,7 @@ class ChatSession:
         heldout: int | None = None,
         reference: str | None = None,
         sides: Sequence[str] = SIDES,
+        owner: str | None = None,
         **sampling: Any,
     ) -> Iterator[dict[str, Any]]:
         """Asks, and yields events as they come: `began`, `token`, `answer` a side, then `done`.
@@ -99,6 +102,7 @@ class ChatSession:
             heldout: the number of a held-out prompt, from 1; its reference is known.
             reference: the right answer, for the reward.
             sides: `base`, `tuned` or both.
+            owner: who asks, for `cancel`, where several share the session.
             sampling: seed, temperature (0: greedy), top_p, top_k, min_p, max_tokens; else as in the run.
 
         Raises:
@@ -106,12 +110,15 @@ class ChatSession:
         """
         if (prompt is None) == (heldout is None):
             raise ConfigError("Ask either a prompt of your own or a held-out one.")
+        for name, value in sampling.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name}: {value} was given; {name} must be a finite number.")
         if unknown := [side for side in sides if side not in SIDES] or ([] if sides else ["none"]):
             raise ConfigError(f"There is no side '{unknown[0]}'; expected base, tuned or both.")
         self.start()
         number, mail = self._post({"do": "ask", "prompt": prompt, "heldout": heldout, "reference": reference,
                                    "sides": list(sides), "sampling": sampling})  # fmt: skip
-        finished = False
+        self._owners[number], finished = owner, False
         try:
             for message in self._mail(mail):
                 finished = message["event"] == "done"
@@ -120,6 +127,7 @@ class ChatSession:
                     return
         finally:
             self._waiting.pop(number, None)
+            self._owners.pop(number, None)
             if not finished:
                 self._send({"do": "cancel", "id": number})
 
@@ -142,10 +150,10 @@ class ChatSession:
         finally:
             self._waiting.pop(number, None)
 
-    def cancel(self) -> None:
-        """Ends the answers under way; what they said so far is kept."""
-        for number in list(self._waiting):
-            if number:
+    def cancel(self, owner: str | None = None) -> None:
+        """Ends the answers under way, `owner`'s alone where one is named; what they said so far is kept."""
+        for number, whose in list(self._owners.items()):
+            if owner is None or whose == owner:
                 self._send({"do": "cancel", "id": number})
 
     def close(self) -> None:
@@ -212,8 +220,13 @@ class ChatSession:
         number = str(next(self._numbers))
         mail: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._waiting[number] = mail
-        if not self._send({**message, "id": number}):
-            self._waiting.pop(number, None)
+        sent = False
+        try:
+            sent = self._send({**message, "id": number})
+        finally:
+            if not sent:
+                self._waiting.pop(number, None)
+        if not sent:
             raise RunError(self._last_words())
         return number, mail
 
@@ -222,8 +235,12 @@ class ChatSession:
         if process is None or process.stdin is None:
             return False
         try:
+            line = encode(message)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"This cannot be asked: {error}.") from None
+        try:
             with self._writing:
-                process.stdin.write(encode(message))
+                process.stdin.write(line)
                 process.stdin.flush()
         except (OSError, ValueError):
             return False

@@ -10,7 +10,8 @@ To the process (`do`):
 From the process (`event`):
     ready    run, step, model, device, heldout (how many), sampling (the run's), note?
     began    id, side            token  id, side, text
-    answer   id, side, text, tokens, finish (stop, length, cancelled), seconds, reward {total, components} or null
+    answer   id, side, text, tokens, finish (stop, length, tool_calls, cancelled), seconds, reward
+             {total, components} or null
     done     id, prompt, reference, cancelled
     rows     id, rows [{number, prompt, reference}], total
     error    id or null, kind, message

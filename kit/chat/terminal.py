@@ -21,6 +21,7 @@ HELP = """A line is a question. Commands:
   /again              the last question once more, with the next seed
   /help   /quit       Ctrl-C ends an answer, Ctrl-D the chat"""
 
+ENDED = {"length": "cut at max_tokens", "tool_calls": "its last call was not answered", "cancelled": "cancelled"}
 SETTINGS = ("seed", "temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 
@@ -108,7 +109,7 @@ def chips(answer: Mapping[str, Any]) -> str:
     """Length, how it ended, and the reward with its components, in one line."""
     parts = [f"{answer['tokens']} tokens"]
     if answer["finish"] != "stop":
-        parts.append({"length": "cut at max_tokens", "cancelled": "cancelled"}[answer["finish"]])
+        parts.append(ENDED[answer["finish"]])
     reward = answer["reward"]
     if reward is not None:
         total = "not scored" if reward["total"] is None else f"{reward['total']:.2f}"

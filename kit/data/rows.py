@@ -83,6 +83,7 @@ def canonical_json(value: Any) -> str:
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
     """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
     result, keys, kinds = Rows(), dict[str, str](), dict[str, str]()
+    beside: str | None = None
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
             break
@@ -94,6 +95,7 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             if found is not None and kinds.get(column, found) != found:
                 raise ValueError(f"'{column}' is {found}, while the rows before it have {kinds[column]}")
             row, key, content = _make_row(record, mapping, config)
+            beside = _beside_text(row, mapping, beside)
         except ValueError as error:
             result.faults.append(Fault(record.number, str(error), record.file))
             continue
@@ -119,6 +121,25 @@ def _kind(record: Record, mapping: Mapping) -> tuple[str | None, str]:
         names = [name for name in (mapping.prompt, mapping.ids) if name is not None]
         raise ValueError(" and ".join(f"'{name}'" for name in names) + (" are" if names[1:] else " is") + " missing")
     return None if value is None else kind_of(value, column), column
+
+
+def _beside_text(row: dict[str, Any], mapping: Mapping, before: str | None) -> str | None:
+    """The column, of ids or of pictures, that rows have so far beside their text. Raises `ValueError` for both kinds.
+
+    Also rows of their own: processors lay out the inputs of a batch with pictures by the rendered text of each prompt.
+    """
+    own = [column for name, column in ((IDS, mapping.ids), (IMAGES, mapping.images)) if column and row.get(name)]
+    if len(own) == 2:
+        raise ValueError(
+            f"it has ids ('{own[0]}') and pictures ('{own[1]}'), and where a picture stands among the ids is not known; "
+            "leave one of the two out of this row (null), or all pictures with data.image_column: none"
+        )
+    if own and before not in (None, *own):
+        raise ValueError(
+            f"it has '{own[0]}', while a row before it has '{before}'; ids and pictures cannot be trained on in one run. "
+            "Make two datasets of them, or leave pictures out with data.image_column: none"
+        )
+    return own[0] if own else before
 
 
 def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:

@@ -55,6 +55,8 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     from kit.training.out_of_memory import Memory
 
     use_threads(config.run.threads)
+    # Nothing trains here, and what Unsloth trained are transformers' weights and PEFT's adapters, on any machine.
+    config.model.backend = "transformers"
     if config.model.lora is None:
         config.model.name = str(weights)
     files = find_model(config.model, chat=config.data.chat)

@@ -74,6 +74,7 @@ class HeldOut:
             self.note = "generated without generation.rollout, which needs the trainer"
             log.warning("The held-out score is %s.", self.note)
         self.asked: dict[str, list[int]] = {}  # ids of the texts that the model was given
+        self.further: dict[str, Any] = {}  # what generate() is given beside its inputs and settings
         self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
         for scorer in {id(one): one for one in (self.preset, self.checker)}.values():
@@ -240,6 +241,7 @@ class HeldOut:
             output = model.generate(
                 **(batch if pictured else {name: batch[name] for name in ("input_ids", "attention_mask")}),
                 generation_config=settings,
+                **self.further,
             )
         rows: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
         return rows

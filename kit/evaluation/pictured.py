@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.data.images import IMAGES, opened
-from kit.errors import ConfigError, EnvironmentUnsupported, ModelError
+from kit.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -79,15 +79,11 @@ def _ids(processor: Any, row: Mapping[str, Any]) -> list[int]:
 
 
 def check_pictures(config: RunConfig, data: DataSplit, files: ModelFiles | None) -> None:
-    """Refuses pictures for a model, an engine or a trial that takes none. Raises `KitError`."""
+    """Refuses pictures for a model that takes none. Raises `KitError`."""
     if IMAGES not in data.train.column_names or files is None:
         return
     column = data.info["mapping"]["images"]
     if files.processor is not None:
-        if config.generation.engine == "vllm":
-            raise EnvironmentUnsupported(
-                "generation.engine: vllm with pictures is not tried in this version. Set generation.engine: hf."
-            )
         return
     if files.family is not None and files.family.multimodal:
         raise ModelError(

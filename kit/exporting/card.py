@@ -21,6 +21,7 @@ LIBRARIES = {
     "gguf": "gguf",
     "ollama": "gguf",
 }
+PICTURES = "AutoModelForImageTextToText"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -33,10 +34,11 @@ def card(source: Source, what: str, base: str, file: str | None, quantization: s
     """The card as Markdown with YAML front matter. The license is left to whoever publishes it."""
     config = source.config
     data = public_name(config.data.source)
+    pictures = file is None and _loader(source) == PICTURES  # a GGUF file holds the language model alone
     front: dict[str, Any] = {
         **({"base_model": name} if (name := public_name(base)) else {}),
         "library_name": LIBRARIES[what],
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "image-text-to-text" if pictures else "text-generation",
         "tags": ["grpo", "reinforcement-learning", "trl", "grpo-kit", *(["lora"] if what == "adapter" else [])],
         **({"datasets": [data]} if data else {}),
     }
@@ -44,7 +46,7 @@ def card(source: Source, what: str, base: str, file: str | None, quantization: s
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {source.run.id}\n\n{_sentence(source, what, base, quantization)}",
         f"## Scores\n{_scores(source)}",
-        f"## How to load\n{_loading(what, base, file)}",
+        f"## How to load\n{_loading(source, what, base, file)}",
         f"## How it was trained\n{_training(source)}",
         "## Limits\n" + "\n".join(f"- {each}" for each in [*limits, *LIMITS]),
     ]
@@ -96,18 +98,32 @@ def _estimate(value: Any) -> str:
     return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})" if isinstance(value, dict) else "-"
 
 
-def _loading(what: str, base: str, file: str | None) -> str:
+def _loader(source: Source) -> str:
+    """The transformers class that loads this model."""
+    from kit.training.families import auto_class
+
+    return str(auto_class(source.files.config).__name__)
+
+
+def pinned(source: Source) -> str | None:
+    """The revision of the base that the run names; None where none is named, or another base was taken."""
+    return source.config.model.revision if source.lora and source.base == source.files.source else None
+
+
+def _loading(source: Source, what: str, base: str, file: str | None) -> str:
     where, own = public_name(base) or "BASE_MODEL", "THIS_FOLDER_OR_REPOSITORY"
     if what in ("gguf", "ollama"):
         run = "ollama create NAME -f Modelfile && ollama run NAME" if what == "ollama" else f"llama-cli -m {file}"
         return f"```bash\n{run}\n```"
-    code = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    loader, kind = _loader(source), "Tokenizer" if source.files.processor is None else "Processor"
+    code = [f"from transformers import {', '.join(sorted((loader, f'Auto{kind}')))}", ""]
     if what == "adapter":
-        code = ["from peft import PeftModel", *code, f'base = AutoModelForCausalLM.from_pretrained("{where}")']
+        named = f', revision="{revision}"' if (revision := pinned(source)) else ""
+        code = ["from peft import PeftModel", *code, f'base = {loader}.from_pretrained("{where}"{named})']
         code.append(f'model = PeftModel.from_pretrained(base, "{own}")')
     else:
-        code.append(f'model = AutoModelForCausalLM.from_pretrained("{own}")')
-    code.append(f'tokenizer = AutoTokenizer.from_pretrained("{own}")')
+        code.append(f'model = {loader}.from_pretrained("{own}")')
+    code.append(f'{kind.lower()} = Auto{kind}.from_pretrained("{own}")')
     return "```python\n" + "\n".join(code) + "\n```"
 
 
@@ -122,6 +138,7 @@ def _training(source: Source) -> str:
         "completions a step": f"{best.batch_size} in groups of {config.generation.num_generations}",
         "learning rate": f"{best.learning_rate:g}, {best.schedule}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}" if lora else "none, all weights trained",
+        **({"base's revision": config.model.revision} if config.model.revision else {}),
         "base in 4 bits": "yes" if config.model.load_in_4bit else "no",
         "completion": f"at most {config.generation.max_completion_tokens} tokens, temperature {config.generation.temperature:g}",
         "seed": config.run.seed,

@@ -15,6 +15,8 @@ from kit.runs.store import ALIVE, RunDir
 
 JOB = "kit.exporting.job"
 DTYPES = ("auto", "float16", "bfloat16")
+NOT_VERIFIED = ".not-verified"
+"""After the name of a folder that is not what was trained."""
 
 
 class NotVerified(RunError):
@@ -58,9 +60,9 @@ class Wish:
                 f"prompts: {self.prompts}, expected 1 or more. To leave the verification out: --no-verify."
             )
         out = Path(self.out).expanduser().absolute() if self.out is not None else None
-        if out is not None and _is_inside(out, run.path) and not _is_inside(out, run.path / "export"):
-            raise ConfigError(f"{out} lies within the run's own files. Give a folder elsewhere, or leave --out away.")
-        places.check_free(out or run.path / "export" / name, force=self.force)
+        if out is not None and ".." in out.parts:
+            out = out.resolve()
+        check_place(out or run.path / "export" / name, run, force=self.force)
         if name == "hub":
             from kit.exporting.hub import check_push
 
@@ -114,5 +116,10 @@ def exports(run: RunDir) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
+def check_place(target: Path, run: RunDir, *, force: bool) -> None:
+    """Refuses a folder that an export of `run` may not take the place of, verified or not. Raises `KitError`."""
+    place, exported = target.resolve(), (run.path / "export").resolve()
+    if place.is_relative_to(run.path.resolve()) and exported not in place.parents and place != run.path.resolve():
+        raise ConfigError(f"{target} lies within the run's own files. Give a folder elsewhere, or leave --out away.")
+    places.check_free(target, force=force, keep=run.path)
+    places.check_free(target.with_name(target.name + NOT_VERIFIED), force=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,6 @@ def _on_path(name: str) -> Path | None:
 
 def check_reader() -> None:
     """Raises `EnvironmentUnsupported` without the package that reads GGUF files back for the verification."""
-    import importlib.util
-
     if importlib.util.find_spec("gguf") is None:
         raise EnvironmentUnsupported(
             "A GGUF file is verified by reading it back, which needs the package gguf. Install it with: pip install gguf "
@@ -145,8 +144,11 @@ def _by_unsloth(model: Path, target: Path, quantization: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def open_gguf(source: Source, path: Path, device: str) -> tuple[Any, Any, list[str]]:
-    """Model and tokenizer as a GGUF file has them, its numbers multiplied out, and what is wrong with its header."""
+def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> tuple[Any, Any, list[str]]:
+    """Model and tokenizer as a GGUF file has them, its numbers multiplied out, and what is wrong with its header.
+
+    The model ends at all of `ends`, though the file holds few of them: see `ends_left_out`.
+    """
     import torch
 
     from kit.exporting.weights import load_plain
@@ -161,15 +163,33 @@ def open_gguf(source: Source, path: Path, device: str) -> tuple[Any, Any, list[s
     if header.get("tokenizer.chat_template") != (trained.chat_template or None):
         faults.append("the chat template in the file is not the one of training")
     end = header.get("tokenizer.ggml.eos_token_id")
-    if end != trained.eos_token_id:
-        faults.append(f"the file's end token is {end}, and {trained.eos_token_id} in training")
+    if end not in ends:
+        faults.append(f"the file's end token is {end}, and completions end at {', '.join(map(str, ends))} in training")
     words = header.get("tokenizer.ggml.tokens") or []
     vocabulary = trained.get_vocab()
     other = [word for word, place in vocabulary.items() if place >= len(words) or words[place] != word]
     if other:
         faults.append(f"{len(other)} of {len(vocabulary)} tokens differ from training, {other[0]!r} for one")
-    model.generation_config.eos_token_id = end
+    model.generation_config.eos_token_id = list(ends)
     return model, trained, faults
+
+
+def ends_left_out(path: Path, tokenizer: Any, ends: Sequence[int]) -> str | None:
+    """What to say where training ended completions at more tokens than the file names."""
+    held: set[Any] = {tokenizer.eos_token_id}
+    if importlib.util.find_spec("gguf") is not None:  # without it there is no verification either
+        try:
+            header = read_header(path)
+        except Exception:  # whatever a reader of a damaged file raises: the verification will tell of it
+            return None
+        held = {header.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    left = [tokenizer.decode([end]) for end in ends if end not in held]
+    if not left:
+        return None
+    return (
+        f"completions of the run end at {', '.join(left)}, too, which the GGUF file does not name as an end: give that as a stop "
+        "sequence to what reads the file (an Ollama Modelfile has it); the verification ends there as training does"
+    )
 
 
 def check_shapes(header: Mapping[str, Any], config: Any) -> list[str]:

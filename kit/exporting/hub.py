@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.runs.secrets import redact
 
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+WEIGHTS = ("*.safetensors", "*.index.json", "adapter_config.json", "adapter_model.*", "*.gguf")
 ATTEMPTS = 3
 WAIT = 2.0
 """Seconds before the second attempt; twice as many before the third."""
@@ -43,16 +45,20 @@ def push(
 ) -> dict[str, Any]:
     """Uploads every file of `folder` in one commit, and checks what is there then. Returns address and commit.
 
+    Weights of an earlier push that are not among them go in that commit: a reader would load them in place of the new. A
+    repository that is public stays unwritten where a private one was asked for.
+
     Asked again after a failure it sends only what the hub does not have. Raises `RunError` in words of its own.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
 
     def commit() -> Any:
         # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
-        parts = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+        parts: list[Any] = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+        parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
         return api.create_commit(repo, operations=parts, commit_message=message)
 
     def create() -> None:
@@ -63,13 +69,31 @@ def push(
                 raise
 
     _tried("creating the repository", repo, create, say)
+    before = _tried("looking at the repository", repo, lambda: api.model_info(repo), say)
+    if private and not before.private:
+        raise RunError(
+            f"{repo} exists and is public, and a private one was asked for; nothing was pushed. Make it private in its settings "
+            f"({api.endpoint}/{repo}/settings), give another --repo, or leave --private out."
+        )
+    new = {path.relative_to(folder).as_posix() for path in files}
+    stale = sorted(
+        name for name in (each.rfilename for each in before.siblings or []) if name not in new and _is_ours(name)
+    )
+    if stale:
+        say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
     done = _tried("the upload", repo, commit, say)
     there = _tried("looking at the repository", repo, lambda: api.model_info(repo, files_metadata=True), say)
     sizes = {each.rfilename: each.size for each in there.siblings or []}
     wrong = [path.name for path in files if sizes.get(path.relative_to(folder).as_posix(), -1) != path.stat().st_size]
     if wrong:
         raise RunError(f"{repo} does not hold what was sent: {', '.join(sorted(wrong)[:4])}. Give the command again.")
-    return {"url": f"{api.endpoint}/{repo}", "commit": getattr(done, "oid", None), "private": there.private}
+    return {"url": f"{api.endpoint}/{repo}", "commit": getattr(done, "oid", None), "private": there.private,
+            "removed": stale}  # fmt: skip
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a loader of the repository would take that file for its weights; those in folders nobody loads by themselves."""
+    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in WEIGHTS)
 
 
 def _tried(what: str, repo: str, call: Callable[[], Any], say: Callable[[str], None]) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, RunError
 from kit.exporting import target as places
+from kit.exporting.face import NOT_VERIFIED, check_place
 from kit.exporting.formats import bytes_needed
 from kit.exporting.layout import listing
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LONGEST = 64
 """Tokens of a greedy completion in the verification, at most."""
-NOT_VERIFIED = ".not-verified"
 HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """GGUF types and the precision to merge in, so that weights are rounded once."""
 PACKAGES = ("grpo-kit", "torch", "transformers", "peft", "bitsandbytes", "safetensors", "gguf", "huggingface_hub")
@@ -50,9 +50,10 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
     started, name = time.time(), request["format"]
     what = request["push"] if name == "hub" else name
     target = Path(request["out"]) if request["out"] else run.path / "export" / name
-    places.check_free(target, force=request["force"])
+    check_place(target, run, force=request["force"])
     source, note = open_source(run, request["checkpoint"], request["base"])
-    notes = [note] if note else []
+    notes = source.notes
+    notes += [note] if note else []
     _check(source, what, request)
     adapter = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
     places.check_space(target, bytes_needed(what, source.files.parameters, adapter, request["quantization"]))
@@ -69,8 +70,6 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
         good = verdict is None or verdict.verified
         pushed = _push(source, place, request, reporter) if name == "hub" and good else None
         final = target if good else target.with_name(target.name + NOT_VERIFIED)
-        if not good:
-            shutil.rmtree(final, ignore_errors=True)
         files = listing(place)
         places.publish(place, final)
     result = {
@@ -131,8 +130,24 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     from kit.exporting.verify import measure
 
     rows = choose_rows(_rows(source), request["prompts"], request["seed"])
+    _note_what_prompts_lack(source, rows)
     reporter.say(f"The model as it was trained answers {len(rows)} held-out prompts")
     return measure(source, rows, min(LONGEST, source.config.generation.max_completion_tokens))
+
+
+def _note_what_prompts_lack(source: Source, rows: list[dict[str, Any]]) -> None:
+    """Says where the verification asks otherwise than training did."""
+    from kit.data.images import IMAGES
+
+    asks, pictured = source.config.generation, sum(bool(row.get(IMAGES)) for row in rows)
+    lacking = {
+        "the descriptions of the run's tools": bool(asks.tools or asks.environment),
+        f"the pictures ({pictured} of {len(rows)} prompts have some)": pictured > 0,
+        "what the run's rollout function adds": asks.rollout is not None,
+    }
+    if any(lacking.values()):
+        what = " and ".join(name for name, lacks in lacking.items() if lacks)
+        source.note(f"the prompts of the verification are the held-out texts without {what}: that part was not tried")
 
 
 def _rows(source: Source) -> list[dict[str, Any]]:
@@ -158,6 +173,7 @@ def write(
 ) -> dict[str, Any]:
     """Writes the files of one format and the model card; returns the precision of the numbers and the GGUF file's path."""
     from kit.exporting.card import card
+    from kit.exporting.gguf import ends_left_out
 
     gguf, quantization, limits = None, None, []
     if what == "adapter":
@@ -165,6 +181,9 @@ def write(
     elif what in ("gguf", "ollama"):
         quantization, kind = request["quantization"], request["quantization"]
         gguf = _write_gguf(source, place, request, reporter)
+        if left := ends_left_out(gguf, source.tokenizer, _ends(source)):
+            source.note(left)
+            limits.append(f"{left[0].upper()}{left[1:]}.")
         limits.append(
             f"Rounded to {quantization}, and checked by reading the file back with transformers, not with llama.cpp."
         )
@@ -209,7 +228,7 @@ def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
 
     from safetensors import safe_open
 
-    from kit.exporting.card import public_name
+    from kit.exporting.card import pinned, public_name
     from kit.exporting.weights import save_tokenizer
 
     shutil.copyfile(source.weights / "adapter_model.safetensors", place / "adapter_model.safetensors")
@@ -218,6 +237,7 @@ def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
         config["base_model_name_or_path"] = public_name(source.base) or source.run_name.rsplit("/", 1)[-1]
     elif source.base != source.files.source:
         config["base_model_name_or_path"] = source.base
+    config["revision"] = pinned(source)
     (place / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_tokenizer(source, source.tokenizer, place)
     with safe_open(place / "adapter_model.safetensors", framework="pt") as tensors:
@@ -250,7 +270,7 @@ def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: 
     from kit.exporting.weights import merged, write_merged
 
     middle, quantization = place / ".merged", request["quantization"]
-    asked = HALVES.get(quantization, "auto") if request["dtype"] == "auto" else request["dtype"]  # rounded once, not twice
+    asked = request["dtype"] if request["dtype"] != "auto" else HALVES.get(quantization, "auto")
     model, name = merged(source, asked)
     write_merged(source, model, source.tokenizer, _ends(source), middle)
     del model

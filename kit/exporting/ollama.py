@@ -117,9 +117,8 @@ def go_template(pieces: Pieces) -> str:
 
 def _quoted(text: str) -> str:
     """Text as it is, where the template language or the file's quotes would read it otherwise as a Go string."""
-    return (
-        f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if "{{" in text or "}}" in text or '"""' in text else text
-    )
+    unclear = "{{" in text or "}}" in text or '"""' in text or text.endswith('"')
+    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if unclear else text
 
 
 def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[str]]:
@@ -129,7 +128,7 @@ def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[st
     pieces = take_apart(tokenizer) if config.data.chat else None
     lines = [f"# Run {source.run.id}, step {source.step}.", f"FROM ./{file}"]
     if not config.data.chat:
-        lines.append('TEMPLATE """{{ .Prompt }}"""')
+        lines.append('TEMPLATE """{{ if .System }}{{ .System }}\n\n{{ end }}{{ .Prompt }}"""')
     elif pieces is None:
         notes.append("the chat template cannot be expressed; Ollama uses the one that it guesses from the file")
     else:
@@ -139,8 +138,14 @@ def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[st
             pieces = replace(pieces, start=pieces.start.removeprefix(begin))
         notes += [f"the template differs from training for: {each}" for each in wrong]
         lines.append(f'TEMPLATE """{go_template(pieces)}"""')
-    if config.data.system_prompt:
-        lines.append(f'SYSTEM """{config.data.system_prompt}"""')
+    prompt = config.data.system_prompt
+    if prompt and ('"""' in prompt or prompt.endswith('"')):
+        notes.append(
+            "the system prompt of training is left out, as a Modelfile cannot hold one with three quotes in a row or with one at "
+            "its end: give it with every request"
+        )
+    elif prompt:
+        lines.append(f'SYSTEM """{prompt}"""')
     lines += [f"PARAMETER stop {json.dumps(tokenizer.decode([end]), ensure_ascii=False)}" for end in ends]
     # Ollama's own defaults cut the distribution and punish repetition; these are the run's.
     lines += [

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,11 @@ class Source:
     """The model as the run's configuration names it."""
     ends: list[int] | None = None
     """Every token that ends a completion, once that is known."""
+    start: str = ""
+    """With all weights trained: the model that training began with."""
+    start_revision: str | None = None
+    notes: list[str] = field(default_factory=list)
+    """What there is to say of this export."""
 
     @property
     def lora(self) -> bool:
@@ -78,6 +83,30 @@ class Source:
         from kit.training.models import load_model
 
         return load_model(self.files, self.config.model).model
+
+    def load_start(self) -> Any:
+        """With all weights trained: the model that training began with, loaded as the trained one is. Raises `ModelError`."""
+        from kit.training.embedded import source_of
+        from kit.training.models import load_model
+
+        files = replace(self.files, source=source_of(self.start), revision=self.start_revision)
+        return load_model(files, self.config.model).model.eval()
+
+    def note(self, text: str) -> None:
+        """Keeps what is to be said, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def note_no_start(self, error: Exception) -> None:
+        """Says that, and why, nothing can be held against what training began with."""
+        begin = f"what training began with ({self.start}) cannot be had"
+        if any(note.startswith(begin) for note in self.notes):
+            return
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.note(
+            f"{begin}, so the update is not known: neither its share in the export nor the effect of training was checked, only "
+            f"the trained weights were; --base MODEL names it ({first})"
+        )
 
 
 def put_on(model: Any, adapter: Path) -> Any:
@@ -122,6 +151,7 @@ def open_source(run: RunDir, which: str | None, base: str | None) -> tuple[Sourc
         config.model.name = str(weights)
     files = find_model(config.model, chat=config.data.chat)
     source = Source(run, config, files, step, weights, base or files.source, named)
+    source.start, source.start_revision = base or named, None if base else config.model.revision
     quantised = getattr(files.config, "quantization_config", None) is not None
     if quantised and source.lora and base is None:
         raise ModelError(
@@ -145,8 +175,6 @@ def keep_weights(source: Source, place: Path) -> None:
     source.weights = place
     if not source.lora:
         source.config.model.name = str(place)
-        from dataclasses import replace
-
         source.files = replace(source.files, source=str(place))
 
 

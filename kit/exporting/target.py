@@ -7,6 +7,7 @@ An unfinished folder that nobody holds is what an interrupted export left; the n
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,14 +18,53 @@ from kit.runs.files import disk_errors, free_bytes, human_size
 from kit.runs.lock import try_lock
 
 PARTIAL, OLD, HOLDER = ".partial-", ".old-", ".holder"
+MARKER = ".grpo-kit-export.json"
+"""Lies in every export, with the names of its files: only what is in there is ever replaced."""
 
 
-def check_free(target: Path, *, force: bool) -> None:
-    """Refuses a place that is taken. Raises `RunError`."""
+def check_free(target: Path, *, force: bool, keep: Path | None = None) -> None:
+    """Refuses a place that is taken, or that `keep` or the working directory lies in. Raises `RunError`.
+
+    With `force` the place of an export may be taken, and no other.
+    """
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise RunError(f"{target} is no folder; an export needs one of its own. Give another with --out.")
-    if target.exists() and not force and any(target.iterdir()):
+    for inside, what in ((keep, "the run itself"), (Path.cwd(), "the directory that you are in")):
+        if inside is not None and inside.resolve().is_relative_to(target.resolve()):
+            raise RunError(
+                f"{target} is or holds {what}, and an export takes the place of the whole folder. Give one of its own with "
+                f"--out, {target / 'exported'} for example."
+            )
+    if not target.exists() or not any(target.iterdir()):
+        return
+    if not force:
         raise RunError(f"{target} exists already. Replace it with --force, or give another folder with --out.")
+    check_export(target)
+
+
+def check_export(folder: Path) -> None:
+    """Refuses to replace a folder that is not empty, and is no export or holds more than one. Raises `RunError`."""
+    if not any(folder.iterdir()):
+        return
+    try:
+        written = set(json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise RunError(
+            f"{folder} is no export of grpo-kit's (there is no readable {MARKER} in it), so it is not replaced. Give another "
+            "folder with --out, or remove this one yourself."
+        ) from None
+    if other := sorted(set(_names(folder)) - written - {MARKER, ".DS_Store"}):
+        raise RunError(
+            f"{folder} holds {len(other)} files that the export did not write ({other[0]}, for example), so it is not replaced. "
+            "Move them away, or give another folder with --out."
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    """Everything but folders, by path."""
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    )
 
 
 def check_space(target: Path, needed: int) -> None:
@@ -55,7 +95,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 def clean(target: Path) -> None:
     """Removes what interrupted exports to `target` left. Raises `RunError` while another one is under way."""
-    for path in target.parent.glob(f".{target.name}{PARTIAL}*"):
+    for path in _left(target, PARTIAL):
         with disk_errors(path):
             handle = try_lock(path / HOLDER) if path.is_dir() else None
         if handle is None:
@@ -64,17 +104,27 @@ def clean(target: Path) -> None:
             )
         shutil.rmtree(path, ignore_errors=True)
         os.close(handle)
-    for path in target.parent.glob(f".{target.name}{OLD}*"):
+    for path in _left(target, OLD):
         if target.exists():
             shutil.rmtree(path, ignore_errors=True)
         else:  # the process died between two renames
             path.rename(target)
 
 
+def _left(target: Path, kind: str) -> list[Path]:
+    """Hidden folders that this module made beside `target`: their names end with the number of a process."""
+    begin = f".{target.name}{kind}"
+    beside = target.parent.iterdir() if target.parent.is_dir() else ()
+    return [path for path in beside if path.name.startswith(begin) and path.name.removeprefix(begin).isdecimal()]
+
+
 def publish(place: Path, target: Path) -> None:
-    """Puts a written folder in its place, in that of an old one too. Raises `RunError` when the disk refuses."""
+    """Puts a written folder in its place, in that of an old export too. Raises `RunError` when that or the disk refuses."""
     with disk_errors(target):
+        if target.exists():  # however long the writing took
+            check_export(target)
         (place / HOLDER).unlink(missing_ok=True)
+        (place / MARKER).write_text(json.dumps({"files": _names(place)}, indent=2) + "\n", encoding="utf-8")
         for path in sorted(place.rglob("*"), reverse=True):  # files before the folders that they lie in
             to_disk(path)
         to_disk(place)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit.errors import KitError
 from kit.exporting.formats import Limits, limits_of
 from kit.exporting.layout import check_ends, check_loading, check_safetensors, check_tied, check_tokenizer
 from kit.exporting.source import PROBES, Answers, Source, end_ids, generate, prompt_ids, put_on, score
@@ -59,12 +60,18 @@ def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measure
     greedy = generate(model, prompts, ends, pad, longest)
     answers = score(model, prompts, greedy, pad)
     answers.greedy = greedy
-    before = None
+    computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
+    tied, before = _Tied(model), None
     if source.lora:
         with model.disable_adapter():
             before = score(model, prompts, greedy, pad).logps
-    computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
-    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), _Tied(model), answers, before)
+    else:
+        del model  # never two models at once
+        try:
+            before = score(source.load_start(), prompts, greedy, pad).logps
+        except (KitError, RuntimeError, IndexError) as error:  # another model's shapes and vocabulary, too
+            source.note_no_start(error)
+    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), tied, answers, before)
 
 
 @dataclass
@@ -130,7 +137,7 @@ def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Pat
     if gguf is not None:
         from kit.exporting.gguf import open_gguf
 
-        return open_gguf(source, gguf, device)
+        return open_gguf(source, gguf, device, measured.ends)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.config.model.trust_remote_code)
     if what == "adapter":
         model = put_on(source.load_base(), folder)

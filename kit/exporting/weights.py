@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import ModelError
+from kit.errors import KitError, ModelError
+from kit.exporting.formats import ROUGHNESS, precision
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ KEPT = 0.5
 """Least share of an update that must be found again in a stored matrix, before rounding counts as having lost it."""
 KEPT_ENOUGH = 0.9
 """Share of the update from which on the base's own precision is good enough for `dtype: auto`."""
+PAIR = (".lora_A.weight", ".lora_B.weight")
 CERTAIN = 5.0
 """Standard errors that a lost update must lie outside of, where the rounding is as large as the update."""
 
@@ -58,19 +60,59 @@ def updates(adapter: Path) -> dict[str, torch.Tensor]:
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(adapter / "adapter_model.safetensors")
-    found = {}
-    for name, below in tensors.items():
-        if name.endswith(".lora_A.weight"):
-            stem = name.removesuffix(".lora_A.weight")
-            above = tensors[f"{stem}.lora_B.weight"]
-            found[stem.removeprefix("base_model.model.") + ".weight"] = scale * (above.float() @ below.float())
+    pairs = {name.removesuffix(end) for name in tensors for end in PAIR if name.endswith(end)}
+    odd = sorted(tensors.keys() ^ {stem + end for stem in pairs for end in PAIR})
+    if odd:
+        raise ModelError(
+            f"{adapter}: '{odd[0]}' is {'there' if odd[0] in tensors else 'missing'}, and an adapter of the kit's has a pair "
+            f"({' and '.join(end[1:] for end in PAIR)}) for each matrix and nothing else. It is not exported, as a part of what "
+            "was trained would be left out."
+        )
+    return {
+        stem.removeprefix("base_model.model.") + ".weight": scale
+        * (tensors[stem + PAIR[1]].float() @ tensors[stem + PAIR[0]].float())
+        for stem in sorted(pairs)
+    }
+
+
+class Difference(Mapping[str, "torch.Tensor"]):
+    """What training of all weights did to each, float32, computed when it is asked for."""
+
+    def __init__(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        self.before, self.after = before, after
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        change: torch.Tensor = self.after[name].detach().float() - self.before[name].detach().float()
+        return change
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.after)
+
+    def __len__(self) -> int:
+        return len(self.after)
+
+
+def starting_weights(source: Source, trained: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What training of all weights began with, by name; None where it cannot be had, which is noted."""
+    from kit.training.embedded import source_of
+
+    try:
+        model = load_plain(source, source_of(source.start), revision=source.start_revision)
+    except KitError as error:
+        source.note_no_start(error)
+        return None
+    found = dict(model.named_parameters())
+    if {name: each.shape for name, each in found.items()} != {name: each.shape for name, each in trained.items()}:
+        source.note_no_start(ModelError("its weights have other names or shapes than the trained ones"))
+        return None
     return found
 
 
 def merged(source: Source, dtype: str) -> tuple[Any, str]:
     """The model with its updates added in float32 and everything cast once, in RAM, and the precision it got.
 
-    `dtype`: float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16.
+    `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16;
+    with all weights trained, where there is no adapter to take instead, float32 if neither does.
     """
     import torch
 
@@ -81,7 +123,12 @@ def merged(source: Source, dtype: str) -> tuple[Any, str]:
         raise ModelError(
             f"{source.base} has no weights '{unknown[0]}', which the adapter changes: it is another model."
         )
-    name = choose_dtype(model, tensors, changes) if dtype == "auto" else dtype
+    if dtype != "auto":
+        name = dtype
+    elif source.lora:
+        name = choose_dtype(model, tensors, changes)
+    else:
+        name = _choose_for_all(source, tensors)
     target = getattr(torch, name)
     with torch.no_grad():
         for key in list(changes):
@@ -92,7 +139,33 @@ def merged(source: Source, dtype: str) -> tuple[Any, str]:
     return model.eval(), name
 
 
-def choose_dtype(model: Any, tensors: dict[str, Any], changes: dict[str, Any]) -> str:
+def _choose_for_all(source: Source, trained: Mapping[str, Any]) -> str:
+    """The precision of a run that trained all weights."""
+    import torch
+
+    before = starting_weights(source, trained)
+    if before is None:  # nothing tells the update from the rest: as close to the trained weights as float16 can be
+        fits = in_range(trained) and all(
+            float((each.detach().float() - each.detach().half().float()).norm())
+            <= ROUGHNESS["float16"] * float(each.norm())
+            for each in trained.values()
+        )
+        return "float16" if fits else "float32"
+    changes = Difference(before, trained)
+    name = choose_dtype(None, before, changes)
+    halves = [share_kept(before[key].detach().float(), change, getattr(torch, name)) for key, change in changes.items()]
+    if min(halves) >= KEPT_ENOUGH and (name == "bfloat16" or in_range(trained)):
+        return name
+    source.note("stored as float32: 16 bits would round away a part of what training did to the weights")
+    return "float32"
+
+
+def in_range(tensors: Mapping[str, Any]) -> bool:
+    """Whether all numbers can be float16."""
+    return all(float(tensor.detach().abs().max()) < 3e4 for tensor in tensors.values() if tensor.numel())
+
+
+def choose_dtype(model: Any, tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """float16 where bfloat16 would round the update away and the weights are within its range, else bfloat16."""
     import torch
 
@@ -101,8 +174,7 @@ def choose_dtype(model: Any, tensors: dict[str, Any], changes: dict[str, Any]) -
         return "float16"
     halves = [share_kept(tensors[key].data.float(), change, torch.bfloat16) for key, change in changes.items()]
     lost = bool(halves) and min(halves) < KEPT_ENOUGH
-    in_range = all(float(tensor.detach().abs().max()) < 3e4 for tensor in tensors.values() if tensor.numel())
-    return "float16" if lost and in_range else "bfloat16"
+    return "float16" if lost and in_range(tensors) else "bfloat16"
 
 
 def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> float:
@@ -163,15 +235,19 @@ def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
     """Every tensor of a loaded export against base + update, to within the rounding of `kind`.
 
-    For an adapted matrix also how much of its update is in it: that tells a forgotten layer, even where the update is smaller
-    than the rounding, as rounding errors do not point the way of the update.
+    For a trained matrix also how much of its update is in it: that tells a forgotten layer, even where the update is smaller
+    than the rounding, as rounding errors do not point the way of the update. With all weights trained the update is what they
+    differ by from what training began with.
     """
     import torch
 
-    from kit.exporting.formats import ROUGHNESS, precision
-
-    found, changes = WeightCheck(), updates(source.weights) if source.lora else {}
+    found = WeightCheck()
     base = dict(load_plain(source, source.base if source.lora else str(source.weights)).named_parameters())
+    if source.lora:
+        changes: Mapping[str, torch.Tensor] = updates(source.weights)
+    else:
+        trained, start = base, starting_weights(source, base)
+        base, changes = (trained, {}) if start is None else (start, Difference(start, trained))
     limit, seen = ROUGHNESS[precision(kind)], set()
     dots = sizes = 0.0
     for name, value in stored(export):
@@ -196,10 +272,10 @@ def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
         if error > limit:
             found.faults.append(f"'{name}' is off by {error:.2g} of its size, more than {kind} explains ({limit:g})")
         if change is not None:
-            found.updated += 1
             size = float((change.double() ** 2).sum())
             if size == 0.0:
                 continue
+            found.updated += 1
             kept = _projection(value - before, change)
             doubt = float((value - wanted).double().norm()) / math.sqrt(size * value.numel())
             dots, sizes = dots + kept * size, sizes + size

@@ -10,6 +10,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,28 @@ def worst_rows(parts: Parts) -> Any:
     return train.select([order[place % len(order)] for place in range(wanted)])
 
 
-def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
-    """Trains two steps and measures."""
+def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Trains two steps and measures. The trainer is made as `kit.train.build` makes it; keep the two alike."""
+    from kit.training.backend import running_on
+
+    standby = parts.config.generation.vllm.standby
+    with running_on(parts.files.backend, standby=standby):  # Unsloth comes before TRL
+        return _measured(parts, folder, say)
+
+
+def full_length(args: Any, tokens: int) -> dict[str, int]:
+    """What makes the engine of `args` (a `GRPOConfig`) go on for `tokens`, in the engine's own word."""
+    return {"min_tokens" if args.use_vllm else "min_new_tokens": tokens}
+
+
+def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     import torch
     from transformers import TrainerCallback, set_seed
 
+    from kit.data.images import IMAGES
     from kit.training.allocator import return_freed_memory
     from kit.training.arguments import grpo_config
+    from kit.training.engine_side import engine_settings
     from kit.training.models import keep_trainable_in_float32, load_model
     from kit.training.quiet import silence_steps
     from kit.training.trainer import make_trainer_class
@@ -82,16 +98,18 @@ def two_steps(parts: Parts, folder: Path) -> dict[str, Any]:
     rewards = parts.preset.trl(seed=config.run.seed)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
-    args.generation_kwargs = {"min_new_tokens": config.generation.max_completion_tokens}
+    args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
+    rows = worst_rows(parts)
     trainer = make_trainer_class()(
         loaded.model,
         rewards,
         args,
-        train_dataset=worst_rows(parts),
-        processing_class=loaded.tokenizer,
+        train_dataset=rows,
+        processing_class=loaded.processing_class(pictures=IMAGES in rows.column_names),
         peft_config=loaded.peft_config,
         objective=parts.objective,
         callbacks=[clock],
+        engine=engine_settings(config, args, say),
         **parts.interaction.trainer_arguments(),
     )
     keep_trainable_in_float32(trainer.model)
@@ -118,7 +136,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         use_threads(config.run.threads)
         parts = prepare(config, fresh=False)
         reporter.say("Two steps of the worst case: longest prompts, completions of full length")
-        found = two_steps(parts, Path(request["folder"]))
+        found = two_steps(parts, Path(request["folder"]), reporter.say)
     Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -43,9 +43,9 @@ class ModelShape:
 def shape_of(model_config: Any) -> ModelShape | None:
     """Builds the architecture on the meta device and counts. None when it needs remote code: nothing is known then."""
     from kit.errors import ModelError
-    from kit.training.families import meta_model
+    from kit.training.families import is_remote, meta_model
 
-    if getattr(model_config, "auto_map", None):
+    if is_remote(model_config):
         return None
     try:
         model = meta_model(model_config)

@@ -26,13 +26,13 @@ class VllmConfig(Section):
     """Regular expression that every completion must match (structured output). The policy is then sampled under that
     constraint, and its log-probabilities are those of the constrained distribution."""
     eager: bool | None = None
-    """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only."""
+    """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
     float8_kv_cache: bool = False
     """Keep the cache in 8-bit floats: twice the tokens in the same memory, log-probabilities further off. GPU only."""
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Largest adapter rank that an engine which loads adapters (Unsloth's) makes room for. Null: model.lora.rank."""
     seed: int | None = None
-    """Seed of the engine's sampling. Null: run.seed. A server has a seed of its own (`--seed`)."""
+    """Seed of the engine's sampling. Null: run.seed. A server has a seed of its own (`--seed`), Unsloth's engine takes none."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
     the run ends as failed, with a checkpoint."""

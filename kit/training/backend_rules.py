@@ -6,12 +6,17 @@ Where `model.backend: auto` has chosen Unsloth, a refusal is the reason to take 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.config import ModelConfig, RunConfig
+from kit.data.images import IMAGES
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
 from kit.training.backend import TRANSFORMERS, UNSLOTH, UNSLOTH_CPU, Backend, Machine, decide, this_machine
+from kit.training.engine import HF_INSTEAD, Engine, instead_of_vllm, resolved
 from kit.training.precision import fast_inference, precision, standby
+
+if TYPE_CHECKING:
+    from kit.objective import Objective
 
 IMAGE_COLUMNS = {"image", "images"}
 TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
@@ -33,6 +38,28 @@ def settle_backend(config: RunConfig, columns: Collection[str] = (), machine: Ma
     return settle_backend(config.model_copy(update={"model": plain}), columns, machine)
 
 
+def settle(
+    config: RunConfig,
+    engine: Engine,
+    columns: Collection[str] = (),
+    objective: Objective | None = None,
+    machine: Machine | None = None,
+) -> tuple[RunConfig, Engine]:
+    """The configuration with engine and backend written out, and the engine: hf where `auto` chose a vLLM that the backend
+    or the data refuses.
+
+    Raises `KitError` as `settle_backend` does, also where a hook of the objective needs vLLM.
+    """
+    try:
+        return settle_backend(resolved(config, engine), columns, machine), engine
+    except KitError as obstacle:
+        needed = objective is not None and "sampler_logps" in objective.needs
+        if engine.name != "vllm" or engine.note is None or needed:  # a note: nobody asked for it
+            raise
+        engine = instead_of_vllm(obstacle)
+    return settle_backend(resolved(config, engine), columns, machine), engine
+
+
 def obstacles(config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]) -> Iterator[KitError]:
     """Everything that keeps `backend` from this run, as the errors that say so."""
     checkpointing = config.optimisation.gradient_checkpointing
@@ -43,7 +70,7 @@ def obstacles(config: RunConfig, backend: Backend, machine: Machine, columns: Co
         )
     yield from _precision(config, backend, machine)
     if config.generation.engine == "vllm":
-        yield from _with_engine(config, backend, machine)
+        yield from _with_engine(config, backend, machine, columns)
     if backend.name != TRANSFORMERS:
         yield from _of_unsloth(config, backend, columns)
 
@@ -58,12 +85,11 @@ def _precision(config: RunConfig, backend: Backend, machine: Machine) -> Iterato
         yield error
 
 
-def _with_engine(config: RunConfig, backend: Backend, machine: Machine) -> Iterator[KitError]:
-    lora, room = config.model.lora, config.generation.vllm.max_lora_rank
-    if lora is not None and room is not None and lora.rank > room:
-        yield ConfigError(
-            f"model.lora.rank: {lora.rank} is above generation.vllm.max_lora_rank: {room}, so the engine could not load the "
-            f"adapter. Set generation.vllm.max_lora_rank: {lora.rank} (or null), or a smaller rank."
+def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]) -> Iterator[KitError]:
+    lora, vllm = config.model.lora, config.generation.vllm
+    if IMAGES in columns:
+        yield EnvironmentUnsupported(
+            f"generation.engine: vllm with pictures (column {IMAGES}) is not tried in this version. {HF_INSTEAD}"
         )
     if backend.name == UNSLOTH_CPU:
         yield EnvironmentUnsupported(
@@ -76,6 +102,21 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine) -> Itera
         fast_inference(True, machine.capability, machine.gpu)
     except KitError as error:
         yield error
+    if vllm.mode == "server":
+        yield ConfigError(
+            "generation.vllm.mode: server under Unsloth, which makes its own engine in the training process and would leave "
+            f"the server unused. Set generation.vllm.mode: colocate, or generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+        )
+    if vllm.seed is not None:
+        yield ConfigError(
+            f"generation.vllm.seed: {vllm.seed} under Unsloth, whose engine takes no seed. Set generation.vllm.seed: null. "
+            f"{TRANSFORMERS_INSTEAD}"
+        )
+    if lora is not None and vllm.max_lora_rank is not None and lora.rank > vllm.max_lora_rank:
+        yield ConfigError(
+            f"model.lora.rank: {lora.rank} is above generation.vllm.max_lora_rank: {vllm.max_lora_rank}, so the engine could "
+            f"not load the adapter. Set generation.vllm.max_lora_rank: {lora.rank} (or null), or a smaller rank."
+        )
     if lora is None:
         yield ConfigError(
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "

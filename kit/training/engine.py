@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from kit.errors import ConfigError, EnvironmentUnsupported
+from kit.training.backend import TRANSFORMERS, UNSLOTH
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -69,11 +70,14 @@ def choose_engine(config: RunConfig, objective: Objective | None = None) -> Engi
     if device == "cpu":
         return Engine("hf", "no GPU; generation.engine: vllm asks for vLLM's CPU build")
     if obstacle is not None:
-        why = str(obstacle).removesuffix(HF_INSTEAD).strip()
-        return Engine(
-            "hf", f"vLLM cannot serve this run: {why}", f"Completions come from transformers' generate. {why}"
-        )
+        return instead_of_vllm(obstacle)
     return Engine("vllm", "a GPU, and vLLM is installed", "Completions come from vLLM (generation.engine: auto).")
+
+
+def instead_of_vllm(obstacle: Exception) -> Engine:
+    """hf, where `auto` would have taken vLLM but for the obstacle."""
+    why = str(obstacle).removesuffix(HF_INSTEAD).strip()
+    return Engine("hf", f"vLLM cannot serve this run: {why}", f"Completions come from transformers' generate. {why}")
 
 
 def resolved(config: RunConfig, engine: Engine) -> RunConfig:
@@ -118,6 +122,12 @@ def obstacles(
         yield EnvironmentUnsupported(
             "generation.vllm.mode: server hands the weights over by NCCL, from GPU to GPU, and this machine has no GPU that "
             f"torch can use. Set generation.vllm.mode: colocate, which runs on the CPU too. {HF_INSTEAD}"
+        )
+    if vllm.mode == "server" and config.model.revision is not None:
+        yield ConfigError(
+            f"model.revision: {config.model.revision} with generation.vllm.mode: server: a server loads the revision that it "
+            "was started with, which cannot be seen from here. Download that revision and give its folder to both, or set "
+            f"generation.vllm.mode: colocate. {HF_INSTEAD}"
         )
     for key, asked in (("standby", vllm.standby), ("float8_kv_cache", vllm.float8_kv_cache)):
         if asked and device == "cpu":
@@ -189,22 +199,28 @@ def check_server(config: RunConfig) -> None:
         )
 
 
-def record(config: RunConfig, engine: Engine) -> dict[str, Any]:
-    """What env.json says of the engine: which and why, its seed, and of vLLM where it runs and its version."""
-    noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": engine_seed(config)}
+def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> dict[str, Any]:
+    """What env.json says of the engine: which and why, its seed, and of vLLM where it runs and its version.
+
+    `backend`: name of what loads the model.
+    """
+    noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": engine_seed(config, backend)}
     found = installed() if engine.name == "vllm" else None
     if found is not None:
         noted |= {"mode": config.generation.vllm.mode, "distribution": found.distribution, "version": found.version}
     return noted
 
 
-def engine_seed(config: RunConfig) -> int | None:
-    """Seed of the sampling: the run's, unless vLLM is given another. None: that of a server, which nobody knows here."""
+def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
+    """Seed of the sampling: the run's, unless vLLM is given another.
+
+    None: one that is not given from here, of a server or of the engine that Unsloth makes.
+    """
     vllm = config.generation.vllm
     if config.generation.engine != "vllm":
         return config.run.seed
-    if vllm.mode == "server":
-        return vllm.seed
+    if vllm.mode == "server" or backend == UNSLOTH:
+        return None
     return config.run.seed if vllm.seed is None else vllm.seed
 
 
@@ -245,9 +261,12 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
 def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
     """What Unsloth's `FastLanguageModel.from_pretrained` is told of the engine that it makes (`fast_inference=True`)."""
     vllm, lora = config.generation.vllm, config.model.lora
+    # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
+    eager = {"enforce_eager": True} if vllm.eager else {}
     rank = vllm.max_lora_rank or (lora.rank if lora is not None else None)
     return {
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "float8_kv_cache": vllm.float8_kv_cache,
         **({"max_lora_rank": rank} if rank is not None else {}),
+        **eager,
     }

@@ -16,7 +16,9 @@ from transformers import TrainerCallback
 from kit.errors import EngineError
 from kit.objective import Mean
 from kit.training.checkpoints import PREFIX
+from kit.training.failures import first_line, is_out_of_memory
 from kit.training.out_of_memory import rng_state, set_rng_state
+from kit.training.watchdog import Hung
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kit")
 DIFFERENCE = "sampler/logp_difference"
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
+NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cache is needed", "insufficient memory")
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 
 
@@ -38,6 +41,7 @@ class EngineSettings:
     dtype: torch.dtype | None = None
     eager: bool | None = None
     float8_kv_cache: bool = False
+    revision: str | None = None
     gpu_memory_utilization: float = 0.3
     max_logp_difference: float | None = 0.01  # nats; None: nobody is told
     tell: Callable[[str], None] = log.warning
@@ -57,9 +61,33 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
         float8_kv_cache=vllm.float8_kv_cache,
+        revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         max_logp_difference=vllm.max_logp_difference if whole and generation.repetition_penalty == 1.0 else None,
         tell=tell,
+    )
+
+
+def explained(error: Exception, doing: str, settings: EngineSettings) -> EngineError:
+    """What befell the engine while it was `doing` something, told as what a person can do about it."""
+    reason = first_line(error)
+    where = "vLLM's engine" if settings.mode == "colocate" else "The vLLM server"
+    if isinstance(error, Hung):
+        return EngineError(
+            f"{where} hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
+            f"generation.vllm.timeout (seconds), and if it hangs again, set generation.engine: hf."
+        )
+    if is_out_of_memory(error) or any(sign in str(error).lower() for sign in NO_ROOM):
+        return EngineError(
+            f"{where} is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
+            f"{settings.gpu_memory_utilization:g} of the GPU (on the CPU VLLM_CPU_KVCACHE_SPACE GiB of cache): raise it if the "
+            "engine found no room for its cache, lower it if the trainer left too little. Besides: generation.vllm.standby: "
+            "true frees it while weights are updated, lower generation.max_completion_tokens, or set generation.engine: hf. "
+            "Smaller micro-batches do not help: the engine divides its work by itself."
+        )
+    return EngineError(
+        f"{where} died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if it "
+        "dies again, set generation.engine: hf."
     )
 
 

@@ -190,6 +190,20 @@ def auto_class(config: Any) -> Any:
     )
 
 
+def is_remote(config: Any) -> bool:
+    """Whether the architecture is code that came with the model.
+
+    `auto_map` in config.json alone does not say so: uploads of architectures that transformers has since taken in keep it.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    if type(config).__module__.partition(".")[0] == "transformers_modules":
+        return True
+    kind = getattr(config, "model_type", None)
+    native = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return bool(getattr(config, "auto_map", None)) and not native
+
+
 def meta_model(config: Any) -> Any:
     """The architecture without memory for its weights. Raises `ModelError` for what transformers cannot build."""
     import torch

@@ -56,6 +56,11 @@ class Card:
             status == FAILING for what, status, _ in self.findings if what in ("scores", "padding", "train", "LoRA")
         )
 
+    @property
+    def fails_on_pictures(self) -> bool:
+        """Whether a step on pictures was tried and failed; text may train all the same."""
+        return any((what, status) == ("vision", FAILING) for what, status, _ in self.findings)
+
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         findings = [{"what": what, "status": status, "why": why} for what, status, why in self.findings]
@@ -83,8 +88,9 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
         check_logit_transforms(model.config)
     except ModelError as error:
         card.findings.append(("scores", FAILING, str(error)))
-    trials = _Trials(card, make, family, tokenizer, processor)
-    trials.run(model)
+    trials = _Trials(card, make, family, tokenizer, processor, [model])
+    del model  # the list has the only reference, and gives it up: real weights may fit once and no more
+    trials.run()
     return card
 
 
@@ -132,8 +138,8 @@ def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[A
 
 def _maker(
     source: str, config: Any, tokenizer: Any, processor: Any, named: str, weights: bool, trust_remote_code: bool
-) -> tuple[Callable[[], Any], str]:
-    """What makes the model afresh, and in words which weights it has."""
+) -> tuple[Callable[..., Any], str]:
+    """What makes the model afresh (`four_bit=True`: quantised, as a run loads it), and in words which weights it has."""
     from kit.training.family_tiny import parts_of, tiny_config, tiny_model
 
     if weights:
@@ -142,7 +148,11 @@ def _maker(
 
         section = ModelConfig(name=source, trust_remote_code=trust_remote_code, backend="transformers")
         files = find_model(section, chat=False)
-        return lambda: load_model(files, section).model, "its own"
+
+        def load(*, four_bit: bool = False) -> Any:
+            return load_model(files, section.model_copy(update={"load_in_4bit": four_bit})).model
+
+        return load, "its own"
     own = not named.startswith("a stand-in")
     small = copy.deepcopy(config)
     ids = [value for part in parts_of(small) for name, value in vars(part).items() if name.endswith("token_id")]
@@ -157,20 +167,53 @@ def _maker(
             f"{source}: no tiny copy of this architecture ({config.model_type}) could be made: {type(error).__name__}: "
             f"{_first(error)} Try it at its own size: grpo-kit model check {source} --weights."
         ) from error
-    return lambda: tiny_model(small), "random"
+
+    def make(*, four_bit: bool = False) -> Any:
+        return quantised(tiny_model(small)) if four_bit else tiny_model(small)
+
+    return make, "random"
+
+
+def quantised(model: Any) -> Any:
+    """A tiny model in 4 bits, by way of a folder: only loading quantises."""
+    import tempfile
+
+    import torch
+
+    from kit.training.backend import quantization_config
+    from kit.training.families import auto_class
+    from kit.training.models import keep_differentiable
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = auto_class(model.config).from_pretrained(
+            folder, quantization_config=quantization_config(torch.float32, device), dtype=torch.float32
+        )
+    keep_differentiable(loaded)
+    return loaded
 
 
 class _Trials:
-    """The trials of one card, each on a model made afresh; what one raises is its finding."""
+    """The trials of one card, each on a model made afresh after the one before is gone; what one raises is its finding."""
 
     def __init__(
-        self, card: Card, make: Callable[[], Any], family: FamilyAdapter, tokenizer: Any, processor: Any | None
+        self,
+        card: Card,
+        make: Callable[..., Any],
+        family: FamilyAdapter,
+        tokenizer: Any,
+        processor: Any | None,
+        made: list[Any],
     ) -> None:
         self.card, self.make, self.family = card, make, family
         self.tokenizer, self.processor = tokenizer, processor
+        self.made = made
+        """Holds the model of the first trial, until that takes it."""
 
-    def run(self, model: Any) -> None:
-        self._attempt("scores", lambda: self._scores(model))
+    def run(self) -> None:
+        self._attempt("scores", lambda: self._scores(self.made.pop()))
+        self.made.clear()
         self._attempt("train", self._whole)
         self._attempt("LoRA", lambda: self._told(self._step(lora=True)))
         self._attempt("4-bit", self._four_bit)
@@ -219,7 +262,8 @@ class _Trials:
         from kit.training.models import adapter
 
         settings = ModelConfig.model_validate({"name": "x", "lora": {"rank": 4} if lora else None})
-        model = self._quantised() if quantised else self.make()
+        free()
+        model = self.make(four_bit=True) if quantised else self.make()
         processing = self.processor if rows is not None else self.tokenizer
         return grpo_step(model, processing, adapter(settings, self.family), rows)
 
@@ -242,26 +286,6 @@ class _Trials:
             return UNTESTED, "bitsandbytes is not installed (uv sync --extra bnb)"
         return self._told(self._step(lora=True, quantised=True))
 
-    def _quantised(self) -> Any:
-        """The model in 4 bits, by way of a folder, as it is loaded in a run."""
-        import tempfile
-
-        import torch
-
-        from kit.training.backend import quantization_config
-        from kit.training.families import auto_class
-        from kit.training.models import keep_differentiable
-
-        model = self.make()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            loaded = auto_class(model.config).from_pretrained(
-                folder, quantization_config=quantization_config(torch.float32, device), dtype=torch.float32
-            )
-        keep_differentiable(loaded)
-        return loaded
-
     def _vision(self) -> tuple[str, str]:
         if not self.family.multimodal:
             return UNTESTED, "the model takes text only"
@@ -278,6 +302,17 @@ class _Trials:
             for n, text in enumerate(questions)
         ]
         return self._told(self._step(lora=True, rows=rows))
+
+
+def free() -> None:
+    """Gives up models that only reference themselves: a trainer and its model always do."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def vllm_support(architecture: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ModelError
 from kit.registry import did_you_mean
-from kit.training.families import FamilyAdapter, adapter_of
+from kit.training.families import FamilyAdapter, adapter_of, is_remote
 from kit.training.family_template import end_ids
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from kit.training.models import ModelFiles
 
 
-def end_where_turns_end(model: Any, files: ModelFiles) -> None:
+def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) -> None:
     """Adds what the tokenizer and the chat template end a completion with to what the model declares.
 
     Base models declare the end of a text, and never stop in a chat whose turns end otherwise.
     """
-    template = files.family.template if files.family is not None and files.chat else None
+    template = family.template if files.chat else None
     ends = list(end_ids(model.generation_config, files.tokenizer, template))
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
 
 
 def family_of(model_config: Any, tokenizer: Any, *, chat: bool) -> FamilyAdapter | None:
     """What is known of the family before the weights are read; None where the architecture is remote code."""
-    if getattr(model_config, "auto_map", None):
+    if is_remote(model_config):
         return None
     return adapter_of(model_config, tokenizer, chat=chat)
 

@@ -119,10 +119,10 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
         model = _load(files.source, "its weights", load, {})
     model.config.use_cache = True
     keep_only_tokens(model)
-    end_where_turns_end(model, files)
+    family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
+    end_where_turns_end(model, files, family)
     if config.load_in_4bit and backend.device == "cpu":
         keep_differentiable(model)
-    family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
     peft_config = adapter(config, family)
     if with_ is not None and backend.name == UNSLOTH and peft_config is not None:
         model, peft_config = unsloth_model.with_adapter(model, peft_config, backend, with_), None

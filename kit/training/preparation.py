@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EMBEDDED_MODELS, RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
-from kit.training.backend_rules import settle_backend
-from kit.training.engine import HF, Engine, check_server, choose_engine, reports_logps, resolved
+from kit.training.backend_rules import settle
+from kit.training.engine import HF, Engine, check_server, choose_engine, reports_logps
 from kit.training.interaction import NOTHING, Interaction, open_row
 
 if TYPE_CHECKING:
@@ -84,17 +84,16 @@ def examine(config: RunConfig, progress: Progress | None = None, *, build: bool 
     if config.run.id is not None and fresh:
         check_run_id(config)
     objective = build_objective(config)
-    engine = choose_engine(config, objective)
+    config, engine = settle(explicit(config, objective), choose_engine(config, objective), objective=objective)
     if engine.name == "vllm":
         check_server(config)
-    config = settle_backend(resolved(explicit(config, objective), engine))
     interaction = load_interaction(config.generation)
     check_greedy_pass(objective, interaction)
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
     data = load_data(config.data)
-    config = settle_backend(config, data.train.column_names)
+    config, engine = settle(config, engine, data.train.column_names, objective)
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
     check_reward(config, preset, data, interaction)

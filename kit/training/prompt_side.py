@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kit.data.columns import IDS
+from kit.data.images import IMAGES
 from kit.errors import DataError
 
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
@@ -47,10 +48,15 @@ class PromptSide(_Trainer):  # type: ignore[misc]
         given = [row.get(IDS) for row in self._rows]
         if len(given) != len(prompts) or all(ids is None for ids in given):
             return rendered, images, fields
+        if any(row.get(IDS) is not None and row.get(IMAGES) for row in self._rows):
+            raise DataError(
+                f"A row has both '{IDS}' and '{IMAGES}': where an image stands among the ids is not known. Give it messages and "
+                "images, and let the processor make the ids."
+            )
         if images is not None or any(not isinstance(values, list) for values in fields.values()):
             raise DataError(
-                f"Rows with '{IDS}' cannot have images: where an image stands among the ids is not known. Give these rows "
-                "messages and images, and let the processor make the ids."
+                f"Rows with '{IDS}' and rows with '{IMAGES}' came into one batch, which TRL scores by the rendered text of "
+                "every prompt. Train on the two kinds in runs of their own."
             )
         ids = [list(own) if own is not None else list(made) for own, made in zip(given, rendered, strict=True)]
         for prompt, row, own in zip(prompts, self._rows, given, strict=True):

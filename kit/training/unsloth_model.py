@@ -6,10 +6,12 @@ backend the model is transformers' own, and TRL puts the adapters on, from the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import ModelError
+from kit.errors import KitError, ModelError
 from kit.training.backend import UNSLOTH, Backend, begun, fast_language_model, said_to_log, switched, switches
 
 if TYPE_CHECKING:
@@ -45,21 +47,17 @@ def loading(config: RunConfig, files: ModelFiles) -> Loading:
 
 def loading_for(config: RunConfig, backend: Backend, context: int | None) -> Loading:
     """`context`: the most tokens that the model reads; None: not known."""
-    from kit.training.engine import fast_inference_arguments
+    from kit.training.engine import fast_inference_arguments, room
 
-    prompt = config.data.max_prompt_tokens
+    prompt, has_engine = config.data.max_prompt_tokens, backend.name == UNSLOTH and config.generation.engine == "vllm"
     wanted = None if prompt is None else prompt + config.generation.max_completion_tokens
-    known = [length for length in (wanted, context) if length is not None]
-    engine = fast_inference_arguments(config) if backend.name == UNSLOTH and config.generation.engine == "vllm" else {}
+    known = [length for length in (room(config) if has_engine else wanted, context) if length is not None]
     return Loading(
         max_seq_length=min(known) if known else None,
         seed=config.run.seed,
         checkpointing=checkpointing(config.optimisation.gradient_checkpointing, backend),
-        fast_inference={name: value for name, value in engine.items() if name in ENGINE_KEYWORDS},
+        fast_inference=fast_inference_arguments(config) if has_engine else {},
     )
-
-
-ENGINE_KEYWORDS = ("gpu_memory_utilization", "float8_kv_cache", "max_lora_rank")
 
 
 def checkpointing(asked: bool | str | None, backend: Backend) -> bool | str:
@@ -128,9 +126,25 @@ def load(
     # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
     with said_to_log(), switched({} if begun() else switches(backend)):
         fast = fast_language_model(backend)
-        model, _ = fast.from_pretrained(**given)
+        with starting_engine(with_):
+            model, _ = fast.from_pretrained(**given)
         check_quantized(model, config, source)
     return model
+
+
+@contextmanager
+def starting_engine(with_: Loading) -> Iterator[None]:
+    """What fails inside is the engine's failure where there is one: it is made with the weights, and takes most room."""
+    try:
+        yield
+    except Exception as error:
+        if not with_.fast_inference or isinstance(error, KitError):
+            raise
+        from kit.training.engine_side import EngineSettings, explained
+
+        share = float(with_.fast_inference["gpu_memory_utilization"])
+        doing = "starting, with the weights that Unsloth reads"
+        raise explained(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
 
 
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:

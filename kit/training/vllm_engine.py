@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,8 +18,8 @@ import torch
 from trl.generation import vllm_generation
 
 from kit.errors import EngineError
-from kit.training.failures import first_line, is_out_of_memory
-from kit.training.watchdog import Hung, Watchdog
+from kit.training.engine_side import explained
+from kit.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from kit.training.engine_side import EngineSettings
@@ -30,16 +30,24 @@ PINNED = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """A training run reports to nobody."""
 OF_TRL = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set by TRL for the engine's start; left behind they would make this process look like one of a launcher's."""
-NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cache is needed", "insufficient memory")
 Result = TypeVar("Result")
 
 
 class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
     """`VLLMGeneration` whose every call ends: in a result, or in an `EngineError` that says what to do."""
 
-    def __init__(self, *arguments: Any, settings: EngineSettings, **keywords: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *arguments: Any,
+        settings: EngineSettings,
+        generation_kwargs: dict[str, Any] | None = None,
+        **keywords: Any,
+    ) -> None:
         self.settings = settings
-        super().__init__(*arguments, **keywords)
+        given = generation_kwargs or {}
+        given = given | {"stop_token_ids": stop_ids(model, given)}
+        super().__init__(model, *arguments, generation_kwargs=given, **keywords)
 
     def _init_vllm(self) -> None:
         threads, device = torch.get_num_threads(), self.accelerator.device
@@ -68,6 +76,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             told["enforce_eager"] = True
         if settings.float8_kv_cache:
             told["kv_cache_dtype"] = "fp8"
+        if settings.revision is not None:
+            told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
         _into_the_log(logging.getLogger("vllm"))
         vllm_generation.LLM = lambda **given: made(**given | told)  # type: ignore[misc]
         try:
@@ -117,6 +127,16 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             raise explained(error, doing, self.settings) from error
 
 
+def stop_ids(model: Any, given: Mapping[str, Any]) -> list[int]:
+    """Every id that ends a completion of this model, and what generation was told already.
+
+    By itself the engine knows the ends that stand in the model's folder, and not the one of the chat template.
+    """
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [*(given.get("stop_token_ids") or []), *([ends] if isinstance(ends, int) else ends or [])]
+    return sorted({int(one) for one in ids})
+
+
 def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]] | None:
     """(name in the base model, weight with its adapter) of a LoRA model; None for what is not plain LoRA on linear layers."""
     from peft import PeftModel
@@ -143,29 +163,6 @@ def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Ten
             for adapter in layer.active_adapters:
                 data = (data.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
         yield name.removeprefix("base_model.model.").replace(".base_layer", ""), data
-
-
-def explained(error: Exception, doing: str, settings: EngineSettings) -> EngineError:
-    """What befell the engine while it was `doing` something, told as what a person can do about it."""
-    reason = first_line(error)
-    where = "vLLM's engine" if settings.mode == "colocate" else "The vLLM server"
-    if isinstance(error, Hung):
-        return EngineError(
-            f"{where} hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
-            f"generation.vllm.timeout (seconds), and if it hangs again, set generation.engine: hf."
-        )
-    if is_out_of_memory(error) or any(sign in str(error).lower() for sign in NO_ROOM):
-        return EngineError(
-            f"{where} is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
-            f"{settings.gpu_memory_utilization:g} of the GPU (on the CPU VLLM_CPU_KVCACHE_SPACE GiB of cache): raise it if the "
-            "engine found no room for its cache, lower it if the trainer left too little. Besides: generation.vllm.standby: "
-            "true frees it while weights are updated, lower generation.max_completion_tokens, or set generation.engine: hf. "
-            "Smaller micro-batches do not help: the engine divides its work by itself."
-        )
-    return EngineError(
-        f"{where} died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if it "
-        "dies again, set generation.engine: hf."
-    )
 
 
 @contextmanager

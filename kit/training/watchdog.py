@@ -76,6 +76,7 @@ class Watchdog:
             except BaseException as error:
                 asked.error = error
             asked.ended.set()
+            del asked  # else a waiting thread keeps the last call alive, and what it was about
 
 
 def _stderr() -> Any | None:

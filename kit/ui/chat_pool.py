@@ -16,6 +16,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import KitError, RunError
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, RunDir
+from kit.ui.live import stamp
 from kit.ui.machine import Reading
 from kit.ui.site import Site
 
@@ -37,28 +38,32 @@ class Pool:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._lock = threading.Lock()
-        self._sessions: OrderedDict[str, tuple[str | None, ChatSession]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[str, ChatSession]] = OrderedDict()
 
     def session(self, run: RunDir, checkpoint: str | None) -> ChatSession:
-        """A session on these weights, loaded or not; other weights of the same run take its place. Raises `KitError`."""
+        """A session on these weights as they are now, loaded or not; other weights of the same run take its place.
+
+        Raises `KitError`.
+        """
         from kit.chat.client import open_chat
 
+        checkpoint, key = resolved(run, checkpoint)
         with self._lock:
             known = self._sessions.get(run.id)
-            if known is not None and known[0] == checkpoint:
+            if known is not None and known[0] == key:
                 self._sessions.move_to_end(run.id)
                 if known[1].alive:
                     return known[1]
         self.check_memory(run)
         with self._lock:
             known = self._sessions.get(run.id)
-            if known is not None and known[0] == checkpoint:  # ended when it was idle, or another browser was faster
+            if known is not None and known[0] == key:  # ended when it was idle, or another browser was faster
                 return known[1]
             fresh = open_chat(run, checkpoint, idle=IDLE_SECONDS)
             old = [self._sessions.pop(run.id)] if known is not None else []
             while len(self._sessions) >= MOST_SESSIONS:
                 old.append(self._sessions.popitem(last=False)[1])
-            self._sessions[run.id] = (checkpoint, fresh)
+            self._sessions[run.id] = (key, fresh)
         for _, session in old:
             session.close()
         return fresh
@@ -95,6 +100,21 @@ class Pool:
                     f"'{live}' is training, and there would not be room for this model beside it: about "
                     f"{human_size(needed)} are needed and {human_size(room)} of {name} are free. Stop the run or wait."
                 )
+
+
+def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
+    """The checkpoint that is meant now, and a text that changes with its files: `best`, `last` and a result that was
+    written anew are other weights under the same name. Raises `RunError`."""
+    from kit.evaluation.selection import weights_of
+
+    if checkpoint is None and run.status()["state"] in ALIVE:
+        checkpoint = "last"
+    step, folder = weights_of(run, checkpoint)
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror or error}. Choose other weights.") from None
+    return None if checkpoint is None else str(step), stamp([folder, *files], str(folder))
 
 
 def needed_bytes(config: RunConfig, weights: int) -> int:

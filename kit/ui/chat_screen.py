@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gradio as gr
@@ -13,6 +13,7 @@ from kit.ui import chat_view as view
 from kit.ui import markup as m
 from kit.ui.chat_pool import Pool
 from kit.ui.export_screen import checkpoint_of, weights
+from kit.ui.numbers import number_of, whole_of
 from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
 
 LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
@@ -65,8 +66,26 @@ class Screen:
         seed: Any,
         heat: Any,
         most: Any,
+        request: gr.Request | None = None,
+    ) -> Iterator[list[Any]]:
+        """[the answers, growing; the button that stops them, while they come]."""
+        for text in self._answers(run_id, which, prompt, picked, reference, side, seed, heat, most, request):
+            yield [text, gr.Button(visible=True)]
+        yield [gr.skip(), gr.Button(visible=False)]
+
+    def _answers(
+        self,
+        run_id: Any,
+        which: Any,
+        prompt: Any,
+        picked: Any,
+        reference: Any,
+        side: Any,
+        seed: Any,
+        heat: Any,
+        most: Any,
+        request: gr.Request | None,
     ) -> Iterator[str]:
-        """The answers, growing."""
         answers: dict[str, dict[str, Any]] = {}
         try:
             run = self.site.run(run_id)
@@ -77,7 +96,7 @@ class Screen:
             if not session.alive:
                 yield view.waiting("Loading the model first …")
             last, done = 0.0, None
-            for event in session.ask(sides=sides, **question, **how):
+            for event in session.ask(sides=sides, owner=_browser(request), **question, **how):
                 kind, name = event["event"], str(event.get("side"))
                 if kind == "began":
                     answers[name] = {"text": "", "writing": True}
@@ -89,14 +108,19 @@ class Screen:
                     done = event
                 if kind != "token" or time.monotonic() - last > EVERY_SECONDS:
                     last = time.monotonic()
-                    yield view.pair(sides, answers, done, how)
+                    yield view.pair(sides, answers, done, used(session.ready, how))
         except KitError as problem:
             yield m.page(view.columns(tuple(answers), answers)) + m.error(problem) if answers else m.error(problem)
 
-    def stop(self, run_id: Any) -> None:
-        """Ends the answer under way."""
+    def stop(self, run_id: Any, request: gr.Request | None = None) -> None:
+        """Ends the answer that this browser is given; those of others, who share the model, go on."""
         if is_id(run_id) and (session := self.pool.loaded(run_id)) is not None:
-            session.cancel()
+            session.cancel(_browser(request))
+
+    def status(self, run_id: Any) -> Any:
+        """What is loaded, after a question that may have loaded other weights."""
+        session = self.pool.loaded(run_id) if is_id(run_id) else None
+        return gr.skip() if session is None else view.ready(session.ready, None, 0, "")
 
     def choices(self, run_id: Any) -> list[Any]:
         """[weights, status, picker]"""
@@ -131,13 +155,24 @@ def asked(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
 
 
 def sampling(seed: Any, heat: Any, most: Any) -> dict[str, Any]:
-    """Seed, temperature and longest answer, within bounds; None is as in the run."""
-    found: dict[str, Any] = {"seed": int(seed) if isinstance(seed, (int, float)) and 0 <= seed < 2**31 else 0}
-    if isinstance(heat, (int, float)) and 0 <= heat <= 10:
-        found["temperature"] = float(heat)
-    if isinstance(most, (int, float)) and 1 <= most <= MOST_TOKENS:
-        found["max_tokens"] = int(most)
+    """Seed, temperature and longest answer; what was left empty is as in the run, the seed 0. Raises `ConfigError`."""
+    found: dict[str, Any] = {"seed": whole_of(seed, "Seed", 0, 2**31 - 1) or 0}
+    if (temperature := number_of(heat, "Temperature", 0, 10)) is not None:
+        found["temperature"] = temperature
+    if (tokens := whole_of(most, "Longest answer", 1, MOST_TOKENS)) is not None:
+        found["max_tokens"] = tokens
     return found
+
+
+def used(ready: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
+    """What an answer was made with: the run's own settings, those that were asked for, and the step of the weights."""
+    own = ready.get("sampling")
+    return {**(own if isinstance(own, dict) else {}), **how, "step": ready.get("step")}
+
+
+def _browser(request: gr.Request | None) -> str:
+    """What Gradio calls an open page of a browser."""
+    return str(getattr(request, "session_hash", None) or "nobody")
 
 
 def _line(text: Any) -> str:
@@ -183,12 +218,17 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             )
             side = gr.Dropdown(list(SIDES), value=BOTH, label="Who answers")
         with gr.Row():
-            seed = gr.Number(0, label="Seed", info="the same for both", precision=0)
-            heat = gr.Number(None, label="Temperature", info="0: greedy; empty: as in training")
-            most = gr.Number(None, label="Longest answer (tokens)", info="empty: as in training", precision=0)
+            seed = gr.Textbox("0", label="Seed", info="the same for both", max_length=40, elem_id="chat-seed")
+            heat = gr.Textbox(
+                label="Temperature", info="0: greedy", placeholder="as in training", max_length=40, elem_id="chat-heat"
+            )
+            most = gr.Textbox(
+                label="Longest answer (tokens)", info=f"at most {MOST_TOKENS:,}", placeholder="as in training",
+                max_length=40, elem_id="chat-most",
+            )  # fmt: skip
     with gr.Row(elem_classes="tight"):
         ask = gr.Button("Ask both", variant="primary", elem_id="chat-ask")
-        stop = gr.Button("Stop", elem_id="chat-stop")
+        stop = gr.Button("Stop", variant="secondary", visible=False, elem_id="chat-stop")
     shown = gr.HTML(elem_id="chat-answers")
     inputs = [chosen, which, prompt, picked, reference, side, seed, heat, most]
     slow: dict[str, Any] = {
@@ -205,7 +245,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     search.submit(screen.load, [chosen, which, search], [status, picked], **slow)
     picked.input(lambda: "", [], [prompt], **quiet)
     for event in (ask.click, prompt.submit):
-        event(screen.ask, inputs, [shown], **slow)
+        event(screen.ask, inputs, [shown, stop], **slow).then(screen.status, [chosen], [status], **quiet)
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")
 
 

@@ -62,12 +62,24 @@ def pair(
             m.card(
                 m.tag("div", str(done.get("prompt"))[:LONGEST], class_="prompt"),
                 known,
-                m.tag("small", f"seed {how['seed']} on both sides"),
+                m.tag("small", _made_with(how)),
             )
         )
         parts.append(_verdict(answers))
-    parts.append(columns(sides, answers))
+    parts.append(columns(sides, answers, how.get("step")))
     return m.page(m.tag("div", m.join(parts), class_="stack-notes"))
+
+
+def _made_with(how: Mapping[str, Any]) -> str:
+    """Seed, temperature, limit and step; what is not known is left out."""
+    heat = how.get("temperature")
+    parts = [
+        f"seed {how['seed']} on both sides",
+        *([f"temperature {heat:g}" + (" (greedy)" if heat == 0 else "")] if isinstance(heat, (int, float)) else []),
+        *([f"at most {how['max_tokens']:,} tokens"] if isinstance(how.get("max_tokens"), int) else []),
+        *([f"weights of step {how['step']}"] if how.get("step") is not None else []),
+    ]
+    return ", ".join(parts)
 
 
 def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -87,17 +99,19 @@ def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
     )
 
 
-def columns(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """One card a side."""
-    return m.tag("div", m.join(_answer(side, answers.get(side)) for side in sides), class_="pair", aria_live="polite")
+def columns(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]], step: Any = None) -> Markup:
+    """One card a side; `step` is that of the tuned weights."""
+    cards = (_answer(side, answers.get(side), step) for side in sides)
+    return m.tag("div", m.join(cards), class_="pair", aria_live="polite")
 
 
-def _answer(side: str, one: Mapping[str, Any] | None) -> Markup:
+def _answer(side: str, one: Mapping[str, Any] | None, step: Any) -> Markup:
+    name = NAMES[side] + (f", step {step}" if side == "tuned" and step is not None else "")
     if one is None:
-        return m.card(m.tag("b", NAMES[side]), m.tag("p", "waits for its turn …", class_="dim"))
+        return m.card(m.tag("b", name), m.tag("p", "waits for its turn …", class_="dim"))
     text = str(one.get("text") or "")[:LONGEST]
     badge = m.badge("writing", "live") if one.get("writing") else _ended(one)
-    head = m.tag("div", m.tag("b", NAMES[side]) + badge, class_="spread")
+    head = m.tag("div", m.tag("b", name) + badge, class_="spread")
     return m.card(
         head,
         _reward(one.get("reward")),
@@ -107,7 +121,8 @@ def _answer(side: str, one: Mapping[str, Any] | None) -> Markup:
 
 
 def _ended(one: Mapping[str, Any]) -> Markup:
-    words = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "cancelled": ("stopped", "warn")}
+    words = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "cancelled": ("stopped", "warn"),
+             "tool_calls": ("last call not answered", "fail")}  # fmt: skip
     return m.badge(*words.get(str(one.get("finish")), ("ended", "")))
 
 

@@ -19,6 +19,7 @@ from kit.ui import markup as m
 from kit.ui.chart_view import charts
 from kit.ui.curves import Library, Numbers, pack, run_panels, steps_of
 from kit.ui.live import poll, stamp
+from kit.ui.numbers import number_of
 from kit.ui.run_files import flat
 from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
 
@@ -45,7 +46,9 @@ def arms_of(runs: Sequence[RunDir], together: bool) -> list[list[RunDir]]:
         return [[run] for run in runs]
     found: dict[str, list[RunDir]] = {}
     for run in runs:
-        method = [pair for pair in configuration(run) if pair[0] not in NOT_THE_METHOD]
+        whole = configuration(run)
+        # One that cannot be read is like no other.
+        method: Any = [pair for pair in whole if pair[0] not in NOT_THE_METHOD] if whole else run.id
         found.setdefault(json.dumps(method, sort_keys=True, default=str), []).append(run)
     return list(found.values()) if len(found) > 1 else [[run] for run in runs]
 
@@ -148,12 +151,13 @@ class Screen:
             runs = chosen_runs(self.site, ids)
             if len(runs) < 2:
                 raise RunError("Choose two runs or more.")
+            matters = number_of(effect, "Difference that matters", 0, 1e6)
             arms = [[run.id for run in of] for of in arms_of(runs, together is not False)]
             request = {
                 "runs": arms,
                 "root": str(self.site.settings.root),
                 "metric": metric if metric in METRICS[1:] else None,
-                "effect": float(effect) if isinstance(effect, (int, float)) and 0 < effect < 1e6 else None,
+                "effect": matters or None,  # where none is too small to matter there is no bound either
             }
             state = stamp([run.eval for run in runs] + [run.metrics_file for run in runs])
             key = f"{JOB}:{hashlib.sha256(to_json([request, state]).encode()).hexdigest()[:16]}"
@@ -181,7 +185,10 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             elem_id="compare-runs",
         )
         metric = gr.Dropdown(list(METRICS), value=METRICS[0], label="Score that decides", scale=2, min_width=170)
-        effect = gr.Number(None, label="Difference that matters", info="optional, e.g. 0.02", scale=2, min_width=150)
+        effect = gr.Textbox(
+            label="Difference that matters", placeholder="optional, e.g. 0.02", max_length=40, scale=2, min_width=150,
+            elem_id="compare-effect",
+        )  # fmt: skip
     together = gr.Checkbox(
         True, label="Runs that differ in nothing but the seed are one arm", elem_id="compare-together"
     )

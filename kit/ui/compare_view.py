@@ -54,7 +54,17 @@ def arms(names: Sequence[str], ids: Sequence[Sequence[str]], states: Mapping[str
 
 
 def differences(names: Sequence[str], configs: Sequence[Mapping[str, Any]], without: Sequence[str]) -> str:
-    """Only the keys in which the arms differ."""
+    """Only the keys in which the arms differ, those whose configuration cannot be read aside."""
+    unread = [name for name, config in zip(names, configs, strict=True) if not config]
+    if unread:
+        note = m.note(
+            f"config.yaml of {', '.join(unread)} cannot be read, so what else differs is not known. "
+            "Choose runs whose config.yaml is there and whole.",
+            "fail",
+        )
+        read = [at for at, config in enumerate(configs) if config]
+        rest = differences([names[at] for at in read], [configs[at] for at in read], without) if len(read) > 1 else ""
+        return m.page(note, Markup(rest))
     keys = dict.fromkeys(key for config in configs for key in config if key not in without)
     rows = []
     for key in keys:

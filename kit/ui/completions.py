@@ -69,11 +69,15 @@ class Moment:
 
 @dataclass
 class Scan:
-    """How far a look at many steps came: `reached` is the earliest step that was read, None when all were."""
+    """How far a look at many steps came: `reached` is the earliest step that was read, None when all were.
+
+    `cut` is (step, rows) of one that alone has more rows than are taken.
+    """
 
     read: int = 0
     steps: int = 0
     reached: int | None = None
+    cut: tuple[int, int] | None = None
     broken: list[str] = field(default_factory=list)
 
     @property
@@ -147,23 +151,28 @@ class Batches:
         return [Group(int(rows[0].get("step") or 0), place, rows) for place, rows in found.items()]
 
     def search(self, run: RunDir, wanted: Callable[[Row], bool], before: int | None = None) -> tuple[list[Row], Scan]:
-        """Rows of all steps (those earlier than `before`) that are wanted, the latest steps first, as far as time lets."""
+        """Rows of all steps (those earlier than `before`) that are wanted, the latest steps first, as far as time lets.
+
+        A step is given whole or left for the next look, which begins before `reached`.
+        """
         files = [pair for pair in reversed(self.steps(run)) if before is None or pair[0] < before]
         found: list[Row] = []
         scan = Scan(steps=len(files))
         for step, path in within(files):
+            rows: list[Row] = []
             try:
-                found += [row for row in self.rows(run, path) if wanted(row)]
+                rows = [row for row in self.rows(run, path) if wanted(row)]
             except RunError as error:
                 scan.broken.append(str(error))
-            scan.read += 1
-            if len(found) >= MOST_FOUND:
+            if found and len(found) + len(rows) > MOST_FOUND:
                 break
-            scan.reached = step
-        if scan.read >= scan.steps and len(found) < MOST_FOUND:
+            found += rows
+            scan.read, scan.reached = scan.read + 1, step
+            if len(found) > MOST_FOUND:
+                scan.cut = (step, len(found))
+                break
+        if scan.read >= scan.steps:
             scan.reached = None
-        elif scan.read and len(found) >= MOST_FOUND:
-            scan.reached = files[scan.read - 1][0]
         return found[:MOST_FOUND], scan
 
     def course(self, run: RunDir, prompt_key: str) -> tuple[list[Moment], Scan]:
@@ -252,6 +261,11 @@ def prepared(table: list[Row], weights: Sequence[float], size: int) -> list[Row]
 def failed(row: Row) -> bool:
     """Whether a component of the row's reward could not be computed."""
     return any(value in FAILED for key, value in row.items() if key.endswith("/status"))
+
+
+def unweighted(run: RunDir, row: Row | None) -> bool:
+    """Whether the weights of the reward's components are not on record, so that each counts 1."""
+    return row is not None and len(_weights(run)) != len(components(row))
 
 
 def _weights(run: RunDir) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from kit.ui import markup as m
-from kit.ui.completions import Group, Moment, Row, Scan, components, key_of
+from kit.ui.completions import MOST_FOUND, Group, Moment, Row, Scan, components, key_of
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
 """Letters of a completion and of a prompt that are shown; the file has them all."""
@@ -164,6 +164,15 @@ def best_and_worst(found: Group, when: str) -> Markup:
     return m.card(m.tag("b", f"{when.capitalize()}, step {found.step}: highest and lowest of {len(found.rows)}"), body)
 
 
+def no_weights() -> Markup:
+    """What is said where rewards are sums without weights."""
+    return m.note(
+        "The weights of the reward's parts cannot be read from the run's env.json: each part counts 1 in the rewards below, "
+        "which may differ from those that were trained on.",
+        "warn",
+    )
+
+
 def reach(scan: Scan) -> Markup:
     """How far a look over many steps came, and which files could not be read."""
     parts = []
@@ -171,6 +180,9 @@ def reach(scan: Scan) -> Markup:
         parts.append(
             m.note(f"Read the latest {scan.read:,} of {scan.steps:,} steps, back to step {scan.reached:,}.", "warn")
         )
+    if scan.cut is not None:
+        words = f"Step {scan.cut[0]:,} alone has {scan.cut[1]:,} like that; its first {MOST_FOUND:,} are shown."
+        parts.append(m.note(f"{words} 'List of a step' has them all.", "warn"))
     if scan.broken:
         parts.append(m.note(f"{len(scan.broken)} files cannot be read: {scan.broken[0]}", "fail"))
     return m.join(parts)

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -134,7 +135,10 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     tree = parse_yaml(text)
     wanted = load_config(tree).model_dump(mode="json")
     base = load_config(FIRST).model_dump(mode="json")
-    draft = Draft(FIRST, dict(differences(base, wanted)))
+    found = dict(differences(base, wanted))
+    if "run.root" in found and Path(found["run.root"]) == settings.root:
+        del found["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
+    draft = Draft(FIRST, found)
     draft.config(settings)
     return draft
 

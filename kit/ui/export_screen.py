@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from typing import Any
@@ -70,6 +71,20 @@ def wish_of(kind: Any, which: Any, quantization: Any, repo: Any, private: Any, p
     }
 
 
+def base_of(run: RunDir) -> str | None:
+    """What the exported adapter is loaded onto; None where that cannot be read."""
+    try:
+        text = (run.path / "export" / "adapter" / "adapter_config.json").read_text(encoding="utf-8")
+        if isinstance(name := json.loads(text)["base_model_name_or_path"], str) and name:
+            return name
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return load_config(run.config).model.name
+    except KitError:
+        return None
+
+
 class Screen:
     """`look` gives [seen, notice, progress, results, stop]."""
 
@@ -99,7 +114,7 @@ class Screen:
             now,
             view.notice(run.status(), weights(run)),
             view.progress(job),
-            view.results(run.id, exports(run)),
+            view.results(run.id, exports(run), base_of(run)),
             gr.Button(visible=job is not None and job.state == "running"),
         ]
 

@@ -15,7 +15,7 @@ from kit.ui.jobs import Job
 
 MOST_FILES = 60
 LOAD = {
-    "adapter": 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE"), "{path}")',
+    "adapter": 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{path}")',
     "merged-16bit": 'AutoModelForCausalLM.from_pretrained("{path}")',
     "merged-4bit": 'AutoModelForCausalLM.from_pretrained("{path}")',
     "gguf": "llama-cli -m {path}/FILE.gguf",
@@ -59,15 +59,15 @@ def progress(job: Job | None) -> str:
     return m.page(m.note("Stopped; nothing of it is left.")) if job.state == "stopped" else m.error(job.error)
 
 
-def results(run_id: str, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every export of the run, the latest first."""
+def results(run_id: str, found: Mapping[str, Mapping[str, Any]], base: str | None = None) -> str:
+    """Every export of the run, the latest first; `base` is the model that it trained."""
     if not found:
         return m.empty(
             "Nothing exported yet",
             "Choose a format above. Each export is held against the model as it was trained before it counts.",
         )
     ordered = sorted(found.items(), key=lambda pair: -_time(pair[1]))
-    return m.page(m.tag("div", m.join(_result(run_id, name, one) for name, one in ordered), class_="stack-notes"))
+    return m.page(m.tag("div", m.join(_result(run_id, name, one, base) for name, one in ordered), class_="stack-notes"))
 
 
 def _time(one: Mapping[str, Any]) -> float:
@@ -75,7 +75,7 @@ def _time(one: Mapping[str, Any]) -> float:
     return float(moment) if isinstance(moment, (int, float)) else 0.0
 
 
-def _result(run_id: str, name: str, one: Mapping[str, Any]) -> Markup:
+def _result(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> Markup:
     verification = one.get("verification")
     if not isinstance(verification, Mapping):
         level, word = "warn", "not verified"
@@ -98,7 +98,7 @@ def _result(run_id: str, name: str, one: Mapping[str, Any]) -> Markup:
         parts.append(m.note(m.join(f"{key}: {value}  " for key, value in one["hub"].items()), "ok"))
     parts += [m.note(str(text)) for text in one.get("notes") or []]
     if level != "fail":
-        parts.append(_files(run_id, name, one))
+        parts.append(_files(run_id, name, one, base))
     return m.tag("div", m.join(parts), class_=f"verdict {level}")
 
 
@@ -133,7 +133,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "–"
 
 
-def _files(run_id: str, name: str, one: Mapping[str, Any]) -> Markup:
+def _files(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> Markup:
     files = [file for file in one.get("files") or [] if isinstance(file, Mapping)]
     folder = str(one.get("path") or "")
     place = f"/runs/{quote(run_id)}/export/{quote(name)}"
@@ -147,7 +147,14 @@ def _files(run_id: str, name: str, one: Mapping[str, Any]) -> Markup:
     ]
     how = LOAD.get(str(one.get("holds") or name))
     load = (
-        m.tag("p", m.join([m.tag("small", "load it: "), m.tag("code", how.format(path=folder))])) if how else Markup("")
+        m.tag(
+            "p",
+            m.join(
+                [m.tag("small", "load it: "), m.tag("code", how.format(path=folder, base=base or "THE BASE MODEL"))]
+            ),
+        )
+        if how
+        else Markup("")
     )
     return m.tag(
         "details",

@@ -50,7 +50,8 @@ class Key:
 
     @property
     def label(self) -> str:
-        return self.name.partition(".")[2]
+        """Section and key, as the command and the YAML have them: `every` alone says nothing."""
+        return self.name
 
     @property
     def members(self) -> list[Any]:
@@ -196,18 +197,29 @@ class Fields:
         tree = draft.tree()
         return [shown(key, lookup(tree, key.name)) for key, _ in self._made]
 
-    def wire(self, change: Callable[[Key], Callable[..., Any]], inputs: list[Any], outputs: list[Any]) -> None:
-        """Calls `change(key)` with the inputs and the new value: lists and boxes at once, texts when they are left."""
-        for key, made in self._made:
+    def wire(
+        self,
+        change: Callable[[Key, int], Callable[..., Any]],
+        script: Callable[[Key, int], str],
+        inputs: list[Any],
+        outputs: list[Any],
+    ) -> None:
+        """Calls `change(key, place)` with the inputs and the new value: lists and boxes at once, texts when they are left.
+
+        `script(key, place)` is what the browser runs first. `place` is that of the component in `components`.
+        """
+        for place, (key, made) in enumerate(self._made):
             listen: dict[str, Any] = {
                 "inputs": [*inputs, made],
                 "outputs": outputs,
                 "show_progress": "hidden",
                 "queue": False,
+                "trigger_mode": "multiple",  # an edit during the answer to the last one counts, too
+                "js": script(key, place),
             }
             events = [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
             for event in events:
-                event(change(key), **listen, api_visibility="private")
+                event(change(key, place), **listen, api_visibility="private")
 
 
 def changed(draft: Draft, key: Key, value: Any) -> Draft:

@@ -40,10 +40,16 @@ FREE = (
     "data.source",  # looked at below, as are the following
     "model.name",
     "model.chat_template",
+    "data.split",
+    "data.subset",
+    "data.revision",
+    "model.revision",
     "reward.params",
     "run.root",
 )
 """Keys whose texts mean nothing but themselves, or have a rule of their own."""
+NO_PATHS = ("data.split", "data.subset", "data.revision", "model.revision")
+"""Those among them that become part of file names in the hub's cache."""
 
 
 def check(config: RunConfig, settings: Settings, trusted: str | None = None) -> None:
@@ -75,9 +81,11 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
     """Every text but those that are looked at one by one, or are plain words: those of keys to come, too."""
     for key, text in _leaves(config.model_dump(mode="json")):
         if any(key == free or key.startswith(f"{free}.") for free in FREE):
+            if key in NO_PATHS and _is_path(text):
+                raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
             continue
         if key.endswith(("url", "host")):
-            if not is_loopback((urlsplit(text).hostname if "://" in text else text) or ""):
+            if not _is_here(text):
                 raise ConfigError(f"{key}: '{text[:200]}' is another machine. From the page only this one is asked; use the "
                                   "command line for others.")  # fmt: skip
         elif text in shipped():
@@ -89,8 +97,23 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
                     f"{key}: '{text[:200]}': code is not taken from the page. Choose a registered name, or start the page "
                     f"with --hooks FILE.py and name FILE.py:function. Files given: {_listed(settings)}."
                 )
-        elif text.startswith(("/", "~", "\\")) or ".." in text.split("/"):
+        elif _is_path(text):
             raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", "\\")) or ".." in re.split(r"[/\\]", text)
+
+
+def _is_here(text: str) -> bool:
+    """Whether an address or host is this machine's to every reader: what a user name or a backslash hides is read in
+    several ways."""
+    if re.search(r"[@\\\s\x00-\x1f]", text):
+        return False
+    try:
+        return is_loopback((urlsplit(text).hostname if "://" in text else text) or "")
+    except ValueError:
+        return False
 
 
 @functools.cache
@@ -160,7 +183,7 @@ def _check_reward(config: RunConfig) -> None:
         if name in COMMAND_LINE_ONLY:
             raise ConfigError(f"reward.params.{name} is not taken from the page: {COMMAND_LINE_ONLY[name]}. "
                               "Use a YAML file on the command line.")  # fmt: skip
-        if name == "base_url" and not is_loopback(urlsplit(str(value)).hostname or ""):
+        if name == "base_url" and not ("://" in str(value) and _is_here(str(value))):
             raise ConfigError(
                 f"reward.params.base_url: '{str(value)[:200]}' is another machine. From the page only services of this one "
                 "(http://127.0.0.1:PORT) are asked; use the command line for others."

@@ -24,9 +24,19 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     machine = gr.HTML(m.page(strip()))
     active = gr.HTML(m.page(m.card(m.tag("p", "Reading the runs …", class_="dim"))))
     with gr.Row(elem_classes="tight low"):
-        chosen = gr.Dropdown(label="Live run", choices=[], visible=False, interactive=True, scale=3)
+        # Custom values: after a restart of the server the choices of an open page are not known to it.
+        chosen = gr.Dropdown(
+            label="Live run",
+            choices=[],
+            visible=False,
+            interactive=True,
+            allow_custom_value=True,
+            scale=0,
+            min_width=260,
+            elem_id="home-chosen",
+        )
         stop = gr.Button(
-            "Stop & save", variant="stop", size="md", visible=False, scale=1, min_width=140, elem_id="home-stop"
+            "Stop & save", variant="secondary", size="sm", visible=False, scale=0, min_width=140, elem_id="home-stop"
         )
     said = gr.HTML()
     recent = gr.HTML()
@@ -36,19 +46,19 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             m.empty("Not checked yet", "Python, packages, GPU, memory, disk, sandbox: about ten seconds.")
         )
 
-    def tick(before: str) -> list[Any]:
-        return look(site, before)
+    def tick(before: str, run_id: Any) -> list[Any]:
+        return look(site, before, run_id)
 
     outputs = [seen, active, recent, chosen, stop]
-    blocks.load(tick, [seen], outputs, queue=False, show_progress="hidden", api_visibility="private")
-    poll(tick, [seen], outputs)
+    blocks.load(tick, [seen, chosen], outputs, queue=False, show_progress="hidden", api_visibility="private")
+    poll(tick, [seen, chosen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
     stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, api_visibility="private")
     doctor.click(lambda: examine(site), [], [findings], api_visibility="private", concurrency_limit=1)
 
 
-def look(site: Site, before: Any) -> list[Any]:
-    """What has changed among the runs."""
+def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
+    """What has changed among the runs. The one that is chosen to be stopped stays so while it is live."""
     try:
         found = site.store.statuses()
     except RunError as problem:
@@ -56,17 +66,19 @@ def look(site: Site, before: Any) -> list[Any]:
     live = [run for run, status in found if status["state"] in ALIVE]
     files = [run.metrics_file for run in live] + [run.events_file for run in live]
     now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
-    return unless_unchanged(now, before, lambda: _shown(found), 4)
+    return unless_unchanged(now, before, lambda: _shown(found, chosen), 4)
 
 
-def _shown(found: list[tuple[RunDir, dict[str, Any]]]) -> tuple[Any, ...]:
+def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any, ...]:
     live = [(run, status) for run, status in found if status["state"] in ALIVE]
     names = [run.id for run, _ in live]
     several = len(names) > 1
+    # A value that stays is not sent again: by now another may have been chosen.
+    value = {} if chosen in names else {"value": names[0] if names else None}
     return (
         m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(found)),
         recent_table(found),
-        gr.Dropdown(choices=names, value=names[0] if names else None, visible=several),
+        gr.Dropdown(choices=names, visible=several, **value),
         gr.Button(visible=bool(live)),
     )
 

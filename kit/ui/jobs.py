@@ -30,6 +30,7 @@ class Job:
     """One child and what came of it. `state` is running, done, failed or stopped."""
 
     key: str
+    request: Mapping[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     state: str = "running"
     line: str = ""
@@ -62,17 +63,22 @@ class Jobs:
     def start(self, key: str, module: str, request: Mapping[str, Any]) -> Job:
         """Starts `python -m module` with the request and a `result` file to write; the same key while one runs is that one.
 
-        Raises `RunError` when as many run already as may.
+        Raises `RunError` when as many run already as may, or one of this key with another request.
         """
         with self._lock:
             known = self._jobs.get(key)
             if known is not None and known.state == "running":
+                if known.request != request:
+                    raise RunError(
+                        "The same is running already with other settings, begun before or by another browser. Wait until "
+                        "it has ended, or stop it."
+                    )
                 return known
             if sum(job.state == "running" for job in self._jobs.values()) >= MOST_RUNNING:
                 raise RunError(
                     f"{MOST_RUNNING} checks are running already, perhaps for another browser. Wait, or stop one of them."
                 )
-            job = self._jobs[key] = Job(key)
+            job = self._jobs[key] = Job(key, dict(request))
             self._jobs.move_to_end(key)
             for old in [name for name, one in self._jobs.items() if one.state != "running"][
                 : max(0, len(self._jobs) - MOST_KEPT)

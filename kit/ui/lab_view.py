@@ -18,6 +18,15 @@ LEVELS = {
     "slow reward": "warn",
 }
 SHOWN_HACKS = 10
+MOST_PROMPTS, MOST_TRIES = 256, 32
+"""What the sliders of the signal check go up to."""
+SAMPLES = {"--prompts": ("{} prompts", "prompts", MOST_PROMPTS), "--k": ("{} completions each", "k", MOST_TRIES)}
+"""Options of doctor that stand for a slider of the page: words, name in the result, the most."""
+COMMANDS = {
+    "; try it with: grpo-kit reward test": "; try it in the tab Score",
+    "grpo-kit reward list": "see the list at the top of this step",
+}
+"""What a verdict says of the command line, and where that stands on the page."""
 RATES = {
     "pass@1": "right at the first try (pass@1)",
     "spread_share": "groups whose rewards differ: what GRPO learns from",
@@ -163,7 +172,8 @@ def signal(found: dict[str, Any]) -> str:
     """The verdict, the rates with their intervals, and the time."""
     verdict = found["verdict"]
     level = LEVELS.get(verdict["verdict"], "fail")
-    change = m.tag("p", m.tag("b", "Change: ") + m.tag("code", verdict["change"])) if verdict["change"] else Markup("")
+    text = change_of(found)
+    change = m.tag("p", m.tag("b", "What to do: ") + text) if text else Markup("")
     words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
     head = m.tag("div", words + change, class_=f"verdict {level}")
     names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
@@ -183,9 +193,10 @@ def signal(found: dict[str, Any]) -> str:
         ("reward latency", "{p50:.1f} ms, slowest {p95:.1f}".format(**found["reward_latency_ms"])),
         (
             "a step",
-            f"{m.seconds(seconds['step'])} (rollout {m.seconds(seconds['rollout'])}, update {m.seconds(seconds['update'])})",
+            f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
+            f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
         ),
-        ("whole run", f"{m.duration(3600 * found['hours'])} (estimate)"),
+        ("whole run", f"{m.duration(3600 * found['hours'])}, by these"),
     ]
     chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
     note = m.note(found["note"]) if found.get("note") else Markup("")
@@ -206,6 +217,48 @@ def interval(estimate: dict[str, float]) -> Markup:
     )
 
 
-def overrides_of(found: dict[str, Any]) -> list[str]:
-    """`-o key=value` parts of the change that the check suggests."""
-    return re.findall(r"-o (\S+=\S+)", found["verdict"]["change"] or "")
+def actions_of(found: dict[str, Any]) -> list[str]:
+    """What a button can do of the change that the check suggests: `key=value` of the draft, `--prompts 64` of a slider."""
+    change = found["verdict"]["change"] or ""
+    wanted = [f"{option} {at}" for option, at in re.findall(r"(--prompts|--k) (\d+)", change)]
+    numbers = numbers_of(wanted)
+    sampled = [f"{name} {value}" for name, value in numbers.items() if value > found[SAMPLES[name][1]]]
+    return re.findall(r"-o (\S+=\S+)", change) + sampled
+
+
+def numbers_of(actions: list[str]) -> dict[str, int]:
+    """Values for sliders, by option, at most what the slider takes; prompts go in fours."""
+    found = {}
+    for action in actions:
+        name, _, value = action.partition(" ")
+        if name in SAMPLES and re.fullmatch(r"[0-9]{1,9}", value):
+            number = -(-int(value) // 4) * 4 if name == "--prompts" else int(value)
+            found[name] = min(SAMPLES[name][2], number)
+    return found
+
+
+def in_words(actions: list[str]) -> str:
+    """Actions as a button says them: `Sample 64 prompts`, `Set generation.num_generations to 16`."""
+    numbers = numbers_of(actions)
+    samples = [SAMPLES[name][0].format(number) for name, number in numbers.items()]
+    settings = [" to ".join(action.split("=", 1)) for action in actions if not action.startswith("--")]
+    parts = [f"{verb} {' and '.join(given)}" for verb, given in (("Sample", samples), ("Set", settings)) if given]
+    text = "; ".join(parts)
+    return text if len(text) <= 140 else f"{text[:139]}…"
+
+
+def change_of(found: dict[str, Any]) -> str:
+    """The change that the check suggests in words of the page, which has no options of a command line."""
+    change = str(found["verdict"]["change"] or "")
+    if not re.match(r"-o |--prompts|--k", change):
+        for command, words in COMMANDS.items():
+            change = change.replace(command, words)
+        return change
+    words = in_words(actions_of(found))
+    if asked := re.fullmatch(r"(--prompts|--k) (\d+)", change):
+        option, number = asked[1], int(asked[2])
+        if number > SAMPLES[option][2]:
+            more = f"The page samples at most {SAMPLES[option][0].format(SAMPLES[option][2])}; "
+            more += f"{number} would decide: grpo-kit doctor CONFIG {change}, with the overrides of the command beside."
+            return f"{words}. {more}" if words else more
+    return f"{words}: the button below does it." if words else change

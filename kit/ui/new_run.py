@@ -11,10 +11,9 @@ import gradio as gr
 
 from kit.config import preset_names
 from kit.errors import KitError
-from kit.ui import markup as m
-from kit.ui import side, step_data, step_lab, step_model, step_plan, step_settings
+from kit.ui import edits, side, step_data, step_lab, step_model, step_plan, step_settings
 from kit.ui.draft import FIRST, Draft
-from kit.ui.form import Fields, Key, changed
+from kit.ui.form import Fields, Key
 from kit.ui.live import said
 from kit.ui.site import Site
 
@@ -32,8 +31,8 @@ class Screen:
         self.tabs: gr.Tabs
 
     def read(self, value: Any) -> Draft:
-        """The draft that a browser sent. Raises `KitError`."""
-        return Draft.read(value)
+        """The draft that a browser sent, with what was typed just before. Raises `KitError`."""
+        return edits.latest(value)
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
@@ -55,15 +54,13 @@ def build(site: Site, blocks: gr.Blocks) -> None:
                             _next(screen, number)
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
             side.build(screen)
-    shown = [*screen.fields.components, preset]
+    last = gr.State(None)
+    shown = [last, *screen.fields.components, preset]
 
-    def edit(key: Key) -> Any:
-        return lambda draft, value: _edited(draft, key, value)
+    def edit(key: Key, place: int) -> Any:
+        return lambda draft, value: edits.edited(draft, key, place, value)
 
-    def refresh(draft: Any) -> list[Any]:
-        return _shown(screen, draft)
-
-    screen.fields.wire(edit, [screen.draft], [screen.draft, screen.problem])
+    screen.fields.wire(edit, edits.recorded, [screen.draft], [screen.draft, screen.problem])
     preset.input(
         _from_preset,
         [preset, screen.draft],
@@ -72,10 +69,19 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         api_visibility="private",
         show_progress="hidden",
     )
-    over.click(lambda: Draft().as_dict(), [], [screen.draft], queue=False, api_visibility="private")
+    over.click(
+        lambda: [edits.whole(Draft()), ""],
+        [],
+        [screen.draft, screen.problem],
+        queue=False,
+        api_visibility="private",
+    )
     blocks.load(site.benches.warm, [], [], queue=False, api_visibility="private", show_progress="hidden")
-    for event in (screen.draft.change, blocks.load):
-        event(refresh, [screen.draft], shown, queue=False, api_visibility="private", show_progress="hidden")
+    quiet: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
+    screen.draft.change(
+        lambda draft, before: _shown(screen, draft, before, edits.places(draft)), [screen.draft, last], shown, **quiet
+    )
+    blocks.load(lambda draft: _shown(screen, draft), [screen.draft], shown, **quiet)
 
 
 def _next(screen: Screen, number: int) -> None:
@@ -83,23 +89,24 @@ def _next(screen: Screen, number: int) -> None:
     button.click(None, [], [screen.tabs], js=f"() => ({{selected: {number + 1}, __type__: 'update'}})")
 
 
-def _edited(draft: Any, key: Key, value: Any) -> list[Any]:
-    """The draft after an edit; what is no value of that key at all is said, and changes nothing."""
-    found: list[Any] = said(
-        lambda: [changed(Draft.read(draft), key, value).as_dict(), ""],
-        lambda text: [gr.skip(), m.error(text)],
-    )
-    return found
-
-
 def _from_preset(name: Any, draft: Any) -> Any:
     """A preset as it is: changes of another would not fit it."""
-    return said(lambda: Draft.read({"preset": name}).as_dict(), lambda text: gr.skip())
+    return said(lambda: edits.whole(Draft.read({"preset": name})), lambda text: gr.skip())
 
 
-def _shown(screen: Screen, draft: Any) -> list[Any]:
+def _shown(screen: Screen, draft: Any, before: Any = None, edited: list[int] | None = None) -> list[Any]:
+    """[what is shown now, *what each component shows]: all of it of a draft that took the place of another.
+
+    After an edit only what differs from `before`, and not the components that the edits came from: whoever tabs on is
+    typing in the next one already.
+    """
     try:
         found = screen.read(draft)
-        return [*screen.fields.values(found), found.preset]
     except KitError:
-        return [gr.skip()] * (len(screen.fields.components) + 1)
+        return [gr.skip()] * (len(screen.fields.components) + 2)
+    now = [*screen.fields.values(found), found.preset]
+    if edited is None:
+        return [now, *now]
+    known = before if isinstance(before, list) and len(before) == len(now) else [None] * len(now)
+    kept = set(edited)
+    return [now, *(gr.skip() if at in kept or one == known[at] else one for at, one in enumerate(now))]

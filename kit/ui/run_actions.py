@@ -11,7 +11,7 @@ from kit.errors import KitError, RunError
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
 from kit.ui.home import ask_to_stop
-from kit.ui.site import Site
+from kit.ui.site import Site, is_id
 
 BUTTONS = ("stop", "save", "now", "resume", "force", "report")
 
@@ -42,16 +42,9 @@ def build(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
             label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
         )
         report = gr.Button("Write report.html", visible=False, size="sm", elem_id="run-report")
+    asked = gr.State("")  # the run that the confirmation names
     with gr.Group(visible=False, elem_classes="danger-zone") as sure:
-        gr.HTML(
-            m.page(
-                m.note(
-                    "Stop now ends the process at once. What was learned since the last checkpoint is lost. Stop & save "
-                    "ends after the step in progress and loses nothing.",
-                    "fail",
-                )
-            )
-        )
+        warning = gr.HTML(elem_id="run-now-asked")
         with gr.Row():
             yes = gr.Button("Yes, stop it now", variant="stop", size="sm", elem_id="run-now-yes")
             no = gr.Button("No, let it run", size="sm", elem_id="run-now-no")
@@ -59,16 +52,41 @@ def build(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
     listen: dict[str, Any] = {"api_visibility": "private"}
     stopped = stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
     save.click(lambda run_id: save_now(site, run_id), [chosen], [said], queue=False, **listen)
-    now.click(lambda: gr.Group(visible=True), [], [sure], queue=False, **listen)
+    now.click(confirmation, [chosen], [sure, warning, asked], queue=False, **listen)
     no.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen)
     killed = yes.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen).then(
-        lambda run_id: stop_now(site, run_id), [chosen], [said], concurrency_limit=2, **listen
+        lambda run_id: stop_now(site, run_id), [asked], [said], concurrency_limit=2, **listen
     )
+    # Forced once: what is refused the next time may be something else.
     resumed = resume.click(
-        lambda run_id, forced: go_on(site, run_id, forced), [chosen, force], [said], concurrency_limit=1, **listen
+        lambda run_id, forced: [go_on(site, run_id, forced), False],
+        [chosen, force],
+        [said, force],
+        concurrency_limit=1,
+        **listen,
+    )
+    # Nothing that was opened, ticked or said of one run is there for the next.
+    chosen.input(
+        lambda: [gr.Group(visible=False), "", False, ""],
+        [],
+        [sure, asked, force, said],
+        queue=False,
+        show_progress="hidden",
+        **listen,
     )
     written = report.click(lambda run_id: write_report(site, run_id), [chosen], [said], concurrency_limit=1, **listen)
     return [stop, save, now, resume, force, report], [stopped, killed, resumed, written]
+
+
+def confirmation(run_id: Any) -> list[Any]:
+    """[the question, its words, the run that it is about]."""
+    if not is_id(run_id):
+        return [gr.Group(visible=False), "", ""]
+    words = (
+        f"Stop {run_id} now? It ends the process at once. What was learned since the last checkpoint is lost. Stop & save "
+        "ends after the step in progress and loses nothing."
+    )
+    return [gr.Group(visible=True), m.page(m.note(words, "fail")), run_id]
 
 
 def save_now(site: Site, run_id: Any) -> str:
@@ -96,12 +114,16 @@ def stop_now(site: Site, run_id: Any) -> str:
 
 
 def go_on(site: Site, run_id: Any, forced: Any) -> str:
-    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status."""
+    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status.
+
+    `forced` counts only for a run whose resumption was refused: what to resume "although" must have been seen.
+    """
     from kit.api import resume
 
     try:
         run = site.run(run_id)
-        resume(run.id, site.settings.root, force=forced is True, detach=True)
+        force = forced is True and bool(run.status().get("refused"))
+        resume(run.id, site.settings.root, force=force, detach=True)
     except KitError as problem:
         return m.error(problem)
     return m.page(m.note(f"{run.id} goes on from its last whole checkpoint.", "ok"))

@@ -13,7 +13,7 @@ from kit.runs.store import RunDir
 from kit.ui import completions_view as view
 from kit.ui import markup as m
 from kit.ui.chart_view import charts
-from kit.ui.completions import Batches, Group, Row, Scan, failed
+from kit.ui.completions import Batches, Group, Row, Scan, failed, unweighted
 from kit.ui.curves import pack
 from kit.ui.site import Site
 
@@ -185,7 +185,9 @@ class Explorer:
             pages, shown = paged(chosen, wish.page, GROUPS_A_PAGE)
             return (
                 m.page(
-                    _counts(groups, chosen, step), *(view.group(self._of(group, wish), wish.search) for group in shown)
+                    _weighed(run, groups[0].rows if groups else []),
+                    _counts(groups, chosen, step),
+                    *(view.group(self._of(group, wish), wish.search) for group in shown),
                 ),
                 "",
                 pages,
@@ -208,7 +210,12 @@ class Explorer:
             if found
             else m.note("None is like that. Change what is shown, or the text that is searched for.")
         )
-        return m.page(view.reach(scan), head, body), "", pages, None if scan.whole else scan.reached
+        return (
+            m.page(_weighed(run, rows), view.reach(scan), head, body),
+            "",
+            pages,
+            None if scan.whole else scan.reached,
+        )
 
     def _row(self, wish: Wish, group: Group, row: Row) -> bool:
         return wish.wants(row) and wish.wants_group(group)
@@ -223,7 +230,8 @@ class Explorer:
         moments, scan = self.batches.course(run, wish.prompt)
         files = dict(self.batches.steps(run))
         first, last = (self._group(run, files, moments, at) for at in (0, -1))
-        text = view.course(moments, last.rows[0] if last else None, first, last, scan)
+        told = _weighed(run, last.rows if last else [])
+        text = (m.page(told) if told else "") + view.course(moments, last.rows[0] if last else None, first, last, scan)
         if len(moments) < 2:
             return text, "", 1, None
         points = [(one.step, one.mean) for one in moments if one.mean is not None]
@@ -248,6 +256,11 @@ class Explorer:
         if not moments or (path := files.get(moments[at].step)) is None:
             return None
         return next((one for one in self.batches.groups(run, path) if one.place == moments[at].place), None)
+
+
+def _weighed(run: RunDir, rows: list[Row]) -> Any:
+    """A note where the rewards of these rows are not those of training."""
+    return view.no_weights() if unweighted(run, rows[0] if rows else None) else ""
 
 
 def _counts(groups: list[Group], chosen: list[Group], step: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -26,6 +27,8 @@ LARGEST_BODY = 4 * 1024 * 1024
 """Bytes of a request's body, at most: the largest honest one is a list of pasted completions."""
 LONGEST_TARGET = 8192
 WRONG_PASSWORD_SECONDS = 0.5
+MOST_WAITING = 20
+"""Passwords that may wait to be looked at."""
 REALM = b'Basic realm="grpo-kit", charset="UTF-8"'
 
 PAGES = ("", "new", "run", "compare", "chat", "export")
@@ -65,10 +68,16 @@ class Refusal(Exception):
 
 
 class Gate:
-    """The middleware."""
+    """The middleware.
+
+    Passwords that were not right before are looked at one after the other, a wrong one half a second long, so that asking
+    many at once finds no more of them. Who is logged in does not wait.
+    """
 
     def __init__(self, app: App, settings: Settings) -> None:
         self.app, self.settings = app, settings
+        self._one, self._waiting = asyncio.Lock(), 0
+        self._admitted: set[bytes] = set()  # digests of headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -86,13 +95,31 @@ class Gate:
     async def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
         self._check_host(headers)
-        if self.settings.accounts and not admitted(self.settings, headers.get(b"authorization")):
-            if b"authorization" in headers:
-                await asyncio.sleep(WRONG_PASSWORD_SECONDS)
+        if self.settings.accounts and not await self._is_admitted(headers.get(b"authorization")):
             raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
         self._check_origin(scope["method"], headers)
         check_target(scope)
         check_length(headers)
+
+    async def _is_admitted(self, header: bytes | None) -> bool:
+        """Raises `Refusal` where too many wait."""
+        if header is None:
+            return False
+        digest = hashlib.sha256(header).digest()
+        if digest in self._admitted:
+            return True
+        if self._waiting >= MOST_WAITING:
+            raise Refusal(429, "Too many passwords are waiting to be looked at. Try again in some seconds.")
+        self._waiting += 1
+        try:
+            async with self._one:
+                if not admitted(self.settings, header):
+                    await asyncio.sleep(WRONG_PASSWORD_SECONDS)
+                    return False
+        finally:
+            self._waiting -= 1
+        self._admitted.add(digest)
+        return True
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without accounts the page answers to names of this machine only: a foreign name that a web site has made to

@@ -11,6 +11,7 @@ from kit.config import RunConfig
 from kit.errors import KitError
 from kit.ui import markup as m
 from kit.ui.draft import from_yaml
+from kit.ui.edits import whole
 from kit.ui.live import said
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def build(screen: Screen) -> None:
         )
     take.click(
         lambda text: said(
-            lambda: [from_yaml(str(text), site.settings).as_dict(), ""], lambda why: [gr.skip(), m.error(why)]
+            lambda: [whole(from_yaml(str(text), site.settings)), ""], lambda why: [gr.skip(), m.error(why)]
         ),
         [yaml],
         [screen.draft, screen.problem],
@@ -115,8 +116,9 @@ def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
     step = found["seconds_per_step"]["step"]
     time = m.tag(
         "p",
-        f"{found['model']['parameters'] / 1e6:,.1f} M weights. Estimated {m.seconds(step)} a step, "
-        f"{m.duration(3600 * found['hours'])} for {config.optimisation.steps} steps.",
+        f"{found['model']['parameters'] / 1e6:,.1f} M weights. Estimated, not measured: {m.seconds(step)} a step, "
+        f"{m.duration(3600 * found['hours'])} for {config.optimisation.steps} steps with completions of full length. "
+        "The signal check (step 3) measures how long completions take; where they differ, believe the check.",
         class_="dim",
     )
     return m.card(head, scale, line, time)

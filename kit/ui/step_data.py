@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from kit.errors import KitError
 from kit.ui import markup as m
+from kit.ui.edits import late
 
 if TYPE_CHECKING:
     from kit.ui.new_run import Screen
@@ -45,10 +46,14 @@ def build(screen: Screen) -> None:
     lengths = gr.HTML()
     outputs = [rows, start]
     listen: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
-    look.click(lambda draft: preview(screen, draft, 0), [screen.draft], outputs, **listen)
-    back.click(lambda draft, at: preview(screen, draft, at, -A_PAGE), [screen.draft, start], outputs, **listen)
-    more.click(lambda draft, at: preview(screen, draft, at, A_PAGE), [screen.draft, start], outputs, **listen)
-    count.click(lambda draft: tokens(screen, draft), [screen.draft], [lengths], **listen)
+    look.click(lambda draft: preview(screen, draft, 0), [screen.draft], outputs, js=late(), **listen)
+    back.click(
+        lambda draft, at: preview(screen, draft, at, -A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
+    )
+    more.click(
+        lambda draft, at: preview(screen, draft, at, A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
+    )
+    count.click(lambda draft: tokens(screen, draft), [screen.draft], [lengths], js=late(), **listen)
 
 
 def choices(screen: Screen) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -18,7 +19,10 @@ from kit.errors import KitError
 from kit.ui import lab_view
 from kit.ui import markup as m
 from kit.ui.draft import Draft
+from kit.ui.edits import late
+from kit.ui.edits import whole as replacing
 from kit.ui.jobs import Job
+from kit.ui.lab_view import MOST_PROMPTS, MOST_TRIES
 from kit.ui.live import poll, said
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 SIGNAL, WRITER = "kit.planning.signal", "kit.planning.lab"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
-MOST_PROMPTS, MOST_ROWS, MOST_EACH = 256, 8, 16
+MOST_ROWS, MOST_EACH = 8, 16
 NEVER = m.empty(
     "Not checked yet",
     "The signal check samples the model on real rows before you pay for a run: is it sometimes right, do the rewards of a "
@@ -86,7 +90,7 @@ def _row(screen: Screen) -> gr.Number:
     listen: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": 4}
     place.change(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], **listen)
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
-    show.click(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], **listen)
+    show.click(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], js=late(2), **listen)
     return place
 
 
@@ -128,10 +132,15 @@ def _score(screen: Screen, place: gr.Number) -> None:
         m.empty("Nothing scored yet", "Paste completions, or fill in examples, and see each part of the reward decide.")
     )
     listen: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
-    score.click(lambda draft, at, text: scored(screen, draft, at, text), [screen.draft, place, box], [out], **listen)
-    examples.click(lambda draft, at: filled(screen, draft, at), [screen.draft, place], [box, out], **listen).then(
-        lambda draft, at, text: scored(screen, draft, at, text), [screen.draft, place, box], [out], **listen
-    )
+    inputs = [screen.draft, place, box]
+
+    def marked(draft: Any, at: Any, text: Any) -> str:
+        return scored(screen, draft, at, text)
+
+    score.click(marked, inputs, [out], js=late(3), **listen)
+    examples.click(
+        lambda draft, at: filled(screen, draft, at), [screen.draft, place], [box, out], js=late(2), **listen
+    ).then(marked, inputs, [out], js=late(3), **listen)
 
 
 def completions(text: Any) -> list[str]:
@@ -203,6 +212,7 @@ def _cheat(screen: Screen, place: gr.Number) -> None:
         lambda draft, at, *given: cheated(screen, draft, at, *given),
         [screen.draft, place, right, wrong, style],
         [out],
+        js=late(5),
         api_visibility="private",
         concurrency_limit=4,
     )
@@ -231,20 +241,35 @@ def cheated(screen: Screen, value: Any, at: Any, *given: Any) -> str:
 def _signal(screen: Screen) -> None:
     with gr.Row():
         prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
-        each = gr.Slider(2, 32, 8, step=1, label="Completions each", info="The group size of training tells most.")
+        each = gr.Slider(
+            2, MOST_TRIES, 8, step=1, label="Completions each", info="The group size of training tells most."
+        )
     _job(
         screen,
         SIGNAL,
         "Will it learn?",
         [prompts, each],
-        lambda n, k: {"prompts": min(MOST_PROMPTS, max(2, whole(n))), "k": min(32, max(2, whole(k)))},
-        lambda result: (lab_view.signal(result), lab_view.overrides_of(result)),
+        lambda n, k: {"prompts": min(MOST_PROMPTS, max(2, whole(n))), "k": min(MOST_TRIES, max(2, whole(k)))},
+        lambda result: (lab_view.signal(result), lab_view.actions_of(result)),
         NEVER,
+        {"--prompts": prompts, "--k": each},
     )
 
 
-def _job(screen: Screen, module: str, title: str, inputs: list[Any], ask: Any, show: Any, nothing: str) -> None:
-    """A button that starts a child, the place where its progress and result stand, and a button for what it suggests."""
+def _job(
+    screen: Screen,
+    module: str,
+    title: str,
+    inputs: list[Any],
+    ask: Any,
+    show: Any,
+    nothing: str,
+    sliders: Mapping[str, gr.Slider] | None = None,
+) -> None:
+    """A button that starts a child, the place where its progress and result stand, and a button for what it suggests.
+
+    `sliders` are those that a suggestion sets, by the option of the command line that they stand for.
+    """
     site = screen.site
     with gr.Row(elem_classes="tight"):
         start = gr.Button(title, variant="primary", size="md")
@@ -276,29 +301,39 @@ def _job(screen: Screen, module: str, title: str, inputs: list[Any], ask: Any, s
         if job is None or job.stamp == before:
             return [gr.skip()] * 5
         html, changes = progress(job, show)
-        suggest = gr.Button(visible=bool(changes), value=f"Make this change: {' '.join(changes)}"[:90])
+        suggest = gr.Button(visible=bool(changes), value=lab_view.in_words(changes))
         return [job.stamp, html, gr.Button(visible=job.state == "running"), suggest, changes]
 
     outputs = [seen, out, end, apply, change]
-    start.click(begin, [screen.draft, *inputs], [key, *outputs], queue=False, api_visibility="private")
+    start.click(begin, [screen.draft, *inputs], [key, *outputs], js=late(1 + len(inputs)), queue=False,
+                api_visibility="private")  # fmt: skip
     screen.blocks.load(
         again, [screen.draft], [key, *outputs], queue=False, show_progress="hidden", api_visibility="private"
     )
     poll(tick, [key, seen], outputs)
     end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
+    named = dict(sliders or {})
     apply.click(
-        lambda draft, given: said(
-            lambda: [
-                Draft.read(draft).apply([one for one in given if isinstance(one, str)][:8]).as_dict(),
-                m.page(m.note("Changed. Check again to see what it does.", "ok")),
-            ],
-            lambda why: [gr.skip(), m.error(why)],
-        ),
+        lambda draft, given: made(screen, draft, given, list(named)),
         [screen.draft, change],
-        [screen.draft, screen.problem],
+        [screen.draft, screen.problem, *named.values()],
+        js=late(2),
         queue=False,
         api_visibility="private",
     )
+
+
+def made(screen: Screen, value: Any, given: Any, sliders: list[str]) -> list[Any]:
+    """[the draft, what was done, *values of the sliders] after what a check suggests."""
+    actions = [one for one in given if isinstance(one, str)][:8] if isinstance(given, list) else []
+    numbers = lab_view.numbers_of(actions)
+    overrides = [one for one in actions if not one.startswith("--")]
+    done = m.page(m.note(f"{lab_view.in_words(actions)}: done. Check again to see what it does.", "ok"))
+    found: list[Any] = said(
+        lambda: [replacing(screen.read(value).apply(overrides)) if overrides else gr.skip(), done],
+        lambda why: [gr.skip(), m.error(why)],
+    )
+    return [*found, *(numbers.get(name, gr.skip()) for name in sliders)]
 
 
 def job_prefix(module: str, config: RunConfig) -> str:

@@ -12,6 +12,7 @@ from kit.config import EMBEDDED, load_config, preset_names
 from kit.errors import KitError
 from kit.ui import markup as m
 from kit.ui.draft import Draft
+from kit.ui.edits import late, whole
 from kit.ui.live import said
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ def build(screen: Screen) -> None:
         )
     confirm.click(
         lambda draft, repository: said(
-            lambda: [trust(Draft.read(draft), repository).as_dict(), ""], lambda why: [gr.skip(), m.error(why)]
+            lambda: [whole(trust(screen.read(draft), repository)), ""], lambda why: [gr.skip(), m.error(why)]
         ),
         [screen.draft, name],
         [screen.draft, screen.problem],
+        js=late(2),
         queue=False,
         api_visibility="private",
     )

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from kit.errors import KitError, RunError
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
-from kit.ui.draft import Draft
+from kit.ui.edits import late, latest, whole
 from kit.ui.live import said
 from kit.ui.site import Site, address
 
@@ -41,20 +41,27 @@ def build(screen: Screen) -> None:
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box")
     listen: dict[str, Any] = {"api_visibility": "private"}
     check.click(
-        lambda draft: planned(screen, draft), [screen.draft], [found, fixes, apply], concurrency_limit=2, **listen
+        lambda draft: planned(screen, draft),
+        [screen.draft],
+        [found, fixes, apply],
+        js=late(),
+        concurrency_limit=2,
+        **listen,
     )
     apply.click(
         lambda draft, given: said(
-            lambda: [Draft.read(draft).apply(_texts(given)).as_dict(), ""], lambda why: [gr.skip(), m.error(why)]
+            lambda: [whole(screen.read(draft).apply(_texts(given))), ""], lambda why: [gr.skip(), m.error(why)]
         ),
         [screen.draft, fixes],
         [screen.draft, screen.problem],
+        js=late(2),
         **listen,
     ).then(lambda draft: planned(screen, draft), [screen.draft], [found, fixes, apply], **listen)
     start.click(
         lambda draft: launch(screen.site, draft),
         [screen.draft],
         [note, place],
+        js=late(),
         concurrency_limit=2,
         trigger_mode="once",
         **listen,
@@ -117,7 +124,7 @@ def launch(site: Site, value: Any) -> list[str]:
     from kit.api import start
 
     try:
-        draft = Draft.read(value)
+        draft = latest(value)
         config = draft.config(site.settings)
         site.benches.ask("validate", config, seconds=180.0)
         with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds

@@ -13,10 +13,23 @@ if TYPE_CHECKING:
     from kit.ui.new_run import Screen
 
 FIRST = (
-    ("objective.recipe", "optimisation.steps", "optimisation.learning_rate"),
-    ("generation.num_generations", "optimisation.batch_size", "generation.max_completion_tokens"),
-    ("evaluation.every", "run.seed", "run.save_every"),
+    {
+        "objective.recipe": "Algorithm",
+        "optimisation.steps": "Training steps",
+        "optimisation.learning_rate": "Learning rate",
+    },
+    {
+        "generation.num_generations": "Completions of each prompt",
+        "optimisation.batch_size": "Completions in a step",
+        "generation.max_completion_tokens": "Longest completion, in tokens",
+    },
+    {
+        "evaluation.every": "Evaluate every so many steps",
+        "run.seed": "Seed",
+        "run.save_every": "Checkpoint every so many steps",
+    },
 )
+"""Keys and what they are called."""
 FILTER = """(text) => {
   const words = text.toLowerCase().split(/\\s+/).filter(Boolean);
   for (const one of document.querySelectorAll('#every-key [id^="key-"]')) {
@@ -37,8 +50,8 @@ def build(screen: Screen) -> None:
     with gr.Column(visible=True) as few:
         for names in FIRST:
             with gr.Row():
-                for name in names:
-                    screen.fields.add(name, label=name, elem_id=f"first-{name.replace('.', '-')}")
+                for name, words in names.items():
+                    screen.fields.add(name, label=f"{words} ({name})", elem_id=f"first-{name.replace('.', '-')}")
     with gr.Column(visible=False, elem_id="every-key") as all_keys:
         search = gr.Textbox(label="Find a key", placeholder="kl, checkpoint, seed …", elem_id="find-key")
         for name, field in RunConfig.model_fields.items():

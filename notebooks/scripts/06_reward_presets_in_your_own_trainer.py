@@ -12,14 +12,18 @@ import shutil
 import subprocess
 import sys
 
+# Where the kit comes from: its folder, its wheel (NAME.whl), or git+https://ADDRESS of its repository.
+GRPO_KIT = os.environ.get("GRPO_KIT", "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
-    source = os.environ.get("GRPO_KIT", f"grpo-kit{EXTRAS}==0.1.0")  # GRPO_KIT: a folder or a git address instead
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
+    if not GRPO_KIT:
+        sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
+    GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
 print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
 
 # %% [markdown]

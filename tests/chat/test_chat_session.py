@@ -18,6 +18,8 @@ from kit.chat.client import ChatSession, open_chat
 from kit.errors import ConfigError, RunError
 from kit.runs.store import RunDir
 
+pytestmark = pytest.mark.survival
+
 
 @pytest.fixture(scope="module")
 def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
@@ -84,6 +86,12 @@ def test_a_held_out_problem_typed_by_hand_is_that_problem(session: ChatSession) 
         ({"heldout": 10**6}, "no held-out prompt"),
         ({"prompt": "x", "temperature": -1}, "out of range"),
         ({"prompt": "x", "top_p": "much"}, "is no number"),
+        (
+            {"prompt": "x", "temperature": float("nan")},
+            "temperature: nan was given; temperature must be a finite number",
+        ),
+        ({"prompt": "x", "top_p": float("inf")}, "top_p must be a finite number"),
+        ({"prompt": [{"role": "user", "content": float("nan")}]}, "cannot be asked"),
         ({"prompt": "x", "warmth": 1}, "no sampling option 'warmth'"),
         ({"prompt": "x", "max_tokens": 5000}, "the model reads 1024"),
         ({"prompt": "x" * 5000}, "the model reads 1024"),
@@ -110,6 +118,24 @@ def test_a_cancelled_answer_ends_and_keeps_what_it_said(session: ChatSession) ->
     answers = [event for event in events if event["event"] == "answer"]
     assert [answer["finish"] for answer in answers] == ["cancelled"]
     assert 0 < answers[0]["tokens"] < 900
+
+
+def test_only_ones_own_answer_is_cancelled(session: ChatSession) -> None:
+    how: dict[str, Any] = {"sides": ["tuned"], "max_tokens": 200, "temperature": 50.0, "seed": 2}
+    alone = session.answer("1 + 2 =", **how)["tuned"]
+    assert alone["finish"] != "cancelled"
+    events = []
+    for event in session.ask("1 + 2 =", owner="me", **how):
+        if event["event"] == "began":
+            session.cancel("somebody else")
+        events.append(event)
+    assert events[-2]["text"] == alone["text"]
+    events = []
+    for event in session.ask("1 + 2 =", owner="me", **how):
+        if event["event"] == "token":
+            session.cancel("me")
+        events.append(event)
+    assert events[-1]["cancelled"]
 
 
 def test_who_stops_listening_cancels(session: ChatSession) -> None:

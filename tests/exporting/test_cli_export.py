@@ -89,6 +89,11 @@ def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str,
         (["--to", "hub"], "OWNER/NAME"),
         (["--to", "hub", "--push", "ollama", "--repo", "a/b"], "cannot hold 'ollama'"),
         (["--to", "adapter", "--out", "RUN/adapter"], "within the run's own files"),
+        (["--to", "adapter", "--out", "RUN/export", "--force"], "within the run's own files"),
+        (["--to", "adapter", "--out", "RUN", "--force"], "is or holds the run itself"),
+        (["--to", "adapter", "--out", "RUN/..", "--force"], "is or holds the run itself"),
+        (["--to", "adapter", "--out", "RUN/../new/../..", "--force"], "is or holds the run itself"),
+        (["--to", "adapter", "--out", ".", "--force"], "the directory that you are in"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
@@ -102,6 +107,23 @@ def test_what_cannot_be_done_is_refused_at_once(
 def test_an_export_that_is_there_is_kept(run: RunDir, asked: list[dict[str, Any]]) -> None:
     run.write_text("export/adapter/adapter_config.json", "{}")
     assert "--force" in export(run, "--to", "adapter", code=2)
+    assert asked == []
+
+
+def test_a_folder_of_the_users_is_kept_whatever_is_asked(
+    run: RunDir, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for name in ("mine", "mine.not-verified"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "work.txt").write_text("work")
+    for out in ("mine", "mine.not-verified"):
+        assert "is no export" in " ".join(
+            export(run, "--to", "adapter", "--out", str(tmp_path / out), "--force", code=2).split()
+        )
+    (tmp_path / "mine" / "work.txt").unlink()
+    # Free itself; were the export not verified, it would go beside it.
+    output = export(run, "--to", "adapter", "--out", str(tmp_path / "mine"), code=2)
+    assert "mine.not-verified is no export" in " ".join(output.split())
     assert asked == []
 
 

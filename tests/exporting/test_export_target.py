@@ -47,7 +47,7 @@ def test_a_killed_export_leaves_nothing_that_looks_whole_and_the_next_one_clears
         (place / "model.safetensors").write_text("whole")
         places.publish(place, target)
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
-    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
+    assert {path.name for path in target.iterdir()} == {"model.safetensors", places.MARKER}
 
 
 def test_an_interrupted_export_clears_up_behind_itself(tmp_path: Path) -> None:
@@ -59,23 +59,71 @@ def test_an_interrupted_export_clears_up_behind_itself(tmp_path: Path) -> None:
 
 def test_an_old_export_is_replaced_as_a_whole_and_comes_back_where_the_process_died_in_between(tmp_path: Path) -> None:
     target = tmp_path / "merged"
-    target.mkdir()
-    (target / "old").write_text("old")
-    with places.staged(target) as place:
-        (place / "new").write_text("new")
-        places.publish(place, target)
-    assert [path.name for path in target.iterdir()] == ["new"]
+    published(target, "old")
+    published(target, "new")
+    assert {path.name for path in target.iterdir()} == {"new", places.MARKER}
+    (tmp_path / ".merged.old-backup").mkdir()  # of the user's
     target.rename(tmp_path / f".merged.old-{os.getpid()}")  # as after the first of the two renames
     places.clean(target)
-    assert [path.name for path in target.iterdir()] == ["new"]
+    assert {path.name for path in target.iterdir()} == {"new", places.MARKER}
+    places.clean(target)
+    assert (tmp_path / ".merged.old-backup").is_dir()
 
 
-def test_a_place_that_is_taken_is_refused_unless_forced(tmp_path: Path) -> None:
-    places.check_free(tmp_path / "none", force=False)
-    (tmp_path / "file").write_text("")
+def published(target: Path, *names: str) -> None:
+    with places.staged(target) as place:
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(name)
+        places.publish(place, target)
+
+
+def test_a_place_that_is_taken_is_refused_unless_it_is_an_exports_and_forced(tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    places.check_free(target, force=False)
+    published(target, "model.safetensors", "sub/folder/tokenizer.json")
     with pytest.raises(RunError, match="--force"):
-        places.check_free(tmp_path, force=False)
-    places.check_free(tmp_path, force=True)
+        places.check_free(target, force=False)
+    places.check_free(target, force=True)
+    (target / "notes.txt").write_text("a week's work")
+    with pytest.raises(RunError, match=r"1 files that the export did not write \(notes\.txt"):
+        places.check_free(target, force=True)
+
+
+@pytest.mark.parametrize("marker", [None, "", "[]", '{"files": 3}'])
+def test_a_folder_that_is_no_export_is_never_replaced(tmp_path: Path, marker: str | None) -> None:
+    target = tmp_path / "thesis"
+    target.mkdir()
+    (target / "chapter.tex").write_text("text")
+    if marker is not None:
+        (target / places.MARKER).write_text(marker)
+    with pytest.raises(RunError, match="is no export of grpo-kit's"):
+        places.check_free(target, force=True)
+    with pytest.raises(RunError, match="is no export of grpo-kit's"):  # made while the export was written
+        published(target, "new")
+    assert (target / "chapter.tex").read_text() == "text"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis"]
+
+
+def test_a_folder_around_the_run_or_the_working_directory_is_never_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer, run = tmp_path / "runs", tmp_path / "runs" / "it"
+    published(outer, "as-if")  # a marker alone does not do
+    run.mkdir()
+    for force in (False, True):
+        with pytest.raises(RunError, match="is or holds the run itself"):
+            places.check_free(outer, force=force, keep=run)
+    here = tmp_path / "empty" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for target in (here, here.parent, Path("/")):
+        with pytest.raises(RunError, match="the directory that you are in"):
+            places.check_free(target, force=True)
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     for wrong in ("file", "link"):
         if wrong == "link":
             (tmp_path / "link").symlink_to(tmp_path)

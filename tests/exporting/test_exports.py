@@ -102,6 +102,47 @@ def test_a_run_that_trained_all_weights_is_cast_and_has_no_adapter(model_folder:
         export(run, "adapter")
 
 
+@pytest.mark.parametrize(
+    "name", ["base_model.model.model.embed_tokens.lora_embedding_A", "base_model.model.model.layers.0.x.lora_B.weight"]
+)
+def test_an_adapter_with_other_tensors_is_refused(run: RunDir, name: str) -> None:
+    path = run.adapter / "adapter_model.safetensors"
+    save_file({**load_file(path), name: torch.ones(2, 2)}, path)
+    with pytest.raises(ModelError, match=r"lora_embedding_A' is there|layers\.0\.x\.lora_A\.weight' is missing"):
+        updates(run.adapter)
+    with pytest.raises(ModelError, match="a part of what was trained would be left out"):
+        export(run, "merged-16bit", verify=False)
+
+
+def test_what_the_prompts_of_the_verification_lack_is_told(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(run, None, None)[0]
+    job._note_what_prompts_lack(source, [{"prompt": "2 + 3?"}])
+    assert source.notes == []
+    source.config.generation.tools = ["calculator.py:add"]
+    job._note_what_prompts_lack(
+        source, [{"prompt": "2 + 3?", "images": []}, {"prompt": "What?", "images": [{"path": "x"}]}]
+    )
+    (note,) = source.notes
+    assert "without the descriptions of the run's tools and the pictures (1 of 2 prompts have some)" in note
+    monkeypatch.setattr(job, "_note_what_prompts_lack", lambda source, rows: source.note("lacking"))
+    assert "lacking" in export(run, "adapter", prompts=2)["notes"]
+
+
+def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.exporting.weights as weights
+
+    for folder in ("mine", "other.not-verified"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "work.txt").write_text("work")
+        with pytest.raises(RunError, match="is no export"):
+            export(run, "adapter", out=tmp_path / folder.partition(".")[0], force=True)
+        assert (tmp_path / folder / "work.txt").read_text() == "work"
+    assert export(run, "adapter", prompts=2)["path"] == export(run, "adapter", prompts=2, force=True)["path"]
+    monkeypatch.setattr(weights, "updates", lambda folder: {})
+    first = export(run, "merged-16bit", prompts=2, dtype="float16")["path"]
+    assert export(run, "merged-16bit", prompts=2, dtype="float16")["path"] == first
+
+
 def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.exporting.weights as weights
 
@@ -293,3 +334,35 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
     assert "| pass@1 | 0.250 (0.150 to 0.350) | 0.500 (0.400 to 0.600) |" in text
     assert str(made.path.parent) not in text
     assert "/tmp" not in text
+
+
+def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
+    from kit.exporting.card import card
+
+    source = open_source(run, None, None)[0]
+    source.config.model.revision = "abc123"
+    text = card(source, "adapter", "someone/base", None, None, [])
+    assert 'AutoModelForCausalLM.from_pretrained("someone/base", revision="abc123")' in text
+    assert "| base's revision | abc123 |" in text
+    (tmp_path / "written").mkdir()
+    job._write_adapter(source, tmp_path / "written", public=False)
+    assert json.loads((tmp_path / "written" / "adapter_config.json").read_text())["revision"] == "abc123"
+    source.base = "someone/other"  # --base: that revision is of another repository
+    assert "revision=" not in card(source, "adapter", "someone/other", None, None, [])
+
+
+def test_the_card_loads_a_model_that_takes_pictures_as_one(run: RunDir) -> None:
+    from dataclasses import replace
+
+    from transformers import LlavaConfig
+
+    from kit.exporting.card import card
+
+    source = open_source(run, None, None)[0]
+    source.files = replace(source.files, config=LlavaConfig(), processor=object())
+    text = card(source, "merged-16bit", "someone/base", None, None, [])
+    assert "pipeline_tag: image-text-to-text" in text
+    assert "from transformers import AutoModelForImageTextToText, AutoProcessor" in text
+    assert 'model = AutoModelForImageTextToText.from_pretrained("' in text
+    assert "AutoModelForCausalLM" not in text
+    assert "pipeline_tag: text-generation" in card(source, "gguf", "someone/base", "it.gguf", "q8_0", [])

@@ -109,6 +109,51 @@ def test_a_planted_defect_is_found(
     assert any(re.search(words, fault) for fault in found), found
 
 
+def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_told(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+    import shutil
+
+    from exporting_runs import make_run
+
+    from kit.exporting import job
+    from kit.exporting.face import Wish
+    from kit.exporting.gguf import ends_left_out
+    from kit.training.console import Reporter
+
+    base = tmp_path / "base"
+    shutil.copytree(model_folder, base)
+    settings = json.loads((base / "generation_config.json").read_text())
+    run = make_run(tmp_path / "runs", "two", base)
+    source = open_source(run, None, None)[0]
+    own = source.tokenizer.eos_token_id
+    other = source.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert own != other
+    (base / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [own, other]}))
+    measured = measure(source, job._rows(source)[:4], 16)
+    assert measured.ends == sorted({own, other})
+    path = tmp_path / "file" / "it.gguf"
+    path.parent.mkdir()
+    write(source, path)
+    assert faults(source, measured, path) == []
+    assert "end at <|endoftext|>, too" in (ends_left_out(path, source.tokenizer, measured.ends) or "")
+    assert ends_left_out(path, source.tokenizer, [own]) is None
+    # The whole export, with this file's writer in the place of llama.cpp's.
+    monkeypatch.setattr("kit.exporting.gguf.convert", lambda tools, model, target, *rest: write(source, target))
+    monkeypatch.setattr(job, "_gguf_tools", lambda source, request: None)
+    wish = Wish("ollama", quantization="f16", prompts=2)
+    result = job.export(run, wish.request(run), Reporter(quiet=True))
+    assert result["verification"]["faults"] == []
+    assert any("end at <|endoftext|>, too" in note for note in result["notes"])
+    assert "end at <|endoftext|>, too" in (Path(result["path"]) / "README.md").read_text()
+    assert 'PARAMETER stop "<|endoftext|>"' in (Path(result["path"]) / "Modelfile").read_text()
+    write(source, path, lambda header, tensors: header.update(end=other))
+    assert faults(source, measured, path) == []
+    write(source, path, lambda header, tensors: header.update(end=source.tokenizer.convert_tokens_to_ids(">")))
+    assert any("the file's end token is" in fault for fault in faults(source, measured, path))
+
+
 def test_a_file_cut_short_is_found(source: Source, measured: Measured, tmp_path: Path) -> None:
     write(source, tmp_path / "it.gguf")
     data = (tmp_path / "it.gguf").read_bytes()

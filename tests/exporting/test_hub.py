@@ -28,6 +28,8 @@ class FakeHub:
         self.blobs: dict[str, bytes] = {}
         self.private: bool | None = None
         self.commits: list[str] = []
+        self.kept: list[list[str]] = []
+        """Files there after each commit."""
         self.seen: list[tuple[str, str, str | None]] = []
         self.refuse: dict[str, list[int]] = {}
         """Statuses to answer a kind of request with, one after the other, before it is served."""
@@ -60,6 +62,9 @@ class FakeHub:
         kind = next((word for word in ("create", "preupload", "batch", "commit", "blob") if word in path), "info")
         if self.refuse.get(kind):
             self.reply(request, self.refuse[kind].pop(0), {"error": f"refused {TOKEN}"})
+            return
+        if kind == "create" and self.private is not None:
+            self.reply(request, 409, {"error": "You already created this model repo", "url": f"{self.url}/{REPO}"})
             return
         self.reply(request, 200, getattr(self, kind)(path, body))
 
@@ -110,6 +115,9 @@ class FakeHub:
                 self.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
             elif entry["key"] == "lfsFile":
                 self.files[entry["value"]["path"]] = self.blobs[entry["value"]["oid"]]
+            elif entry["key"] == "deletedFile":
+                del self.files[entry["value"]["path"]]
+        self.kept.append(sorted(self.files))
         oid = f"{len(self.commits):040d}"
         return {"commitUrl": f"{self.url}/{REPO}/commit/{oid}", "commitOid": oid, "success": True}
 
@@ -157,6 +165,29 @@ def test_a_folder_arrives_whole_in_one_commit(fake: FakeHub, folder: Path) -> No
     assert TOKEN not in json.dumps(result)
     own = [token for _, path, token in fake.seen if "blob" not in path]
     assert set(own) == {f"Bearer {TOKEN}"}
+
+
+def test_a_private_push_stays_out_of_a_repository_that_is_public(fake: FakeHub, folder: Path) -> None:
+    fake.private = False
+    with pytest.raises(RunError, match="is public, and a private one was asked for; nothing was pushed"):
+        push(folder, private=True)
+    assert (fake.commits, fake.files, fake.blobs) == ([], {}, {})
+    fake.private = True
+    assert push(folder, private=False)["private"]
+
+
+def test_weights_of_an_earlier_push_go_in_the_same_commit(fake: FakeHub, folder: Path) -> None:
+    stale = ["adapter_config.json", "adapter_model.bin", "it-Q8_0.gguf", "model-00001-of-00002.safetensors",
+             "model.safetensors.index.json"]  # fmt: skip
+    fake.files = dict.fromkeys([*stale, "notes.txt", "config.json", "step-3/model.safetensors"], b"old")
+    fake.private, said = False, list[str]()
+    result = push(folder, said)
+    assert fake.kept == [
+        ["README.md", "adapter_model.safetensors", "config.json", "notes.txt", "step-3/model.safetensors"]
+    ]
+    assert result["removed"] == stale
+    assert ", ".join(stale) in said[0]
+    assert push(folder)["removed"] == []
 
 
 def test_what_arrived_is_not_sent_again(fake: FakeHub, folder: Path) -> None:

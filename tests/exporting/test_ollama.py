@@ -97,7 +97,44 @@ def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
     assert notes == []
     lines = text.splitlines()
     assert "FROM ./it-Q8_0.gguf" in lines
+    assert text.count("TEMPLATE") == 1
     assert 'SYSTEM """Think."""' in lines
     assert 'PARAMETER stop "<|im_end|>"' in lines
     assert {"PARAMETER temperature 0.7", "PARAMETER top_p 1", "PARAMETER top_k 0", "PARAMETER min_p 0",
             "PARAMETER repeat_penalty 1"} <= set(lines)  # fmt: skip
+
+
+def test_plain_text_has_the_system_prompt_in_front_as_in_training(tokenizer: Any) -> None:
+    from kit.data.prompts import dress
+
+    config = load_config("quickstart", ["data.chat=false", "data.system_prompt=Think."])
+    source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
+    text, notes = modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")
+    template = text.partition('TEMPLATE """')[2].partition('"""')[0]
+    assert template == "{{ if .System }}{{ .System }}\n\n{{ end }}{{ .Prompt }}"
+    rendered = template.replace("{{ if .System }}", "").replace("{{ end }}", "").replace("{{ .System }}", "Think.")
+    assert rendered.replace("{{ .Prompt }}", "2 + 3?") == dress("2 + 3?", chat=False, system_prompt="Think.")
+    assert notes == []
+
+
+@pytest.mark.parametrize("prompt", ['Say """x""" first.', 'Say "x"'])
+def test_a_system_prompt_that_would_end_the_quotes_is_left_out_and_told(tokenizer: Any, prompt: str) -> None:
+    config = load_config("quickstart")
+    config.data.system_prompt = prompt
+    source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
+    text, notes = modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")
+    assert "SYSTEM" not in text
+    assert any("system prompt of training is left out" in note for note in notes)
+    assert "# Note: the system prompt" in text
+
+
+def test_every_end_is_a_stop(tokenizer: Any) -> None:
+    source = SimpleNamespace(
+        config=load_config("quickstart"), tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3
+    )
+    ends = [tokenizer.convert_tokens_to_ids(word) for word in ("<|im_end|>", "<|endoftext|>")]
+    text, _ = modelfile(source, ends, "it-Q8_0.gguf")
+    assert [line for line in text.splitlines() if "stop" in line] == [
+        'PARAMETER stop "<|im_end|>"',
+        'PARAMETER stop "<|endoftext|>"',
+    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 from typer.testing import CliRunner
 
 from kit.cli import app
-from kit.training.family_check import listed_architectures, vllm_support
+from kit.cli_model import verdict
+from kit.training.family_check import Card, listed_architectures, vllm_support
 
 runner = CliRunner()
 
@@ -35,6 +37,48 @@ def test_an_architecture_that_misreads_padding_fails(monkeypatch):
     assert done.exit_code == 1
     assert "misreads padding" in done.stdout
     assert "It does not train" in done.stdout
+
+
+def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, tmp_path):
+    """Planted: a loader that refuses to read while a model that it read is still there, and a full /tmp."""
+    import weakref
+
+    from kit.training import models
+    from kit.training.family_check import check_model
+
+    read, loaded = models._load_with_transformers, []
+
+    def once(files, config, dtype):
+        assert not [seen for seen in loaded if seen() is not None], "the model before is still held"
+        model = read(files, config, dtype)
+        loaded.append(weakref.ref(model))
+        quantised.append(config.load_in_4bit)
+        return model
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    quantised = []
+    monkeypatch.setattr(models, "_load_with_transformers", once)
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    card = check_model(str(model_folder), weights=True)
+    found = {what: (status, why) for what, status, why in card.findings}
+    assert card.weights.startswith("its own")
+    for what in ("scores", "padding", "LoRA"):
+        assert found[what][0] == "tested", found[what]
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        assert found["4-bit"][0] == "tested", found["4-bit"]
+        assert quantised == [False, False, True]
+
+
+def test_the_last_line_does_not_hide_that_pictures_fail():
+    card = Card("m", "m", "M", "random", {}, "its own", [("LoRA", "tested", ""), ("vision", "untested", "")])
+    assert verdict(card) == "It trains."
+    card.findings[1] = ("vision", "failing", "no")
+    assert card.trains
+    assert verdict(card).startswith("It trains on text; with pictures it does not")
+    card.findings[0] = ("LoRA", "failing", "no")
+    assert verdict(card).startswith("It does not train")
 
 
 @pytest.mark.families

@@ -17,6 +17,8 @@ def length(prompts, completions, completion_ids, answer=None, **columns):
     return [float(sum(ids) % 5) for ids in completion_ids]
 """
 
+pytestmark = pytest.mark.families
+
 
 @pytest.fixture
 def pictured(tree: dict[str, Any], multimodal: Any, tmp_path: Path) -> Any:

@@ -70,13 +70,59 @@ def test_the_first_cell_installs_and_is_the_same_in_all(name: str) -> None:
     assert 'find_spec("kit") is None' in first
 
 
-def test_what_is_installed_is_this_version_and_extras_that_exist() -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the first cell installs where there is no kit, on a T4, by GRPO_KIT."""
+    import shutil
+    import subprocess
+
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **how: Any) -> Any:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "Tesla T4, 15360 MiB\n", "")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", run)
+
+    def first_cell(source: str | None) -> list[str]:
+        monkeypatch.delenv("GRPO_KIT", raising=False)
+        if source is not None:
+            monkeypatch.setenv("GRPO_KIT", source)
+        asked.clear()
+        exec(cells(NAMES[0], "code")[0], {})
+        return [command[-1] for command in asked if "pip" in command]
+
+    first_cell.asked = asked  # type: ignore[attr-defined]
+    return first_cell
+
+
+def test_without_a_source_nothing_is_installed_and_one_sentence_says_what_to_set(installed: Any) -> None:
+    """The name on a package index may be somebody else's."""
+    for source in (None, ""):
+        with pytest.raises(SystemExit) as ended:
+            installed(source)
+        assert "set GRPO_KIT" in str(ended.value)
+        assert str(ended.value).count(".") == 1
+        assert not any("pip" in command for command in installed.asked)
+
+
+def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path: Path) -> None:
+    assert installed(str(tmp_path)) == [f"{tmp_path}[unsloth]"]
+    wheel = tmp_path / "grpo_kit-0.1.0-py3-none-any.whl"
+    assert installed(str(wheel)) == [f"{wheel}[unsloth]"]
+    assert installed("git+https://host.example/kit.git@main") == [
+        "grpo-kit[unsloth] @ git+https://host.example/kit.git@main"
+    ]
+    (name,) = installed("grpo-kit")
+    assert name == f"{Path.cwd() / 'grpo-kit'}[unsloth]", "a folder: pip would look for that name on an index"
+
+
+def test_the_extras_exist() -> None:
     import tomllib
 
-    from kit import __version__
-
     first = cells(NAMES[0], "code")[0]
-    assert f"grpo-kit{{EXTRAS}}=={__version__}" in first
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {extra for group in re.findall(r'"\[([\w,]+)\]"', first) for extra in group.split(",")}
     assert named <= set(extras)

@@ -165,3 +165,40 @@ def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> No
     found = two_steps(parts, tmp_path)
     assert len(found["seconds"]) == 2
     assert found["peak_bytes"] > 100 * 2**20
+
+
+def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a run with vLLM and pictures; the trainer's arguments are looked at and nothing is trained."""
+    from dataclasses import replace
+
+    from kit.planning import probe
+    from kit.training import backend
+    from kit.training.engine_side import EngineSettings
+    from kit.training.preparation import prepare
+
+    class Seen(Exception):
+        pass
+
+    def trainer(model: Any, rewards: Any, args: Any, **keywords: Any) -> None:
+        assert backend.begun() == parts.files.backend
+        seen.update(keywords, args=args)
+        raise Seen
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("kit.training.trainer.make_trainer_class", lambda: trainer)
+    parts = prepare(load_config(tree), fresh=False)
+    tokens = parts.config.generation.max_completion_tokens
+    with pytest.raises(Seen):
+        probe.two_steps(parts, tmp_path)
+    assert seen["args"].generation_kwargs == {"min_new_tokens": tokens}
+    assert seen["engine"] is None
+    assert seen["processing_class"] is parts.files.tokenizer
+
+    processor, rows = object(), parts.data.train.add_column("images", [[]] * len(parts.data.train))
+    parts.config.generation.engine = "vllm"
+    monkeypatch.setattr(probe, "worst_rows", lambda parts: rows)
+    with pytest.raises(Seen):
+        probe.two_steps(replace(parts, files=replace(parts.files, processor=processor)), tmp_path)
+    assert seen["args"].generation_kwargs == {"min_tokens": tokens}  # min_new_tokens is no argument of SamplingParams
+    assert isinstance(seen["engine"], EngineSettings)
+    assert seen["processing_class"] is processor

@@ -286,8 +286,7 @@ def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     ],
 )
 def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: str) -> None:
-    from kit.training.engine_side import EngineSettings
-    from kit.training.vllm_engine import explained
+    from kit.training.engine_side import EngineSettings, explained
 
     told = str(explained(error, "making 8 completions", EngineSettings()))
     assert told.startswith("vLLM's engine")

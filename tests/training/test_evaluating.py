@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import kit
+from kit.config import load_config
 from kit.evaluation.heldout import HeldOut
 
 PROBLEMS = 40
@@ -190,3 +191,8 @@ def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_chec
     assert more["step"] == best(result)["step"]
     assert {"pass@3", "maj@3"} <= more.keys()
     assert list(run.evaluations())[-3:] == ["best-3", "first", "more"]
+    # Planted: a run that Unsloth trained on a GPU, looked at where there is none.
+    written = load_config(result.folder.config, ["model.backend=unsloth"])
+    result.folder.config.write_text(written.to_yaml())
+    elsewhere = evaluate_run(request | {"name": "elsewhere"}, True)
+    assert elsewhere["greedy_accuracy"] == again["greedy_accuracy"]

@@ -94,6 +94,69 @@ def test_code_of_the_models_own_is_not_run_unasked(model_folder: Path, monkeypat
         find_model(config_of(Path("someone/model")), chat=True)
 
 
+def test_a_native_architecture_whose_config_names_code_is_known_all_the_same(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """Planted: `auto_map` in the config.json of an architecture that transformers has, as in uploads of Phi-3."""
+    import json
+
+    import torch
+    from transformers import AutoTokenizer, Phi3Config, Phi3ForCausalLM
+
+    from kit.training.families import is_remote
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    Phi3ForCausalLM(
+        Phi3Config(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+            num_key_value_heads=2, bos_token_id=None, eos_token_id=0, pad_token_id=0,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    written = tmp_path / "config.json"
+    named = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"auto_map": named}))
+
+    config = config_of(tmp_path, lora=LoraConfig(targets=["qkv_proj"]))
+    files = find_model(config, chat=True)
+    assert files.config.auto_map == named
+    assert not is_remote(files.config)
+    assert files.family is not None
+    assert files.shape is not None
+    loaded = load_model(files, config)
+    assert files.parameters == sum(weight.numel() for weight in loaded.model.parameters())
+    with pytest.raises(ModelError, match=r"no linear layer called 'q_proj'"):
+        find_model(config_of(tmp_path, lora=LoraConfig(targets=["q_proj"])), chat=True)
+
+
+def test_remote_code_ends_a_completion_where_its_template_ends_a_turn(model_folder: Path) -> None:
+    """What is not known of remote code before its weights are read is known when they are."""
+    from dataclasses import replace
+
+    config = config_of(model_folder)
+    files = find_model(config, chat=True)
+    assert files.family is not None
+    assert files.family.template is not None
+    turn_end = files.tokenizer.convert_tokens_to_ids(files.family.template.turn_end)
+    other = next(token for token in files.tokenizer.all_special_tokens if token != files.family.template.turn_end)
+    files.tokenizer.eos_token = other  # as a base model's, which ends a text and not a turn
+    model = load_model(replace(files, family=None, shape=None), config).model
+    assert turn_end in model.generation_config.eos_token_id
+    assert files.tokenizer.eos_token_id in model.generation_config.eos_token_id
+
+
+def test_code_in_a_folder_of_its_own_is_remote() -> None:
+    from transformers import PretrainedConfig
+
+    from kit.training.families import is_remote
+
+    assert is_remote(type("OwnConfig", (PretrainedConfig,), {"__module__": "transformers_modules.own.configuration"})())
+    nowhere = PretrainedConfig()
+    nowhere.auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
+    assert is_remote(nowhere)
+
+
 def test_a_hub_id_that_cannot_be_fetched_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("We couldn't connect to the hub.")

@@ -422,6 +422,16 @@ def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> N
     assert [line.split(":")[0] for line in found] == ["data", "package trl", "device"]
 
 
+def test_unsloths_version_matters_where_it_loads_the_model(run: RunDir, parts: Any) -> None:
+    from kit.training.environment import packages
+
+    old = packages() | {"unsloth": "0.1", "unsloth_zoo": "0.1"}
+    found = changed(run, parts(), {"packages": old, "backend": {"name": "unsloth", "device": "cuda"}})
+    assert [line.split(":")[0] for line in found] == ["package unsloth", "package unsloth_zoo", "device"]
+    found = changed(run, parts(), {"packages": old, "backend": {"name": "transformers", "device": "cuda"}})
+    assert [line.split(":")[0] for line in found] == ["device"]
+
+
 def test_another_number_of_processes_is_named(run: RunDir, parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = run.checkpoints[-1]
     for rank in range(2):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,22 @@ def test_a_call_that_hangs_is_given_up_and_the_next_one_is_made() -> None:
     watchdog.timeout = 30
     assert watchdog.call(lambda: "alive") == "alive"
     never.set()
+
+
+def test_a_call_that_is_over_keeps_nothing_alive() -> None:
+    class Thing:
+        def fail(self) -> None:
+            raise RuntimeError
+
+    thing, watchdog = Thing(), Watchdog(30)
+    with pytest.raises(RuntimeError):
+        watchdog.call(thing.fail)
+    seen = weakref.ref(thing)
+    del thing
+    deadline = time.monotonic() + 10
+    while seen() is not None and time.monotonic() < deadline:
+        gc.collect()
+    assert seen() is None
 
 
 def test_a_slow_call_within_the_time_is_waited_for() -> None:

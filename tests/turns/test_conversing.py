@@ -48,6 +48,7 @@ def talk(tokenizer: Any, script: list[list[str]], interaction: Interaction, limi
     return Talker(interaction, tokenizer, limit).converse(ROWS, generate, [tokenizer.eos_token_id], model)
 
 
+@pytest.mark.survival
 @pytest.mark.parametrize("factory", [Calculator, Scored])
 def test_evaluation_and_training_hold_the_same_conversation(
     tokenizer: Any, new_trainer: Callable[..., Any], factory: Any
@@ -81,6 +82,7 @@ def test_rounds_are_limited(tokenizer: Any) -> None:
     assert {one.reason for one in said} == {"tool_calls"}
 
 
+@pytest.mark.survival
 def test_a_run_with_an_environment_is_evaluated_with_it(
     attempt: Any, tree: dict[str, Any], tool_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,32 @@ def test_bad_ids_are_refused_with_the_number_of_the_row(tmp_path: Path, row: dic
     assert load(tmp_path, {"prompt_ids": [1]}, row, skip_bad_rows=True).info["rows"]["skipped"] == 1
 
 
+def picture(folder: Path) -> str:
+    from PIL import Image
+
+    Image.new("RGB", (4, 3)).save(folder / "one.png")
+    return "one.png"
+
+
+def test_ids_and_pictures_in_one_row_are_refused_with_its_number(tmp_path: Path) -> None:
+    both = {"prompt": "a", "prompt_ids": [1], "image": picture(tmp_path)}
+    rows = [{"prompt": "b", "prompt_ids": [2], "image": None}, both]
+    with pytest.raises(DataError, match=r"row 2: it has ids \('prompt_ids'\) and pictures \('image'\)"):
+        load(tmp_path, *rows)
+    assert load(tmp_path, *rows, skip_bad_rows=True).train["prompt_ids"] == [[2]]
+    assert load(tmp_path, *rows, image_column="none").train["prompt_ids"] == [[2], [1]]
+
+
+def test_rows_of_ids_and_rows_of_pictures_are_refused_in_one_dataset(tmp_path: Path) -> None:
+    rows = [{"prompt": "b", "image": picture(tmp_path)}, {"prompt": "c"}, {"prompt": "a", "prompt_ids": [1]}]
+    with pytest.raises(DataError, match=r"row 3: it has 'prompt_ids', while a row before it has 'image'.*two datasets"):
+        load(tmp_path, *rows)
+    with pytest.raises(DataError, match=r"row 2: it has 'image', while a row before it has 'prompt_ids'"):
+        load(tmp_path, rows[2], rows[0])
+    assert len(load(tmp_path, *rows[:2]).train) == 2  # pictures for some rows only are fine
+    assert load(tmp_path, *rows, image_column="none").train["prompt_ids"] == [None, None, [1]]
+
+
 def test_rows_with_neither_name_both_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 2: 'prompt' and 'prompt_ids' are missing"):
         load(tmp_path, {"prompt": "a", "prompt_ids": [1]}, {"prompt": None, "prompt_ids": None})

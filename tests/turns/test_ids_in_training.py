@@ -93,6 +93,21 @@ def test_an_environment_may_not_add_to_a_prompt_of_ids(new_trainer: NewTrainer, 
         generated(trainer)
 
 
+def test_a_row_with_ids_and_images_and_a_batch_of_both_are_told_apart(
+    new_trainer: NewTrainer, odd_ids: list[int]
+) -> None:
+    trainer = new_trainer([{"prompt": QUESTION, "prompt_ids": odd_ids}])
+    seen = [{"role": "user", "content": [{"type": "image", "image": "?"}, {"type": "text", "text": "What is it?"}]}]
+    own = {"prompt": QUESTION, "prompt_ids": odd_ids, "images": ["?"]}
+    with trainer._generating_for([own]), pytest.raises(DataError, match="A row has both"):
+        trainer._tokenize_prompts([QUESTION])
+    rows = [{**own, "images": []}, {"prompt": seen, "prompt_ids": None, "images": ["?"]}]
+    with trainer._generating_for(rows), pytest.raises(DataError, match="came into one batch"):
+        trainer._tokenize_prompts([QUESTION, seen])
+    with trainer._generating_for(rows[:1]):
+        assert trainer._tokenize_prompts([QUESTION])[0] == [odd_ids]
+
+
 def test_a_run_on_ids(attempt: Any, tree: dict[str, Any], tmp_path: Path, model_folder: Path) -> None:
     import pyarrow.parquet as pq
     from transformers import AutoTokenizer

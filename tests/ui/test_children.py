@@ -134,6 +134,8 @@ def test_how_a_job_fails_is_told(jobs: Jobs) -> None:
 def test_the_same_question_is_asked_once_and_can_be_stopped(jobs: Jobs) -> None:
     job = jobs.start("same", "work", {"how": "wait"})
     assert jobs.start("same", "work", {"how": "wait"}) is job
+    with pytest.raises(RunError, match="other settings"):
+        jobs.start("same", "work", {"how": "well"})
     end = time.monotonic() + 30
     while job.line != "half way" and time.monotonic() < end:
         time.sleep(0.02)

@@ -195,3 +195,50 @@ def test_files_of_other_names_are_none(tmp_path: Path) -> None:
     for name in ("step-.parquet", "step-00001.parquet.tmp", "other.parquet", "step-1.partial"):
         (run.completions / name).write_bytes(b"x")
     assert [step for step, _ in Batches().steps(run)] == [1, 20]
+
+
+def all_of(explorer: Explorer) -> tuple[list[Any], list[list[int]]]:
+    """Every row that the list of all steps comes by, look after look, and the steps of each look."""
+    run, before, found, looks = explorer.site.run("one"), None, [], []
+    while True:
+        rows, scan = explorer.batches.search(run, lambda row: True, before)
+        found += rows
+        looks.append(sorted({row["step"] for row in rows}))
+        if scan.whole:
+            return found, looks
+        before = scan.reached
+
+
+def test_a_list_of_all_steps_loses_nothing_at_its_bound(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_FOUND", 20)
+    run = explorer.site.run("one")
+    for step in (2, 3, 4):
+        batch(run.completions, step, [f"{place} + 1 =" for place in range(2)])
+    found, looks = all_of(explorer)
+    assert len(found) == len({(row["step"], row["group"], row["place"]) for row in found}) == 5 * 8
+    assert looks == [[4, 20], [2, 3], [1]]
+    text = look(explorer, mode=EVERYWHERE)
+    assert "Read the latest 2 of 5 steps, back to step 4" in text
+    monkeypatch.setattr(data, "MOST_FOUND", 16)  # met exactly
+    assert all_of(explorer)[1] == looks
+
+
+def test_a_step_that_alone_has_too_many_is_said_to_be_cut(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (data, view):
+        monkeypatch.setattr(name, "MOST_FOUND", 6)
+    run = explorer.site.run("one")
+    rows, scan = explorer.batches.search(run, lambda row: True)
+    assert (len(rows), scan.reached, scan.cut) == (6, 20, (20, 8))
+    text = look(explorer, mode=EVERYWHERE)
+    assert "Step 20 alone has 8 like that; its first 6 are shown" in text
+    rows, scan = explorer.batches.search(run, lambda row: True, scan.reached)
+    assert (len(rows), scan.whole, scan.cut) == (6, True, (1, 8))
+
+
+@pytest.mark.parametrize("env", [None, "{ half", '{"trainer_arguments": {"reward_weights": [1.0]}}'])
+def test_rewards_without_known_weights_are_said_to_be_so(explorer: Explorer, env: str | None) -> None:
+    run = explorer.site.run("one")
+    modes = [{"mode": GROUPS}, {"mode": LIST}, {"mode": EVERYWHERE}, {"mode": COURSE, "prompt": key_of("2 + 2 =")}]
+    assert not any("each part counts 1" in look(explorer, **asked) for asked in modes)
+    run.env.unlink() if env is None else run.env.write_text(env)
+    assert all("each part counts 1" in look(explorer, **asked) for asked in modes)

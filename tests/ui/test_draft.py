@@ -93,6 +93,15 @@ def test_yaml_of_the_page_is_taken_back(preset: str) -> None:
     assert by_command(draft.command(SETTINGS)) == config.model_dump(mode="json")
 
 
+def test_yaml_of_a_page_with_another_root_is_taken_back(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path / "other")
+    draft = from_yaml(Draft().change("run.seed", 5).config(settings).to_yaml(), settings)
+    assert draft.changes == {"run.seed": 5}
+    for foreign in (SETTINGS, Settings(root=tmp_path / "third")):
+        with pytest.raises(ConfigError, match=r"run\.root"):
+            from_yaml(Draft().config(settings).to_yaml(), foreign)
+
+
 def test_what_plan_suggests_can_be_made() -> None:
     draft = Draft().apply(["optimisation.micro_batch_size=8", "model.lora.rank=8"])
     config = draft.config(SETTINGS)

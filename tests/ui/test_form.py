@@ -102,6 +102,10 @@ def test_adapters_can_be_turned_off_and_on() -> None:
     assert changed(off, key, True).tree()["model"]["lora"]["rank"] == 16
 
 
+def test_a_label_names_its_section() -> None:
+    assert component(KEYS["evaluation.every"], 0).label == "evaluation.every"
+
+
 def test_a_key_may_stand_twice() -> None:
     fields = Fields()
     for _ in range(2):

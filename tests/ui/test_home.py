@@ -52,6 +52,16 @@ def test_of_several_one_is_chosen_to_stop(site: Site) -> None:
     assert {name for name, _ in chosen.choices} == {"one", "two"}
 
 
+def test_what_is_chosen_stays_chosen_while_it_is_live(site: Site) -> None:
+    run(site, "one")
+    run(site, "two")
+    first = home.look(site, "")[3].value
+    other = "one" if first == "two" else "two"
+    assert "value" not in home.look(site, "", other)[3]._constructor_args[0]
+    site.run(other).write_status("finished")
+    assert home.look(site, "", other)[3].value == first
+
+
 def test_why_a_run_ended_is_said(site: Site) -> None:
     run(site, "broken", "failed", reason="the disk was full <b>")
     _, active, recent, _, _ = home.look(site, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -120,6 +121,43 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     assert "verdict fail" in html
     assert "<b>." not in html
     assert "10% [5%, 20%]" in html
-    assert lab_view.overrides_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
+    assert lab_view.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
+    assert "Set generation.num_generations to 16 and optimisation.batch_size to 64: the button below" in html
+    assert "measured; update 1.0 s, estimated" in html
     without = found | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
-    assert lab_view.overrides_of(without) == []
+    assert lab_view.actions_of(without) == []
+
+
+def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
+    def found(change: str) -> dict[str, Any]:
+        return {"verdict": {"change": change}, "prompts": 16, "k": 4}
+
+    for change, actions, words in [
+        ("--prompts 62", ["--prompts 64"], "Sample 64 prompts: the button below does it."),
+        ("--k 8", ["--k 8"], "Sample 8 completions each: the button below does it."),
+        ("--prompts 900", ["--prompts 256"], "Sample 256 prompts. The page samples at most 256 prompts; 900 would"),
+        ("--k 4", [], "--k 4"),
+        ("Mend the reward (x); try it with: grpo-kit reward test", [], "Mend the reward (x); try it in the tab Score"),
+        ("Choose a reward that tells completions apart: grpo-kit reward list", [], "apart: see the list at the top"),
+    ]:
+        assert lab_view.actions_of(found(change)) == actions
+        assert words in lab_view.change_of(found(change))
+    most = found("--prompts 900") | {"prompts": 256}
+    assert lab_view.actions_of(most) == []
+    assert lab_view.change_of(most).startswith("The page samples at most")
+
+
+def test_the_buttons_of_a_signal_check_set_sliders_and_settings() -> None:
+    from types import SimpleNamespace
+
+    from kit.ui.edits import latest
+    from kit.ui.step_lab import made
+
+    screen: Any = SimpleNamespace(read=latest)
+    sliders = ["--prompts", "--k"]
+    draft, done, prompts, each = made(screen, {}, ["--prompts 64"], sliders)
+    assert (draft, prompts, each) == (gr.skip(), 64, gr.skip())
+    assert "Sample 64 prompts: done" in done
+    draft, _, *kept = made(screen, {}, ["generation.num_generations=16", "--k x", 3], sliders)
+    assert draft["changes"] == {"generation.num_generations": 16}
+    assert kept == [gr.skip(), gr.skip()]

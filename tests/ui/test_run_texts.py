@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,18 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.exporting.formats import FORMATS
 from kit.runs.store import RunDir
-from kit.ui import chat_pool, chat_view, compare_screen, compare_view, export_view, run_actions, run_files, run_head
+from kit.ui import (
+    chat_pool,
+    chat_screen,
+    chat_view,
+    compare_screen,
+    compare_view,
+    export_screen,
+    export_view,
+    run_actions,
+    run_files,
+    run_head,
+)
 from kit.ui.curves import Library
 from kit.ui.run_screen import View
 from kit.ui.settings import Settings
@@ -43,6 +56,28 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
     assert "early" not in text
     assert "2 times in all" in text
     assert run_head.alerts([{"kind": "checkpoint"}]) == ""
+
+
+def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        alive, ready, ended, asked = True, dict[str, Any](), list[object](), list[object]()
+
+        def ask(self, owner: object = None, **_: object) -> Iterator[dict[str, Any]]:
+            self.asked.append(owner)
+            yield {"event": "done", "prompt": "?", "reference": None}
+
+        def cancel(self, owner: object = None) -> None:
+            self.ended.append(owner)
+
+    screen, session = chat_screen.Screen(site), Session()
+    run = site.store.list()[0]
+    monkeypatch.setattr(screen.pool, "session", lambda *_: session)
+    monkeypatch.setattr(screen.pool, "loaded", lambda *_: session)
+    pages: list[Any] = [SimpleNamespace(session_hash=name) for name in ("one", "two")]
+    for page in pages:
+        list(screen.ask(run.id, None, "?", None, None, None, None, None, None, page))
+    screen.stop(run.id, pages[1])
+    assert (session.asked, session.ended) == (["one", "two"], ["two"])
 
 
 def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np.ndarray]:
@@ -163,6 +198,23 @@ def test_runs_of_one_method_are_one_arm(site: Site) -> None:
     assert "Nothing but the seed" in same
 
 
+def test_configurations_that_cannot_be_read_are_not_the_same(site: Site) -> None:
+    root = site.settings.root
+    runs = [make(root, name) for name in ("lost-s0", "lost-s1", "good")]
+    for run in runs[:2]:
+        run.config.write_text("{ half a")
+    arms = compare_screen.arms_of(runs, together=True)
+    assert [[run.id for run in arm] for arm in arms] == [["lost-s0"], ["lost-s1"], ["good"]]
+    configs = [dict(compare_screen.configuration(run)) for run in runs]
+    text = compare_view.differences(["a", "b"], configs[:2], ())
+    assert "config.yaml of a, b cannot be read" in text
+    assert "luck" not in text
+    changed = configs[2] | {"optimisation.steps": 7}
+    text = compare_view.differences(["a", "b", "c"], [configs[0], configs[2], changed], ())
+    assert "config.yaml of a cannot be read" in text
+    assert "optimisation.steps" in text
+
+
 def test_too_many_runs_are_refused(site: Site) -> None:
     with pytest.raises(RunError, match="at most"):
         compare_screen.chosen_runs(site, [f"run-{number}" for number in range(40)])
@@ -186,6 +238,29 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     assert 'href="/runs/one/export/adapter/w.safetensors"' in good
     assert "at least 0.9" in good
     assert set(export_view.LOAD) <= set(FORMATS)
+    assert "from_pretrained(&#34;org/base&#34;)" in export_view.results("one", {"adapter": result}, "org/base")
+
+
+def test_an_adapter_is_loaded_onto_the_model_that_it_names(site: Site) -> None:
+    run = site.run("one")
+    assert export_screen.base_of(run) == "embedded"
+    run.write_json("export/adapter/adapter_config.json", {"base_model_name_or_path": "org/base"})
+    assert export_screen.base_of(run) == "org/base"
+
+
+def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.ui.jobs import Jobs
+
+    run = site.run("one")
+    (run.adapter).mkdir()
+    screen = export_screen.Screen(site)
+    monkeypatch.setattr(screen, "_check", lambda run, wish: None)
+    monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
+    asked = ("one", "gguf", None)
+    rest = ("", True, "adapter", False)
+    assert screen.begin(*asked, "q8_0", *rest) == ["", {}]
+    assert screen.begin(*asked, "q8_0", *rest) == ["", {}], "asked again by another browser"
+    assert "running already with other settings" in screen.begin(*asked, "q4_k_m", *rest)[0]
 
 
 def test_rewards_stand_beside_both_answers() -> None:
@@ -193,11 +268,15 @@ def test_rewards_stand_beside_both_answers() -> None:
     done = {"prompt": "2 + 2 =", "reference": "4"}
     answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
                "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
-    text = chat_view.pair(("base", "tuned"), answers, done, {"seed": 3})
+    ready = {"step": 12, "sampling": {"seed": 0, "temperature": 0.7, "max_tokens": 64}}
+    text = chat_view.pair(("base", "tuned"), answers, done, chat_screen.used(ready, {"seed": 3}))
     assert "The reward likes the tuned answer better, by 1.00" in text
     assert "&lt;b&gt;4" in text
     assert "cut at the limit" in text
-    assert "seed 3 on both sides" in text
+    assert "seed 3 on both sides, temperature 0.7, at most 64 tokens, weights of step 12" in text
+    assert "Tuned, after this run, step 12" in text
+    greedy = chat_view.pair(("base",), {}, done, chat_screen.used(ready, {"seed": 3, "temperature": 0.0}))
+    assert "temperature 0 (greedy)" in greedy
 
 
 def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +313,7 @@ def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.Monkey
             closed.append(self.name)
 
     monkeypatch.setattr(kit.chat.client, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
+    monkeypatch.setattr(chat_pool, "resolved", lambda run, checkpoint: (checkpoint, str(checkpoint)))
     for name in ("two", "three"):
         make(site.settings.root, name)
     pool = chat_pool.Pool(site)
@@ -244,3 +324,57 @@ def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.Monkey
     pool.session(site.run("two"), None)
     pool.session(site.run("three"), None)
     assert closed == ["one:None", "one:best"]
+
+
+def checkpoint(run: RunDir, step: int) -> Path:
+    folder = run.path / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    (folder / "weights").write_bytes(b"1234")
+    (folder / "manifest.json").write_text('{"weights": 4}')
+    return folder
+
+
+def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.chat.client
+
+    opened: list[Any] = []
+
+    class Fake:
+        alive = True
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    def open_chat(run: Any, which: Any, idle: float) -> Fake:
+        opened.append(which)
+        return Fake()
+
+    monkeypatch.setattr(kit.chat.client, "open_chat", open_chat)
+    run, pool = site.run("one"), chat_pool.Pool(site)
+    checkpoint(run, 10)
+    first = pool.session(run, "last")
+    assert pool.session(run, "last") is first
+    assert pool.session(run, "10") is first, "the same folder"
+    checkpoint(run, 20)
+    assert pool.session(run, "last") is not first
+    assert opened == ["10", "20", "closed"]
+    run.write_json("best.json", {"step": 10})
+    pool.session(run, "best")
+    assert opened[3:] == ["10", "closed"]
+    run.write_json("adapter/adapter_config.json", {})
+    (run.adapter / "weights").write_bytes(b"1")
+    result = pool.session(run, None)
+    assert pool.session(run, None) is result
+    (run.adapter / "weights").write_bytes(b"22")  # the run was resumed and has ended again
+    assert pool.session(run, None) is not result
+    assert opened[5:] == [None, "closed", None, "closed"]
+    monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
+    assert chat_pool.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
+
+
+def test_chat_says_what_it_cannot_find(site: Site) -> None:
+    screen = chat_screen.Screen(site)
+    said = list(screen.ask("one", "step 7", "2 + 2 =", None, "", None, "0", "", ""))
+    assert "no checkpoint" in said[0][0]
+    assert said[-1][1].visible is False

@@ -25,6 +25,8 @@ FOREIGN: list[Any] = [
 ]  # fmt: skip
 OURS = ("run-chosen", "run-head", "run-stop", "run-now", "run-save", "completions-", "compare-", "chat-", "export-")
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module")
 def page(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -240,9 +242,44 @@ def test_questions_have_limits() -> None:
     with pytest.raises(ConfigError, match="Write a prompt"):
         asked("  ", "../../1", None)
     assert asked("", "12", None) == {"heldout": 12}
-    assert sampling("seed", [], {}) == {"seed": 0}
-    assert sampling(7, 0, 10**9) == {"seed": 7, "temperature": 0.0}
-    assert sampling(float("nan"), float("nan"), float("inf")) == {"seed": 0}
+
+
+def test_what_is_left_empty_is_as_in_training_and_what_is_no_number_is_said() -> None:
+    assert sampling(None, None, None) == sampling("", " ", "") == sampling("0", "", None) == {"seed": 0}
+    assert sampling("7", "0", "12") == sampling(7, 0, 12) == {"seed": 7, "temperature": 0.0, "max_tokens": 12}
+    for values, name in (
+        (("seed", "", ""), "Seed: 'seed'"),
+        (("1.5", "", ""), "Seed.*whole number"),
+        (("-1", "", ""), "Seed"),
+        (("0", "warm", ""), "Temperature: 'warm'.*from 0 to 10"),
+        (("0", [], ""), "Temperature"),
+        (("0", True, ""), "Temperature"),
+        (("0", "nan", ""), "Temperature"),
+        (("0", "", "inf"), "Longest answer"),
+        (("0", "", 10**9), "Longest answer.*4096"),
+        (("0", "", {}), "Longest answer"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            sampling(*values)
+
+
+@pytest.mark.parametrize("elem_id", ["chat-heat", "chat-most", "chat-seed", "compare-effect"])
+def test_a_box_that_may_be_empty_is_no_number_box(config: dict[str, Any], elem_id: str) -> None:
+    """A browser sends 0 for an empty number box of Gradio's, which is greedy, or a bound of nothing."""
+    (box,) = [one for one in config["components"] if one["props"].get("elem_id") == elem_id]
+    assert box["type"] == "textbox"
+
+
+def test_a_difference_that_is_no_number_is_said(page: Any, config: dict[str, Any]) -> None:
+    said = call(page, of(config, "compare-judge"), [["one", "two"], True, "as the runs say", "much"])
+    assert "Difference that matters" in said
+    assert "much" in said
+
+
+def test_nothing_is_stopped_where_nothing_runs(config: dict[str, Any]) -> None:
+    (stop,) = [one for one in config["components"] if one["props"].get("elem_id") == "chat-stop"]
+    assert stop["props"]["visible"] is False
+    assert stop["props"]["variant"] == "secondary"
 
 
 def test_the_token_is_shown_nowhere(page: Any, config: dict[str, Any]) -> None:

@@ -137,6 +137,11 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
     ]
 
 
+def adapters(model: Any) -> dict[str, Any]:
+    """The LoRA weights as they are now."""
+    return {name: weight.detach().clone() for name, weight in model.named_parameters() if ".default." in name}
+
+
 def loss_and_gradients(trainer: Any, batches: list[dict[str, Any]], drifted: bool) -> dict[str, Any]:
     import torch
 
@@ -204,7 +209,8 @@ def unsloth(folder: Path) -> dict[str, Any]:
     theirs = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     moved = inspect.signature(trl.GRPOConfig).parameters
     defaults = true_defaults(trl.GRPOConfig)
-    trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2)
+    trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2, logging_steps=1)
+    before = adapters(trained.model)
     trained.train()
     return {
         "class": [cls.__name__ for cls in make_trainer_class().__mro__],
@@ -222,6 +228,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
             for name in ("from_pretrained", "get_peft_model")
         },
         "log": trained.state.log_history,
+        "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
         "padding_side": bench.tokenizer.padding_side,
         "guards": planted(bench),

@@ -170,6 +170,40 @@ def test_completions_match_the_regular_expression(attempt: Callable[..., Any], e
     assert all(re.fullmatch(pattern, text.strip()) for text in texts), texts
 
 
+def test_completions_end_where_the_chat_template_ends_a_turn(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import shutil
+
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    from kit.training.vllm_engine import WatchedGeneration
+
+    folder = shutil.copytree(engine_tree["model"]["name"], tmp_path / "thinker")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("</think>", special=True, normalized=False)], special_tokens=True)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "</think>")
+    tokenizer.save_pretrained(folder)
+    end = tokenizer.convert_tokens_to_ids("</think>")
+    assert end not in (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    engine_tree["model"]["name"] = str(folder)
+    made: list[list[int]] = []
+    generate = WatchedGeneration.generate
+
+    def noted(self: Any, *given: Any, **keywords: Any) -> Any:
+        found = generate(self, *given, **keywords)
+        made.extend(list(ids) for ids in found[1])
+        return found
+
+    monkeypatch.setattr(WatchedGeneration, "generate", noted)
+    one = attempt("generation.max_completion_tokens=24", "optimisation.batch_size=32")
+    assert one.code == 0, one.message
+    assert len(made) == 64
+    assert any(ids[-1] == end for ids in made), "the comparison would be empty"
+    assert not any(end in ids[:-1] for ids in made)
+
+
 def test_grpo_learns_quickstarts_task(attempt: Callable[..., Any], engine_tree: Any) -> None:
     from pathlib import Path
 

@@ -1,0 +1,261 @@
+"""Engine and backend chosen together, and an engine that does not start: no vLLM and no GPU needed."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kit.config import ModelConfig, RunConfig, load_config
+from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError
+from kit.objective import Objective
+from kit.training import engine, models, unsloth_model
+from kit.training.backend import Backend, Machine
+from kit.training.backend_rules import settle
+from kit.training.engine import Engine, Installed, choose_engine
+from kit.training.engine_side import EngineSettings, engine_settings
+from kit.training.unsloth_model import Loading, loading_for, model_arguments
+
+A100 = Machine((8, 0), "A100", "2026.10.9")
+UNSLOTH = Backend("unsloth", "cuda", "")
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, Engine]]:
+    """`settled(overrides, columns)`: what a run on an A100 with vLLM and Unsloth comes to."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
+
+    def choose(*overrides: str, columns: Any = (), objective: Objective | None = None) -> tuple[RunConfig, Engine]:
+        given = load_config("quickstart", ["generation.engine=auto", *overrides])
+        config, chosen = settle(given, choose_engine(given), (), objective, A100)
+        return settle(config, chosen, columns, objective, A100) if columns else (config, chosen)
+
+    return choose
+
+
+UNDER_UNSLOTH = "model.backend=unsloth"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "columns", "words"),
+    [
+        ([UNDER_UNSLOTH, "model.lora=null"], [], "adapters only"),
+        ([UNDER_UNSLOTH, "model.revision=abc"], [], "model.revision: abc"),
+        ([UNDER_UNSLOTH, "generation.vllm.mode=server"], [], "mode: server under Unsloth"),
+        ([UNDER_UNSLOTH, "generation.vllm.seed=5"], [], "takes no seed"),
+        ([UNDER_UNSLOTH, "model.lora.rank=64", "generation.vllm.max_lora_rank=16"], [], "max_lora_rank: 16"),
+        (["model.backend=unsloth-cpu"], [], "needs a GPU"),
+        (["model.backend=transformers"], ["prompt", "images"], "pictures"),
+        (["model.backend=auto"], ["prompt", "images"], "pictures"),
+    ],
+)
+def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
+    settled: Callable[..., Any], overrides: list[str], columns: list[str], words: str
+) -> None:
+    config, chosen = settled(*overrides, columns=columns)
+    assert (config.generation.engine, chosen.name) == ("hf", "hf")
+    assert words in chosen.reason
+    assert words in (chosen.note or "")
+    with pytest.raises(KitError, match=words):
+        settled("generation.engine=vllm", *overrides, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("override", "backend"),
+    [
+        ("generation.vllm.max_lora_rank=16", "auto"),
+        ("generation.vllm.mode=server", "transformers"),
+        ("model.lora=null", "transformers"),
+        ("generation.vllm.seed=5", "transformers"),
+    ],
+)
+def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(
+    settled: Callable[..., Any], override: str, backend: str
+) -> None:
+    config, chosen = settled(override)
+    assert (config.generation.engine, chosen.name, config.model.backend) == ("vllm", "vllm", backend)
+
+
+def test_the_rank_of_adapters_is_no_concern_of_an_engine_that_takes_them_merged(settled: Callable[..., Any]) -> None:
+    given = ("model.backend=transformers", "model.lora.rank=64", "generation.vllm.max_lora_rank=16")
+    assert settled(*given)[1].name == "vllm"
+    assert settled("generation.engine=vllm", *given)[1].name == "vllm"
+
+
+def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: Callable[..., Any]) -> None:
+    reads = Objective.from_spec({"recipe": "grpo", "weights": ["sampler_correction"]})
+    with pytest.raises(ConfigError, match="adapters only"):
+        settled(UNDER_UNSLOTH, "model.lora=null", objective=reads)
+
+
+def test_what_has_nothing_to_do_with_the_engine_is_refused_all_the_same(settled: Callable[..., Any]) -> None:
+    with pytest.raises(KitError, match="10 and above"):
+        settled(UNDER_UNSLOTH, "generation.temperature=12")
+
+
+# --- what Unsloth's engine is told ------------------------------------------------------------------------------------
+
+
+def test_keys_of_the_engine_reach_unsloths() -> None:
+    keys = ["generation.engine=vllm", "data.max_prompt_tokens=100", "generation.max_completion_tokens=28"]
+    told = loading_for(load_config("quickstart", keys), UNSLOTH, None)
+    assert told.max_seq_length == 128
+    assert "enforce_eager" not in told.fast_inference, "refused by Unsloth's loader where there is no engine"
+    keys += ["generation.vllm.max_model_length=400", "generation.vllm.eager=true"]
+    told = loading_for(load_config("quickstart", keys), UNSLOTH, 4096)
+    assert told.max_seq_length == 400
+    assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
+    hf = load_config("quickstart", [*keys, "generation.engine=hf"])
+    assert loading_for(hf, UNSLOTH, 4096).max_seq_length == 128
+
+
+def test_the_seed_of_an_engine_that_takes_none_is_not_claimed() -> None:
+    config = load_config("quickstart", ["generation.engine=vllm", "run.seed=4"])
+    assert engine.record(config, Engine("vllm", ""), "unsloth")["seed"] is None
+    assert engine.record(config, Engine("vllm", ""), "transformers")["seed"] == 4
+    hf = load_config("quickstart", ["generation.engine=hf", "run.seed=4"])
+    assert engine.record(hf, Engine("hf", ""), "unsloth")["seed"] == 4
+
+
+class Loader:
+    """Stands for `FastLanguageModel`: raises `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def from_pretrained(self, **_: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "engine_keywords", "kind", "words"),
+    [
+        (
+            RuntimeError("Engine core initialization failed"),
+            {"gpu_memory_utilization": 0.4},
+            EngineError,
+            "died starting",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            {"gpu_memory_utilization": 0.4},
+            EngineError,
+            "utilization 0.4",
+        ),
+        (ImportError("vLLM is required"), {"gpu_memory_utilization": 0.4}, EngineError, "vLLM is required"),
+        (RuntimeError("Engine core initialization failed"), {}, ModelError, "its weights could not be loaded"),
+        (ModelError("4-bit"), {"gpu_memory_utilization": 0.4}, ModelError, "^4-bit$"),
+    ],
+)
+def test_an_engine_of_unsloths_that_does_not_start_is_no_broken_download(
+    error: Exception,
+    engine_keywords: dict[str, Any],
+    kind: type[KitError],
+    words: str,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: Loader(error))
+    with_ = Loading(fast_inference=engine_keywords)
+    load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_)
+    with pytest.raises(kind, match=words):
+        models._load(str(model_folder), "its weights", load, {})
+
+
+# --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
+
+
+def test_completions_end_where_the_chat_template_ends_a_turn(
+    new_model: Callable[[], Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import Accelerator
+    from peft import LoraConfig, get_peft_model
+
+    from kit.training.family_model import end_where_turns_end
+    from kit.training.family_template import read_template
+    from kit.training.vllm_engine import WatchedGeneration
+
+    turns = copy.deepcopy(tokenizer)
+    turns.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|im_start|>")
+    model: Any = new_model()
+    files: Any = SimpleNamespace(chat=True, tokenizer=turns)
+    family: Any = SimpleNamespace(template=read_template(turns))
+    end_where_turns_end(model, files, family)
+    monkeypatch.setattr(WatchedGeneration, "_init_vllm", lambda self: None)
+    ends = sorted(turns.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
+    given = {"stop_token_ids": [300], "seed": 1}
+    for policy in (model, get_peft_model(model, LoraConfig(target_modules=["q_proj"]))):
+        for mode in ("colocate", "server"):
+            one = WatchedGeneration(policy, Accelerator(cpu=True), turns, settings=EngineSettings(), mode=mode)
+            assert one.generation_kwargs == {"stop_token_ids": ends}
+    one = WatchedGeneration(model, Accelerator(cpu=True), turns, settings=EngineSettings(), generation_kwargs=given)
+    assert one.generation_kwargs == {"stop_token_ids": [*ends, 300], "seed": 1}
+    assert given["stop_token_ids"] == [300], "TRL's arguments stay as they are"
+
+
+def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.generation import vllm_generation
+
+    from kit.training.vllm_engine import WatchedGeneration
+
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **given: told.update(given), raising=False)
+    config = load_config("quickstart", ["generation.engine=vllm", "model.revision=abc"])
+    args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
+    for settings in (engine_settings(config, args, print), EngineSettings()):
+        told.clear()
+        one: Any = WatchedGeneration.__new__(WatchedGeneration)
+        one.settings, one.model = settings, torch.nn.Linear(1, 1)
+        one.accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"))
+        with one._making():
+            vllm_generation.LLM(model="m")
+        expected = ["abc", "abc"] if settings is not None and settings.revision else [None, None]
+        assert [told.get("revision"), told.get("tokenizer_revision")] == expected
+        assert told["model"] == "m"
+
+
+def test_a_server_is_refused_where_a_revision_is_asked_for() -> None:
+    given = load_config("quickstart", ["generation.engine=vllm", "generation.vllm.mode=server", "model.revision=abc"])
+    found = [str(one) for one in engine.obstacles(given, "cuda", Installed("vllm", "0.31.0"))]
+    assert len(found) == 1
+    assert "model.revision: abc" in found[0]
+    assert "give its folder" in found[0]
+
+
+# --- going on without -------------------------------------------------------------------------------------------------
+
+
+def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_read(
+    attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[bool]] = []
+    read: list[weakref.ref[Any]] = []
+    load = models.load_model
+
+    def watched(*arguments: Any) -> Any:
+        seen.append([one() is not None for one in read])
+        loaded = load(*arguments)
+        read.append(weakref.ref(loaded.model))
+        return loaded
+
+    chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
+    monkeypatch.setattr("kit.training.preparation.choose_engine", lambda *_: chosen)
+    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
+    monkeypatch.setattr(models, "load_model", watched)
+    one = attempt("generation.engine=auto")
+    assert one.code == 0, one.message
+    assert "transformers' generate instead" in one.shown
+    assert seen == [[], [False]]
+
+
+def test_pictures_for_an_engine_that_was_asked_for_are_refused(settled: Callable[..., Any]) -> None:
+    with pytest.raises(EnvironmentUnsupported, match=r"generation\.engine: hf"):
+        settled("generation.engine=vllm", "model.backend=transformers", columns=["prompt", "images"])

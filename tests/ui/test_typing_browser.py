@@ -1,0 +1,179 @@
+"""Typing, choosing and pressing in a real browser, as quickly as people do."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright")
+from made_runs import make
+from playwright.sync_api import Locator, expect
+from playwright.sync_api import Page as Tab
+from test_browser import browser, press, sees, step, tab
+from test_runs_browser import choose
+
+import kit.api
+from kit.errors import RunError
+from kit.runs.store import RunDir
+from kit.ui import bench, home, run_actions
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+__all__ = ["browser", "tab"]
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple[Any, ...]]:
+    """What the page asked for, instead of doing it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> Iterator[Any]:
+    """A page in this process, that plans nothing, starts nothing and stops nothing."""
+
+    def answer(self: Any, question: str, *given: Any, **named: Any) -> Any:
+        if question == "validate":
+            return []
+        raise RunError("nothing is read here")
+
+    def begin(config: Any) -> Any:
+        asked.append(("start", config.run.id, config.optimisation.steps))
+        raise RunError("nothing is started here")
+
+    def note(word: str) -> Callable[..., str]:
+        return lambda site, run_id, *more: (asked.append((word, run_id, *more)), "")[1]
+
+    folder = tmp_path_factory.mktemp("here")
+    for name in ("one", "two"):
+        make(folder / "runs", name, state="stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
+        patch.setattr(bench.Benches, "ask", answer)
+        patch.setattr(kit.api, "start", begin)
+        patch.setattr(home, "ask_to_stop", note("stop"))
+        patch.setattr(run_actions, "stop_now", note("stop now"))
+        patch.setattr(run_actions, "go_on", note("resume"))
+        yield serve_here(folder)
+
+
+def box(tab: Tab, elem_id: str) -> Locator:
+    return tab.locator(f"#{elem_id} textarea, #{elem_id} input").first
+
+
+@pytest.mark.parametrize("delay", [40, 120])
+def test_type_tab_and_type(here: Any, tab: Callable[..., Tab], delay: int) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    step(new, "4 Settings")
+    box(new, "first-optimisation-steps").click()
+    new.keyboard.press("Control+a")
+    new.keyboard.type("123", delay=delay)
+    new.keyboard.press("Tab")
+    new.keyboard.press("Control+a")
+    new.keyboard.type("0.00076543", delay=delay)
+    expect(box(new, "first-optimisation-learning_rate")).to_have_value("0.00076543")
+    new.keyboard.press("Tab")
+    command = new.locator("#command textarea")
+    expect(command).to_have_value(re.compile(r"steps=123 -o optimisation.learning_rate=0.00076543"))
+
+
+def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    box(new, "key-model-lora-rank").fill("32")
+    new.get_by_label("4-bit weights").locator("visible=true").first.click(delay=60)
+    expect(new.locator("#command textarea")).to_have_value(re.compile("rank=32 -o model.load_in_4bit=true"))
+
+
+@pytest.mark.xfail(reason="an edit's answer that comes after that of Start over undoes it", strict=False)
+def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    box(new, "key-model-lora-rank").fill("many")
+    box(new, "key-model-lora-rank").blur()
+    sees(new, re.compile("expected a whole number"))
+    press(new, "Start over")
+    expect(box(new, "key-model-lora-rank")).to_have_value("16")
+
+
+@pytest.mark.parametrize("held", [0, 90])
+def test_a_name_typed_just_before_start_is_used(
+    here: Any, tab: Callable[..., Tab], asked: list[Any], held: int
+) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    step(new, "5 Plan & start")
+    box(new, "run-name").fill(f"held-{held}")
+    new.locator("#start").click(delay=held)
+    sees(new, "nothing is started here")
+    assert asked[-1] == ("start", f"held-{held}", 60)
+
+
+def test_the_pages_own_yaml_is_taken_back(here: Any, tab: Callable[..., Tab]) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    new.get_by_text("YAML", exact=True).first.click()
+    new.locator("#yaml .cm-content").wait_for()
+    press(new, "Take over this YAML")
+    new.wait_for_timeout(1500)
+    assert not new.get_by_text("run.root: runs of this page lie in").count()
+
+
+def test_the_run_that_is_shown_is_the_one_that_is_stopped(
+    here: Any, tab: Callable[..., Tab], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.runs.store import RunStore
+
+    counted: list[int] = []
+
+    def statuses(self: Any) -> list[Any]:
+        counted.append(1)
+        state = {"state": "running", "step": len(counted), "total_steps": 9999, "started": 1}
+        return [(RunDir(here.root / name), state) for name in ("one", "two")]
+
+    monkeypatch.setattr(RunStore, "statuses", statuses)
+    one = tab(here)
+    one.locator("#home-chosen input").wait_for()
+    choose(one, "home-chosen", "two")
+    one.wait_for_timeout(4500)
+    expect(one.locator("#home-chosen input")).to_have_value("two")
+    one.locator("#home-stop").click()
+    one.wait_for_timeout(1000)
+    assert asked[-1] == ("stop", "two")
+
+
+def test_what_was_opened_for_one_run_is_gone_for_the_next(
+    here: Any, tab: Callable[..., Tab], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live: list[int] = []
+
+    def status(self: RunDir) -> dict[str, Any]:
+        base = {"step": 5, "total_steps": 20, "started": time.time() - 100}
+        if live:
+            return base | {"state": "running"}
+        return base | {"state": "stopped", "ended": time.time() - 5, "refused": "data.json: sha256 differs"}
+
+    monkeypatch.setattr(RunDir, "status", status)
+    one = tab(here, "/run?run=one")
+    one.locator("#run-force input").check()
+    choose(one, "run-chosen", "two")
+    expect(one.locator("#run-head h2")).to_contain_text("two")
+    expect(one.locator("#run-force input")).not_to_be_checked()
+    one.locator("#run-resume").click()
+    one.wait_for_timeout(1000)
+    assert asked[-1] == ("resume", "two", False)
+    live.append(1)
+    one.goto(here.url + "/run?run=one")
+    one.locator("#run-now").click()
+    expect(one.locator("#run-now-asked")).to_contain_text("Stop one now?")
+    choose(one, "run-chosen", "two")
+    expect(one.locator("#run-now-yes")).not_to_be_visible()
+    one.locator("#run-now").click()
+    expect(one.locator("#run-now-asked")).to_contain_text("Stop two now?")
+    one.locator("#run-now-yes").click()
+    one.wait_for_timeout(1000)
+    assert asked[-1] == ("stop now", "two")
