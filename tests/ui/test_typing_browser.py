@@ -84,6 +84,7 @@ def test_type_tab_and_type(here: Any, tab: Callable[..., Tab], delay: int) -> No
 def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> None:
     new = tab(here, "/new")
     sees(new, "The schema accepts it")
+    new.wait_for_timeout(1500)  # the first answer of the page writes every box
     box(new, "key-model-lora-rank").fill("32")
     new.get_by_label("4-bit weights").locator("visible=true").first.click(delay=60)
     expect(new.locator("#command textarea")).to_have_value(re.compile("rank=32 -o model.load_in_4bit=true"))
