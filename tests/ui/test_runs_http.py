@@ -126,6 +126,7 @@ def test_no_button_takes_a_path(page: Any, config: dict[str, Any], button: str, 
         one for one in config["dependencies"]
         if one.get("backend_fn") and any(names.get(at) == button for at, _ in one["targets"])
     ]  # fmt: skip
+    assert found, "no such button: nothing would be tried"
     chained = [one for one in config["dependencies"] if one.get("trigger_after") in {each["id"] for each in found}]
     for event in [*found, *chained]:
         if event.get("backend_fn") and event["inputs"]:

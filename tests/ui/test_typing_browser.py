@@ -90,7 +90,6 @@ def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> N
     expect(new.locator("#command textarea")).to_have_value(re.compile("rank=32 -o model.load_in_4bit=true"))
 
 
-@pytest.mark.xfail(reason="an edit's answer that comes after that of Start over undoes it", strict=False)
 def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) -> None:
     new = tab(here, "/new")
     sees(new, "The schema accepts it")
