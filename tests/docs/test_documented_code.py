@@ -79,6 +79,7 @@ def test_commands_exist_with_their_options(block: Block) -> None:
         "grpo-kit train quickstart -o objective.clip.eps_hihg=3",
         "grpo-kit objective",
         "python docs/nothing.py",
+        ".venv-vllm/bin/grpo-kit train x --stepz 3",
         "bash .ci/run nothing",
         "frobnicate",
     ],
@@ -91,6 +92,7 @@ def test_a_wrong_command_is_found(line: str) -> None:
 def check_command(words: list[str]) -> None:
     """Raises `AssertionError` for a verb, an option, a key or a file that does not exist."""
     program, *rest = words
+    program = program.removeprefix(".venv-vllm/bin/")  # made by .ci/vllm-environment: not there in a fresh clone
     if program == "grpo-kit":
         parse(rest)
     elif program in ("python", "python3"):
