@@ -86,6 +86,11 @@ function area(x, low, high, px, py) {
   }
   return there.length > 1 ? `M${there.join("L")}L${back.reverse().join("L")}Z` : "";
 }
+function across_all(xs, data) {  // the steps of a panel; of one point those of the whole run, so that it stands where it belongs
+  const range = list => list.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [Infinity, -Infinity]);
+  const [first, end] = range(xs);
+  return first === end ? range([...data.grids.flat(), first]) : [first, end];
+}
 function draw(panel, data, width, target) {
   const series = unpack(panel, data.grids), card = html("figure", "chart-card", undefined, target);
   const head = html("figcaption", "", undefined, card);
@@ -97,23 +102,23 @@ function draw(panel, data, width, target) {
     for (const list of [one.y, one.least, one.most, one.lo, one.hi]) for (const y of list || []) if (y !== null) ys.push(y);
     for (const w of one.whiskers || []) ys.push(w[1], w[2]);
   }
-  const first = xs.reduce((a, b) => Math.min(a, b), Infinity), end = Math.max(xs.reduce((a, b) => Math.max(a, b), -Infinity), first + 1);
+  const [first, end] = across_all(xs, data), single = first === end;
   let low = ys.reduce((a, b) => Math.min(a, b), Infinity), high = ys.reduce((a, b) => Math.max(a, b), -Infinity);
   if (panel.low !== undefined) low = Math.min(low, panel.low);
   if (panel.high !== undefined) high = Math.max(high, panel.high);
   if (low === high && low === 0) high = 1;
   const levels = ticks(low, high, 4), bottom = levels[0], top = levels[levels.length - 1];
-  const px = x => LEFT + (x - first) / (end - first) * (width - LEFT - RIGHT);
+  const px = x => single ? (LEFT + width - RIGHT) / 2 : LEFT + (x - first) / (end - first) * (width - LEFT - RIGHT);
   const py = y => TOP + (top - y) / (top - bottom) * (HEIGHT - TOP - BOTTOM);
   const words = series.map(one => { const known = one.y.filter(y => y !== null);
     return known.length ? `${one.name}: from ${say(known[0])} to ${say(known[known.length - 1])}, lowest ${say(known.reduce((a, b) => Math.min(a, b)))}, highest ${say(known.reduce((a, b) => Math.max(a, b)))}` : `${one.name}: nothing yet`; });
   const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width: "100%", height: HEIGHT, role: "img", tabindex: "0",
-    "aria-label": `${panel.title}, ${panel.label}, steps ${first} to ${end}. ${words.join("; ")}. Arrow keys read single steps.` }, card);
+    "aria-label": `${panel.title}, ${panel.label}, ${single ? `step ${first}` : `steps ${first} to ${end}`}. ${words.join("; ")}. Arrow keys read single steps.` }, card);
   for (const level of levels) {
     svg("line", { x1: LEFT, x2: width - RIGHT, y1: py(level), y2: py(level), class: "grid" }, image);
     svg("text", { x: LEFT - 6, y: py(level) + 4, "text-anchor": "end" }, image).textContent = tick(level);
   }
-  const across = ticks(first, end, width < 360 ? 3 : 5).filter(t => t >= first && t <= end && Number.isInteger(t));
+  const across = single ? [first] : ticks(first, end, width < 360 ? 3 : 5).filter(t => t >= first && t <= end && Number.isInteger(t));
   for (const tick of across) svg("text", { x: px(tick), y: HEIGHT - 6, "text-anchor": px(tick) > width - 30 ? "end" : px(tick) < LEFT + 8 ? "start" : "middle" }, image).textContent = tick.toLocaleString("en");
   for (const [step, text] of data.marks || []) if (step >= first && step <= end) {
     const line = svg("line", { x1: px(step), x2: px(step), y1: TOP, y2: HEIGHT - BOTTOM, class: "mark" }, image);

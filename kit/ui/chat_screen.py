@@ -185,23 +185,28 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     screen = Screen(site)
     named = run_box()
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    with gr.Row(elem_classes="tight"):
+    with gr.Row(elem_classes="tight low"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="chat-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="chat-weights")
-        load = gr.Button("Load the model", variant="secondary", scale=1, min_width=140, elem_id="chat-load")
+        load = gr.Button("Load the model", variant="secondary", size="md", scale=0, min_width=150, elem_id="chat-load")
     status = gr.HTML(elem_id="chat-status")
     with gr.Row(elem_classes="tight"):
         picked = gr.Dropdown(
             [],
             label="Held-out prompt",
-            info="never trained on; its reference is known",
+            info="never trained on, reference known; listed once the model is loaded",
             allow_custom_value=True,
             scale=4,
             min_width=240,
             elem_id="chat-picked",
         )
         search = gr.Textbox(
-            label="Search held-out prompts", scale=2, min_width=160, max_length=200, elem_id="chat-search"
+            label="Search them",
+            info="part of the prompt, then Enter",
+            scale=2,
+            min_width=160,
+            max_length=200,
+            elem_id="chat-search",
         )
     prompt = gr.Textbox(
         label="Or your own prompt",
@@ -252,7 +257,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def _choices(site: Site, wanted: Any) -> Any:
     """Runs with weights."""
     try:
-        found = [run.id for run in site.store.list() if run.adapter.is_dir() or run.checkpoints]
+        found = [run.id for run in site.runs() if run.adapter.is_dir() or run.checkpoints]
     except RunError:
         found = []
     return gr.Dropdown(choices=found, value=wanted if is_id(wanted) else next(iter(found), None))

@@ -134,7 +134,7 @@ class Screen:
 
     def _of(self, runs: list[RunDir], together: bool, text: str) -> list[str]:
         if text or len(runs) < 2:
-            return [text or view.few(len(self.site.store.list())), "", ""]
+            return [text or view.few(len(self.site.runs())), "", ""]
         arms = arms_of(runs, together)
         names = arm_names(arms)
         packed = overlaid(self.library, arms, names)
@@ -211,7 +211,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 
 def _choices(site: Site, wanted: Any) -> Any:
     try:
-        found = [run.id for run in site.store.list()]
+        found = [run.id for run in site.runs()]
     except RunError:
         found = []
     return gr.Dropdown(choices=found, value=[wanted] if is_id(wanted) and wanted in found else [])

@@ -99,7 +99,7 @@ def pull(advantage: Any) -> Markup:
     side = "up" if advantage > 0 else "down"
     words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
     bar = m.tag("div", m.tag("i", "", class_=side, style=f"width:{share:.0f}%"), class_="pull", title=words)
-    return bar + m.tag("small", f"advantage {advantage:+.2f}", class_="nowrap", title=words)
+    return bar + m.tag("small", f"advantage {round(advantage, 2) + 0.0:+.2f}", class_="nowrap", title=words)
 
 
 def chip(row: Row, name: str) -> Markup:

@@ -1,19 +1,25 @@
 """Edits that are still on their way. A click sends the draft that the browser has, and the answer to what was typed just
 before it may not be there yet: so the browser keeps each edit until a draft has come back that knows of it, and sends it along.
 
+An answer to an edit may also come too late: when "Start over" or a later edit has been answered already. It is then dropped by
+the browser (`TAKEN`), as it would bring the old draft back.
+
 A draft of the browser has, beside what `Draft.read` takes: `turn`, which a replacement of the whole draft changes; `seen`, the
-number of the last edit in it; `edited`, the components that the last edits came from; and, on its way here, `edits`.
+number of the last edit in it; `edited`, the components that the last edits came from; `aside`, the draft that a replacement
+took the place of; and, on its way here, `edits`.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 
+from kit.errors import ConfigError
 from kit.ui import markup as m
 from kit.ui.draft import Draft, lookup
 from kit.ui.form import Key, changed, keys, shown
@@ -23,6 +29,15 @@ MOST = 20
 """Edits that are on their way at once, at most: the oldest are left out."""
 _KEPT = """const known = draft || {}, turn = known.turn ?? 0;
   let kept = (window.kitEdits || []).filter(one => one.turn === turn && one.serial > (known.seen ?? 0));"""
+
+
+TAKEN = """(text, draft, problem) => {
+  const found = JSON.parse(text || '{}'), known = draft || {};
+  const same = (found.turn ?? 0) === (known.turn ?? 0);
+  const older = found.draft && (found.draft.seen ?? 0) < (known.seen ?? 0);
+  return same && !older ? [found.draft || draft, found.problem || ''] : [draft, problem];
+}"""
+"""JavaScript for an answer to an edit: [the draft, what is wrong with it], as they were where the answer is too old."""
 
 
 def recorded(key: Key, place: int) -> str:
@@ -53,6 +68,13 @@ def latest(value: Any) -> Draft:
     return draft
 
 
+def answered(value: Any, key: Key, place: int, given: Any) -> str:
+    """`edited` as a text for `TAKEN`: with the turn that the edit belongs to, and never twice the same."""
+    draft, problem = edited(value, key, place, given)
+    found = {"draft": draft if isinstance(draft, dict) and "preset" in draft else None, "problem": problem}
+    return json.dumps(found | {"turn": turn(value), "at": time.time_ns()})
+
+
 def edited(value: Any, key: Key, place: int, given: Any) -> list[Any]:
     """[the draft after an edit, what is wrong with it]; what is no value of that key at all changes nothing."""
     edits = _edits(value)
@@ -75,7 +97,7 @@ def edited(value: Any, key: Key, place: int, given: Any) -> list[Any]:
             return [gr.skip(), ""]  # only passed through: an answer would undo what a click replaces the draft by
         marks = {
             name: value[name] for name in ("turn", "seen") if isinstance(value, Mapping) and _whole(value.get(name))
-        }
+        } | _aside(value)
         serials = [edit["serial"] for edit in edits if _whole(edit.get("serial"))]
         places = sorted({place, *(edit["place"] for edit in edits if _whole(edit.get("place")))})
         return [draft.as_dict() | marks | ({"seen": max(serials)} if serials else {}) | {"edited": places}, problem]
@@ -84,9 +106,36 @@ def edited(value: Any, key: Key, place: int, given: Any) -> list[Any]:
     return found
 
 
-def whole(draft: Draft) -> dict[str, Any]:
-    """A draft that takes the place of another: every component shows it, and edits of the other one are not sent on."""
-    return draft.as_dict() | {"turn": time.time_ns() // 1_000_000}
+def whole(draft: Draft, before: Any = None) -> dict[str, Any]:
+    """A draft with changes made by a click: every component shows it, and edits of the one `before` are not sent on."""
+    return draft.as_dict() | {"turn": time.time_ns() // 1_000_000} | _aside(before)
+
+
+def instead(draft: Draft, before: Any) -> dict[str, Any]:
+    """A draft that takes the place of the one that a browser sent, which is kept aside if it had changes."""
+    try:
+        old = latest(before)
+    except ConfigError:  # what was typed last is no value
+        old = said(lambda: Draft.read(before), lambda text: Draft())
+    lost = old.changes and (old.preset, old.changes) != (draft.preset, draft.changes)
+    return whole(draft, before) | ({"aside": old.as_dict()} if lost else {})
+
+
+def aside(value: Any) -> Draft | None:
+    """The draft that was put aside, or None. Raises `ConfigError` for one that no page sends."""
+    found = _aside(value)
+    return Draft.read(found["aside"]) if found else None
+
+
+def _aside(value: Any) -> dict[str, Any]:
+    found = value.get("aside") if isinstance(value, Mapping) else None
+    return {"aside": found} if isinstance(found, Mapping) else {}
+
+
+def turn(value: Any) -> int:
+    """Tells a draft from the one that it took the place of; 0 where there was none."""
+    found = value.get("turn") if isinstance(value, Mapping) else None
+    return found if isinstance(found, int) and _whole(found) else 0
 
 
 def places(value: Any) -> list[int] | None:

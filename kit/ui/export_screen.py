@@ -17,6 +17,7 @@ from kit.runs.store import RunDir
 from kit.ui import export_view as view
 from kit.ui import markup as m
 from kit.ui.live import poll, stamp
+from kit.ui.machine import Reading
 from kit.ui.run_files import whole
 from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
 
@@ -97,7 +98,7 @@ class Screen:
     def look(self, run_id: Any, kind: Any, seen: Any) -> list[Any]:
         known = seen if isinstance(seen, dict) else {}
         try:
-            if not run_id and self.site.store.list():
+            if not run_id and self.site.runs():
                 return [gr.skip()] * 5
             run = self.site.run(run_id)
         except KitError as problem:
@@ -154,9 +155,15 @@ class Screen:
 
     def _check(self, run: RunDir, wish: dict[str, Any]) -> None:
         """Says at once what the child would say after a while. Raises `KitError`."""
+        from importlib.util import find_spec
+
         from kit.exporting.face import Wish
+        from kit.exporting.gguf import find_tools
 
         Wish(**wish).request(run)
+        if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):
+            own = find_spec("unsloth") is not None and bool(Reading().gpus())
+            find_tools(wish["quantization"], unsloth=own)
 
     def stop(self, run_id: Any, kind: Any) -> None:
         try:
@@ -233,7 +240,7 @@ def _parts(kind: Any) -> list[Any]:
 def _choices(site: Site, wanted: Any) -> Any:
     """Runs, those with weights first."""
     try:
-        found = [(run.id, bool(run.adapter.is_dir() or run.checkpoints)) for run in site.store.list()]
+        found = [(run.id, bool(run.adapter.is_dir() or run.checkpoints)) for run in site.runs()]
     except RunError:
         found = []
     ids = [name for name, ready in found if ready] + [name for name, ready in found if not ready]

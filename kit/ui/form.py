@@ -180,11 +180,12 @@ class Fields:
     def __init__(self) -> None:
         self.known = {key.name: key for key in keys()}
         self._made: list[tuple[Key, Any]] = []
+        self._first = Draft().tree()
 
     def add(self, name: str, **changes: Any) -> gr.components.Component:
         """A component for the key `name`; `changes` are arguments that it gets instead of its own."""
         key = self.known[name]
-        made = component(key, lookup(Draft().tree(), name), **changes)
+        made = component(key, lookup(self._first, name), **changes)
         self._made.append((key, made))
         return made
 

@@ -36,7 +36,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             elem_id="home-chosen",
         )
         stop = gr.Button(
-            "Stop & save", variant="secondary", size="sm", visible=False, scale=0, min_width=140, elem_id="home-stop"
+            "Stop & save", variant="stop", size="md", visible=False, scale=0, min_width=140, elem_id="home-stop"
         )
     said = gr.HTML()
     recent = gr.HTML()
@@ -60,7 +60,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
     """What has changed among the runs. The one that is chosen to be stopped stays so while it is live."""
     try:
-        found = site.store.statuses()
+        found = site.statuses()
     except RunError as problem:
         return [str(problem), m.error(problem), "", gr.skip(), gr.skip()]
     live = [run for run, status in found if status["state"] in ALIVE]
@@ -116,7 +116,7 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
         head,
         reason,
         m.bar(share, label=f"{share:.0%} done"),
-        m.tag("div", cells, class_="grid", style="margin-top:10px"),
+        m.tag("div", cells, class_="facts"),
     )
 
 

@@ -91,7 +91,7 @@ def _completion(item: dict[str, Any], advantage: float | None, checker: str | No
     if advantage is not None:
         arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
         words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
-        pull = m.tag("span", f"{arrow} advantage {advantage:+.2f}: {words}", class_="badge")
+        pull = m.tag("span", f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {words}", class_="badge")
     total = m.tag("span", m.number(item["total"], 2), class_="big")
     top = m.tag("div", total + right + cut + pull + size, class_="row")
     chips = m.tag("div", m.join(_chip(part) for part in item["parts"]), class_="row", style="margin:6px 0")

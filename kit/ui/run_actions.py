@@ -34,14 +34,18 @@ def buttons(status: Mapping[str, Any] | None) -> list[Any]:
 def build(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
     """The row of buttons, in the order of `BUTTONS`, and the events after which the run is another."""
     with gr.Row(elem_classes="tight"):
-        stop = gr.Button("Stop & save", variant="stop", visible=False, size="sm", elem_id="run-stop")
-        save = gr.Button("Save a checkpoint now", visible=False, size="sm", elem_id="run-save")
-        now = gr.Button("Stop now …", visible=False, size="sm", elem_id="run-now")
-        resume = gr.Button("Resume", variant="primary", visible=False, size="sm", elem_id="run-resume")
+        stop = gr.Button(
+            "Stop & save", variant="stop", visible=False, size="md", scale=0, min_width=130, elem_id="run-stop"
+        )
+        save = gr.Button("Save a checkpoint now", visible=False, size="md", scale=0, min_width=210, elem_id="run-save")
+        now = gr.Button("Stop now …", visible=False, size="md", scale=0, min_width=120, elem_id="run-now")
+        resume = gr.Button(
+            "Resume", variant="primary", visible=False, size="md", scale=0, min_width=120, elem_id="run-resume"
+        )
         force = gr.Checkbox(
             label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
         )
-        report = gr.Button("Write report.html", visible=False, size="sm", elem_id="run-report")
+        report = gr.Button("Write report.html", visible=False, size="md", scale=0, min_width=160, elem_id="run-report")
     asked = gr.State("")  # the run that the confirmation names
     with gr.Group(visible=False, elem_classes="danger-zone") as sure:
         warning = gr.HTML(elem_id="run-now-asked")

@@ -296,8 +296,8 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
             max_length=LONGEST_SEARCH,
             elem_id="completions-search",
         )
-    with gr.Row(elem_classes="tight", equal_height=True):
-        back = gr.Button("← Step", size="sm", min_width=80, scale=0, elem_id="completions-back")
+    with gr.Row(elem_classes="tight middle"):
+        back = gr.Button("← Step", size="md", min_width=90, scale=0, elem_id="completions-back")
         step = gr.Slider(
             0,
             FARTHEST,
@@ -310,7 +310,7 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
             buttons=[],
             elem_id="completions-step",
         )  # bounds that hold after a restart of the server, too, which forgets those of a run
-        forth = gr.Button("Step →", size="sm", min_width=80, scale=0, elem_id="completions-forth")
+        forth = gr.Button("Step →", size="md", min_width=90, scale=0, elem_id="completions-forth")
         page = gr.Number(
             1, minimum=1, precision=0, label="Page", visible=False, scale=1, min_width=110, elem_id="completions-page"
         )

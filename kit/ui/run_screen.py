@@ -45,7 +45,7 @@ class View:
         nothing = [gr.skip()] * (len(self.parts) + len(run_actions.BUTTONS))
         known = seen if isinstance(seen, dict) else {}
         try:
-            if not run_id and self.site.store.list():
+            if not run_id and self.site.runs():
                 return [gr.skip(), *nothing]  # the address has not been read yet
             run = self.site.run(run_id)
             if known.get("run") != run.id:
@@ -199,7 +199,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def _choices(site: Site, wanted: Any) -> Any:
     """All runs, and the one that the address names, else a live one, else the latest."""
     try:
-        found = site.store.statuses()
+        found = site.statuses()
     except RunError:
         found = []
     ids = [run.id for run, _ in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator
@@ -61,19 +62,22 @@ def _warm() -> None:
 def make_app(settings: Settings) -> Any:
     """The whole application behind its gate, as ASGI."""
     os.environ.update(OFFLINE)
+    from kit.ui.gradio_quick import import_gradio, without_applications
+
     try:
-        import gradio as gr
+        gr = import_gradio()
     except ImportError:
         raise EnvironmentUnsupported(
             "The page needs Gradio. Install it with: uv sync --extra ui   (or: pip install 'grpo-kit[ui]')"
         ) from None
     from fastapi import FastAPI
+    from starlette.routing import Mount
 
     from kit.ui.files import add_files
     from kit.ui.page import build
     from kit.ui.security import Gate
     from kit.ui.site import Site
-    from kit.ui.theme import style, theme
+    from kit.ui.theme import head, style, theme
 
     site = Site(settings)
 
@@ -85,8 +89,9 @@ def make_app(settings: Settings) -> Any:
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     add_files(app, settings.root)
-    blocks = build(site)
-    blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
+    with without_applications():
+        blocks = build(site)
+        blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
     # Gradio looks for work a thousand times a second, which takes some 4 % of a core; twenty times are enough.
     blocks._queue.sleep_when_free = 0.05
     blocks._queue.progress_update_sleep_when_free = 0.2
@@ -98,6 +103,7 @@ def make_app(settings: Settings) -> Any:
             path="/",
             theme=theme(),
             css=style(),
+            head=head(),
             footer_links=[],
             run_history=False,
             mcp_server=False,
@@ -109,11 +115,12 @@ def make_app(settings: Settings) -> Any:
             allowed_paths=[],
             blocked_paths=["/"],
         )
+    blocks.app = next(route.app for route in app.routes if isinstance(route, Mount))
     return Gate(mounted, settings)
 
 
 def announcing(config: Any, settings: Settings) -> Any:
-    """A uvicorn server that says where it is once it answers, and opens the tunnel of --share."""
+    """A uvicorn server that says where it is once it answers, and then asks for the tunnel of --share."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -123,10 +130,26 @@ def announcing(config: Any, settings: Settings) -> Any:
                 return
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs go on.", flush=True)
-            if settings.share:
-                print(f"grpo-kit: and at {_tunnel(settings)}", flush=True)
+            if settings.share:  # in a thread, as it waits for other machines
+                threading.Thread(target=share, args=(settings,), name="share", daemon=True).start()
 
     return Server(config)
+
+
+def share(settings: Settings) -> None:
+    """Opens the tunnel and says where it ends; where there is none to be had, says why, and the page stays as it is."""
+    print("grpo-kit: --share: a public address is asked for at Gradio's relay …", flush=True)
+    try:
+        print(f"grpo-kit: and at {_tunnel(settings)}    for those with an account of --auth.", flush=True)
+    except Exception as problem:  # whatever the relay, the network or the tunnel's program comes up with
+        cause = problem.__cause__ or problem
+        words = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        print(
+            f"grpo-kit: --share: there is no public address, as Gradio's relay could not be reached ({words}). The page goes on "
+            f"at its own address. From another machine: ssh -L {settings.port}:127.0.0.1:{settings.port} THIS_MACHINE",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _tunnel(settings: Settings) -> str:

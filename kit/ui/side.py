@@ -11,7 +11,7 @@ from kit.config import RunConfig
 from kit.errors import KitError
 from kit.ui import markup as m
 from kit.ui.draft import from_yaml
-from kit.ui.edits import whole
+from kit.ui.edits import instead, late
 from kit.ui.live import said
 
 if TYPE_CHECKING:
@@ -56,11 +56,12 @@ def build(screen: Screen) -> None:
             concurrency_limit=4,
         )
     take.click(
-        lambda text: said(
-            lambda: [whole(from_yaml(str(text), site.settings)), ""], lambda why: [gr.skip(), m.error(why)]
+        lambda draft, text: said(
+            lambda: [instead(from_yaml(str(text), site.settings), draft), ""], lambda why: [gr.skip(), m.error(why)]
         ),
-        [yaml],
+        [screen.draft, yaml],
         [screen.draft, screen.problem],
+        js=late(2),
         queue=False,
         api_visibility="private",
     )

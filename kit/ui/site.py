@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from kit.errors import RunError
 from kit.runs.store import RUN_ID, RunDir, RunStore
 from kit.ui.bench import Benches
 from kit.ui.jobs import Jobs
@@ -29,8 +30,22 @@ class Site:
         return RunStore(self.settings.root)
 
     def run(self, run_id: Any) -> RunDir:
-        """The run of an id that a browser sent. Raises `RunError`; a path is no id."""
-        return self.store.open(run_id if isinstance(run_id, str) else "")
+        """The run of an id that a browser sent. Raises `RunError`; a path is no id, and a link leads elsewhere."""
+        run = self.store.open(run_id if isinstance(run_id, str) else "")
+        if run.path.is_symlink():
+            raise RunError(
+                f"'{run.id}' is a link to another folder, and the page shows what lies in {self.settings.root} itself. "
+                "Start it with --root FOLDER for runs elsewhere, or move the run here."
+            )
+        return run
+
+    def statuses(self) -> list[tuple[RunDir, dict[str, Any]]]:
+        """All runs that can be opened here with their status, the latest first. Raises `RunError`."""
+        return [(run, status) for run, status in self.store.statuses() if not run.path.is_symlink()]
+
+    def runs(self) -> list[RunDir]:
+        """Those runs alone. Raises `RunError`."""
+        return [run for run, _ in self.statuses()]
 
     def close(self) -> None:
         """Ends the children of this server; runs go on."""

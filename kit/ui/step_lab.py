@@ -77,7 +77,10 @@ def described(value: Any) -> str:
         return ""
     _, _, words = text.partition("\n\n")
     first, _, rest = words.strip().partition("\n")
-    return m.page(m.tag("details", m.tag("summary", m.tag("b", first)) + m.tag("pre", rest.strip(), class_="said")))
+    title = m.join(
+        m.tag("code", part) if at % 2 else part for at, part in enumerate(first.replace("``", "`").split("`"))
+    )
+    return m.page(m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said")))
 
 
 def _row(screen: Screen) -> gr.Number:
@@ -330,7 +333,7 @@ def made(screen: Screen, value: Any, given: Any, sliders: list[str]) -> list[Any
     overrides = [one for one in actions if not one.startswith("--")]
     done = m.page(m.note(f"{lab_view.in_words(actions)}: done. Check again to see what it does.", "ok"))
     found: list[Any] = said(
-        lambda: [replacing(screen.read(value).apply(overrides)) if overrides else gr.skip(), done],
+        lambda: [replacing(screen.read(value).apply(overrides), value) if overrides else gr.skip(), done],
         lambda why: [gr.skip(), m.error(why)],
     )
     return [*found, *(numbers.get(name, gr.skip()) for name in sliders)]

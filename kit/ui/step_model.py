@@ -50,7 +50,7 @@ def build(screen: Screen) -> None:
         )
     confirm.click(
         lambda draft, repository: said(
-            lambda: [whole(trust(screen.read(draft), repository)), ""], lambda why: [gr.skip(), m.error(why)]
+            lambda: [whole(trust(screen.read(draft), repository), draft), ""], lambda why: [gr.skip(), m.error(why)]
         ),
         [screen.draft, name],
         [screen.draft, screen.problem],

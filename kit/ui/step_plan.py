@@ -50,7 +50,7 @@ def build(screen: Screen) -> None:
     )
     apply.click(
         lambda draft, given: said(
-            lambda: [whole(screen.read(draft).apply(_texts(given))), ""], lambda why: [gr.skip(), m.error(why)]
+            lambda: [whole(screen.read(draft).apply(_texts(given)), draft), ""], lambda why: [gr.skip(), m.error(why)]
         ),
         [screen.draft, fixes],
         [screen.draft, screen.problem],

@@ -68,6 +68,7 @@ def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
 
 def step(tab: Tab, name: str) -> None:
     """Opens a tab by its title, from the menu where a phone has no room for it."""
+    tab.get_by_role("tab").locator("visible=true").first.wait_for()
     shown = tab.get_by_role("tab", name=name).locator("visible=true")
     if shown.count():
         shown.first.click()
@@ -103,7 +104,7 @@ def status(page: Any, run_id: str) -> dict[str, Any]:
     return dict(json.loads((page.root / run_id / "status.json").read_text()))
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it did not come to that"
@@ -229,6 +230,9 @@ def test_a_phone_shows_every_screen(page: Any, tab: Callable[..., Tab], path: st
     phone = tab(page, path, width=390, scheme=scheme)
     phone.wait_for_timeout(500)
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    assert phone.evaluate(
+        "[...document.querySelectorAll('.nav-holder a')].every(a => a.getBoundingClientRect().right <= 390)"
+    ), "every screen can be reached"
     shade = phone.evaluate("getComputedStyle(document.body).backgroundColor")
     level = sum(map(int, re.findall(r"\d+", shade)[:3]))
     assert level < 150 if scheme == "dark" else level > 600, shade

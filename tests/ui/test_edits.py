@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from kit.errors import ConfigError
 from kit.ui import edits, run_actions
 from kit.ui.draft import Draft
 from kit.ui.form import Fields, Key, keys
-from kit.ui.new_run import _shown
+from kit.ui.new_run import _bring_back, _from_preset, _put_aside, _shown
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -69,11 +70,69 @@ def test_only_what_differs_is_written_and_not_where_it_was_typed() -> None:
     before = _shown(screen, Draft().as_dict())[0]
     draft, _ = edits.edited(Draft().as_dict(), KEYS["optimisation.steps"], 0, "123")
     now, *boxes = _shown(screen, draft, before, edits.places(draft))
-    assert boxes == [gr.skip(), gr.skip(), "123", gr.skip()]
-    assert now[:3] == ["123", before[1], "123"]
+    assert boxes[:4] == [gr.skip(), gr.skip(), "123", gr.skip()]
+    assert now[:4] == [0, "123", before[2], "123"]
     # A draft that takes the place of another is shown by all, whatever stands in them.
     whole = edits.whole(Draft())
-    assert _shown(screen, whole, before, edits.places(whole))[1:] == before
+    assert _shown(screen, whole, before, edits.places(whole))[1 : len(before)] == before[1:]
+
+
+def test_before_the_first_answer_only_what_differs_is_written() -> None:
+    """Somebody may be typing by then."""
+    fields = Fields()
+    for name in ("optimisation.steps", "run.seed"):
+        fields.add(name)
+    screen: Any = SimpleNamespace(fields=fields, read=edits.latest)
+    first = [None, *fields.values(Draft()), "quickstart"]
+    assert _shown(screen, Draft().as_dict(), first, None)[1:4] == [gr.skip()] * 3
+    assert _shown(screen, Draft().as_dict(), first, [])[1:4] == [gr.skip()] * 3
+    kept = Draft().change("run.seed", 7).as_dict() | {"edited": [1]}
+    assert _shown(screen, kept, first, [])[1:4] == [gr.skip(), "7", gr.skip()]
+
+
+def test_an_answer_tells_which_draft_it_belongs_to() -> None:
+    value = sent(Draft(), ("run.seed", "4"))
+    answer = json.loads(edits.answered(value, KEYS["run.seed"], 1, "4"))
+    assert (answer["turn"], answer["draft"]["changes"], answer["problem"]) == (7, {"run.seed": 4}, "")
+    again = edits.answered(value, KEYS["run.seed"], 1, "4")
+    assert again != edits.answered(value, KEYS["run.seed"], 1, "4")  # the browser hears only of what changes
+    wrong = json.loads(edits.answered(Draft().as_dict(), KEYS["run.seed"], 1, "many"))
+    assert (wrong["turn"], wrong["draft"]["changes"]) == (0, {})
+    assert "expected a whole number" in wrong["problem"]
+
+
+def test_what_another_preset_takes_the_place_of_is_kept_aside() -> None:
+    mine = Draft().change("run.seed", 3).change("optimisation.steps", 9)
+    other, problem = _from_preset(mine.as_dict(), "gsm8k")
+    assert (other["preset"], other["changes"], problem) == ("gsm8k", {}, "")
+    words, button = _put_aside(other)
+    assert "2 changes of &#39;quickstart&#39; are put aside" in words
+    assert button.visible
+    third, _ = _from_preset(other, "countdown")  # nothing was changed in between
+    assert edits.aside(third) == mine
+    draft, _ = edits.edited(third, KEYS["run.seed"], 0, "5")
+    assert edits.aside(draft) == mine
+    back, _ = _bring_back(draft)
+    assert Draft.read(back) == mine
+    assert edits.aside(back) == Draft("countdown", {"run.seed": 5})  # and there and back again
+    assert "aside" not in _bring_back(other)[0]
+
+
+def test_starting_over_keeps_what_was_typed_last_if_it_is_a_value() -> None:
+    assert edits.aside(edits.instead(Draft(), sent(Draft(), ("run.seed", "4")))) == Draft(changes={"run.seed": 4})
+    mine = Draft().change("run.seed", 3)
+    assert edits.aside(edits.instead(Draft(), sent(mine, ("optimisation.steps", "many")))) == mine
+    assert edits.aside(edits.instead(Draft(), Draft().as_dict())) is None
+
+
+@pytest.mark.parametrize("forged", [7, "x", {"preset": "/etc"}, {"changes": {"__class__": 1}}, {"changes": 3}])
+def test_what_no_page_puts_aside_is_not_brought_back(forged: Any) -> None:
+    value = Draft().as_dict() | {"aside": forged}
+    assert _put_aside(value)[0] == ""
+    draft, problem = _bring_back(value)
+    assert draft == gr.skip()
+    assert problem == "" if not isinstance(forged, dict) else "note fail" in problem
+    assert "preset" in edits.instead(Draft(), {"preset": ["x"], "aside": forged})  # starting over always goes
 
 
 def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import gradio as gr
 import pytest
+from made_runs import make
 
+from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import home
 from kit.ui.machine import strip
@@ -114,3 +116,17 @@ def test_ids_and_addresses() -> None:
     assert address("run", "a-1") == "/run?run=a-1"
     assert is_id("a-1")
     assert not any(map(is_id, ("../a", "A", "", None, 3, ["a"], "a/b", "a\n")))
+
+
+def test_a_run_that_is_a_link_to_elsewhere_is_neither_listed_nor_opened(tmp_path: Path) -> None:
+    far = make(tmp_path / "elsewhere", "far")
+    make(tmp_path / "runs", "near")
+    (tmp_path / "runs" / "linked").symlink_to(far.path)
+    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+    assert [run.id for run in site.runs()] == ["near"]
+    assert site.run("near").id == "near"
+    with pytest.raises(RunError, match=r"'linked' is a link to another folder.*--root"):
+        site.run("linked")
+    assert "linked" not in str(home.look(site, "")[2])
+    assert "is a link" in home.ask_to_stop(site, "linked")
+    assert not (far.path / "control").exists()

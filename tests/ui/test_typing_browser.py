@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from test_runs_browser import choose
 import kit.api
 from kit.errors import RunError
 from kit.runs.store import RunDir
-from kit.ui import bench, home, run_actions
+from kit.ui import bench, edits, home, new_run, run_actions
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 __all__ = ["browser", "tab"]
@@ -98,6 +99,71 @@ def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) 
     sees(new, re.compile("expected a whole number"))
     press(new, "Start over")
     expect(box(new, "key-model-lora-rank")).to_have_value("16")
+
+
+def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
+    here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, answered = edits.answered, threading.Event()
+
+    def late(value: Any, key: Any, place: int, given: Any) -> str:
+        text = known(value, key, place, given)
+        if given == "77":
+            time.sleep(2)
+            answered.set()
+        return text
+
+    monkeypatch.setattr(edits, "answered", late)
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    for click, preset in (("Start over", "quickstart"), ("", "gsm8k")):
+        answered.clear()
+        box(new, "key-model-lora-rank").fill("77")
+        box(new, "key-model-lora-rank").blur()
+        new.wait_for_timeout(300)  # it is on its way
+        press(new, click) if click else choose(new, "preset", preset)
+        command = new.locator("#command textarea")
+        expect(command).to_have_value(re.compile(f"train {preset} (?!.*rank)"))
+        assert answered.wait(10)
+        new.wait_for_timeout(1500)
+        expect(command).to_have_value(re.compile(f"train {preset} (?!.*rank)"))
+        expect(box(new, "key-model-lora-rank")).to_have_value("16" if preset == "quickstart" else "32")
+
+
+def test_another_preset_puts_changes_aside_and_they_can_be_brought_back(here: Any, tab: Callable[..., Tab]) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    command = new.locator("#command textarea")
+    box(new, "key-model-lora-rank").fill("77")
+    box(new, "key-model-lora-rank").blur()
+    expect(command).to_have_value(re.compile("rank=77"))
+    choose(new, "preset", "gsm8k")
+    expect(command).to_have_value(re.compile("train gsm8k (?!.*rank)"))
+    sees(new, "Your 1 change of 'quickstart' is put aside.")
+    new.reload()
+    press(new, "Bring it back")
+    expect(command).to_have_value(re.compile("quickstart -o model.lora.rank=77"))
+    expect(new.locator("#preset input")).to_have_value("quickstart")
+    expect(new.locator("#aside-back")).not_to_be_visible()
+
+
+def test_what_is_typed_before_the_first_answer_stays(
+    here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = new_run._shown
+
+    def late(*given: Any) -> Any:
+        time.sleep(2)
+        return known(*given)
+
+    monkeypatch.setattr(new_run, "_shown", late)
+    new = tab(here, "/new")
+    box(new, "key-model-lora-rank").click()
+    box(new, "key-model-lora-rank").fill("24")
+    new.wait_for_timeout(3500)
+    expect(box(new, "key-model-lora-rank")).to_have_value("24")
+    box(new, "key-model-lora-rank").blur()
+    expect(new.locator("#command textarea")).to_have_value(re.compile("rank=24"))
 
 
 @pytest.mark.parametrize("held", [0, 90])

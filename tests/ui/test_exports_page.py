@@ -1,0 +1,110 @@
+"""Exports asked for on the page, to their end: merged, quantised, pushed to a hub, and what a missing tool leads to."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gradio")
+from exporting_runs import make_run
+
+sys.path.append(str(Path(__file__).parents[1] / "exporting"))
+from test_hub import REPO, TOKEN, FakeHub
+
+from kit.ui.export_screen import Screen
+from kit.ui.settings import Settings
+from kit.ui.site import Site
+
+pytestmark = pytest.mark.browser
+SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def screen(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screen]:
+    """The screen over a run with an adapter."""
+    folder = tmp_path_factory.mktemp("exports-page")
+    make_run(folder / "runs", "it", model_folder)
+    site = Site(Settings(root=folder / "runs", folder=folder))
+    yield Screen(site)
+    site.close()
+
+
+def asked(screen: Screen, kind: str, quantization: str = "q8_0", repo: str = "", force: bool = False) -> list[str]:
+    """[what is said at once, what stands in the place of progress at the end, the results], after a click."""
+    said = screen.begin("it", kind, "the run's result", quantization, repo, True, "adapter", force)[0]
+    end = time.monotonic() + SECONDS
+    while (job := screen.site.jobs.get(screen.key(screen.site.run("it"), kind))) and job.state == "running":
+        assert time.monotonic() < end, job.line
+        time.sleep(0.1)
+    _, notice, progress, results, stop = screen.look("it", kind, {})
+    assert notice == ""
+    assert not stop.visible
+    return [said, progress, results]
+
+
+def verdict(results: str, name: str) -> str:
+    """What is said of one export."""
+    return next(part for part in results.split('<div class="verdict ')[1:] if f"<b>{name}</b>" in part)
+
+
+def test_a_merged_model_is_verified_and_replaced_only_when_that_is_wished(screen: Screen) -> None:
+    said, progress, results = asked(screen, "merged-16bit")
+    assert (said, progress) == ("", "")
+    found = verdict(results, "merged-16bit")
+    assert found.startswith("ok")
+    assert "tokens on which both agree" in found
+    assert "/runs/it/export/merged-16bit/model.safetensors" in found
+    said, progress, _ = asked(screen, "merged-16bit")
+    assert re.search("note fail.*there already|note fail.*already", said + progress)
+    assert asked(screen, "merged-16bit", force=True)[:2] == ["", ""]
+
+
+def test_a_quantised_model_is_verified_within_its_own_limits(screen: Screen) -> None:
+    pytest.importorskip("bitsandbytes")
+    _, progress, results = asked(screen, "merged-4bit")
+    if "note fail" in progress:  # a model too small or too rough for four bits is not passed off as the trained one
+        assert "not what was trained" in progress + results or "limit" in progress, progress
+    else:
+        assert verdict(results, "merged-4bit").startswith("ok")
+
+
+@pytest.mark.parametrize("kind", ["gguf", "ollama"])
+def test_what_a_missing_tool_is_called_and_how_to_get_it(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said, progress, results = asked(screen, kind)
+    assert re.search("convert_hf_to_gguf.py.*git clone", said, re.DOTALL), progress  # at once, before a child is begun
+    assert "Traceback" not in said + progress
+    assert f"<b>{kind}</b>" not in results
+
+
+def test_a_private_repository_is_made_and_filled(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub()
+    try:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("HF_HOME", "/nonexistent")
+        said, progress, _ = asked(screen, "hub", repo=REPO)
+        assert "HF_TOKEN" in said + progress  # without a token it says so
+        assert not hub.files
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        said, progress, results = asked(screen, "hub", repo=REPO, force=True)
+        assert "note fail" not in said + progress, said + progress
+        assert hub.private
+        assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= set(hub.files)
+        assert f"{hub.url}/{REPO}" in results
+        assert TOKEN not in said + progress + results
+        assert TOKEN not in json.dumps([path.read_text() for path in screen.site.run("it").path.glob("export/*.json")])
+    finally:
+        hub.server.shutdown()
+        hub.server.server_close()
