@@ -1,9 +1,14 @@
-"""Pages of the site that are written when it is built: the reference of configuration and command line, from the code."""
+"""Pages of the site that are written when it is built, from the code: configuration, verbs, graphics cards, files."""
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 INTRODUCTION = """# Configuration
 
@@ -76,6 +81,67 @@ def _option(option: Any) -> str:
     return f"| {names} | {shown} | {_cell(option.help or '')} |"
 
 
+CARDS = """# Graphics cards
+
+What `grpo-kit plan` reckons with. *Usable* is what torch reports, in GiB: less than the number on the box. Speeds are those that
+the maker states: dense, half precision, tensor cores. `grpo-kit plan run.yaml --card l4` plans for a card that is not here.
+
+*Weights in 4-bit*: how many billions would fill the card if nothing else were on it. A run also needs room for the cache,
+activations, adapters and the head: [the formula](../planning.md#plan-memory).
+
+{table}
+
+- **The memory's bandwidth bounds sampling**, since every token reads all weights; **teraflops bound the update**. Where a step is
+  mostly sampling, bandwidth tells more.
+- **bfloat16** needs compute capability {bfloat16} (Ampere). Older cards compute in float16, with a loss scale;
+  `model.dtype: auto` chooses. bfloat16 that is asked for on such a card is refused.
+- **Unsloth** and **vLLM** need compute capability {vllm}; `generation.vllm.standby` needs {bfloat16}. A P100 (6.0) has neither.
+- **Free ones**: Colab has one T4; Kaggle has T4 ×2, of which a run uses one. With a plan, Colab has L4 and A100.
+- **Two cards** do not make one larger: every process holds the whole model. They share the completions of a step
+  ([more than one process](../gpu.md#more-than-one-process)), or one of them generates ([a server](../vllm.md)).
+"""
+
+
+def graphics_cards() -> str:
+    """The cards that runs are planned for, and what the kit does on which."""
+    from kit.planning.cards import CARDS as CARDS_PLANNED
+    from kit.training.precision import BFLOAT16, VLLM
+
+    head = "| card | usable GiB | 16-bit type | TFLOP/s | GB/s | weights in 4-bit, billions |"
+    rows = [
+        f"| {card.name.rpartition(' ')[0]}, {card.name.rpartition(' ')[2]} GB | {card.usable:.1f} "
+        f"| {'bfloat16' if card.bf16 else 'float16'} | {card.teraflops:,.0f} | {card.bandwidth:,.0f} "
+        f"| {math.floor(card.usable * 2**30 / 0.5159 / 1e9)} |"
+        for card in CARDS_PLANNED
+    ]
+    versions = {"bfloat16": ".".join(map(str, BFLOAT16)), "vllm": ".".join(map(str, VLLM))}
+    return CARDS.format(table="\n".join([head, "|---|---|---|---|---|---|", *rows]), **versions)
+
+
+def files() -> str:
+    """Every file of the two packages with the first sentence of its docstring, folder by folder."""
+    parts = [
+        "# Files",
+        "",
+        "Each file begins with a sentence that says what it is for. `kit/train.py` is the one to read first.",
+        "",
+    ]
+    modules = sorted(path for name in ("kit", "rewards") for path in (ROOT / name).rglob("*.py"))
+    for folder in dict.fromkeys(path.parent for path in modules):
+        parts += [f"## {folder.relative_to(ROOT).as_posix()}", ""]
+        opening = folder / "__init__.py"
+        parts += [_cell(_first_line(opening)), ""] if opening in modules else []
+        named = [path for path in modules if path.parent == folder and path != opening]
+        parts += ["| file | what is in it |", "|---|---|"] if named else []
+        parts += [f"| `{path.name}` | {_cell(_first_line(path))} |" for path in named] + [""]
+    return "\n".join(parts)
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n\n")[0].partition("\n   ")[0]
+
+
 def _written(value: Any) -> str:
     import yaml
 
@@ -87,7 +153,12 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PAGES = {"reference/configuration.md": configuration, "reference/cli.md": command_line}
+PAGES = {
+    "reference/configuration.md": configuration,
+    "reference/cli.md": command_line,
+    "reference/cards.md": graphics_cards,
+    "reference/files.md": files,
+}
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -9,8 +9,9 @@
 # # Grade-school mathematics on a free T4
 #
 # Qwen2.5-1.5B-Instruct learns to reason on GSM8K: weights in 4-bit, a LoRA adapter trained with GRPO, generation and
-# training by Unsloth, all on one T4 with 16 GB (Colab: Runtime → Change runtime type → T4; Kaggle: Accelerator →
-# GPU T4, of which one is used). Checkpoints go to your Drive, so that a disconnect costs minutes, not the run.
+# training by Unsloth, all on one T4 with 16 GB. Colab: Runtime → Change runtime type → T4. Kaggle: Accelerator → GPU T4 ×2, of
+# which one is used (not P100: Unsloth needs compute capability 7.0, and it has 6.0), and Internet on. Checkpoints go to your
+# Drive, so that a disconnect costs minutes, not the run.
 
 # %%
 # Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
@@ -26,18 +27,24 @@ HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
         sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
 
 # %% [markdown]
 # ## Where the run lives
 #
-# On Colab everything but Drive is gone when the session ends.
+# On Colab everything but Drive is gone when the session ends; the cell asks for access to it. On Kaggle "Save & Run All" keeps
+# what lies in the working folder. A checkpoint holds the adapter (37 million weights, 150 MB) and the optimiser's state in 8 bit
+# (75 MB); two are kept.
 
 # %%
 ROOT = "runs"
@@ -50,8 +57,9 @@ if HOST == "Colab":
 # %% [markdown]
 # ## The configuration
 #
-# The preset `gsm8k` with what a T4 needs. It has no bfloat16, so float16 it is; four completions a problem are the least
-# from which a group can be compared with profit, eight are better where memory allows.
+# The preset `gsm8k` (Qwen2.5-1.5B-Instruct, LoRA of rank 32, a reward for the right number and a little for the layout) with
+# what a T4 needs. It has no bfloat16, so float16 it is; four completions a problem are the least from which a group can be
+# compared with profit, eight are better where memory allows.
 
 # %%
 from pathlib import Path
@@ -80,14 +88,14 @@ config.model, config.generation, config.optimisation
 # %% [markdown]
 # ## Will it fit, and will it learn?
 #
-# `plan` counts the memory by its parts and says what to change where it is too much.
+# `plan` counts the memory by its parts and says what to change where it is too much. *Peak ... fits* is the line to look for.
 
 # %%
 # !grpo-kit plan gsm8k-t4.yaml
 
 # %% [markdown]
 # `doctor` asks the model itself: how often is it right before training, and do the answers to one problem differ? A few
-# minutes that can save hours.
+# minutes that can save hours. Its last line is the verdict; it names the one thing to change.
 
 # %%
 # !grpo-kit doctor gsm8k-t4.yaml --prompts 8
@@ -108,8 +116,8 @@ run = kit.train("gsm8k-t4.yaml", run_id="gsm8k-t4")
 # %% [markdown]
 # ## After a disconnect
 #
-# Run the cells above except the last one, then this one: it goes on from the last checkpoint on Drive. A run that has
-# finished is left as it is.
+# Run the cells above but *Train* (and *plan* and *doctor*, which have told you already), then this one: it goes on from the last
+# checkpoint on Drive. A run that has finished is left as it is.
 
 # %%
 run = kit.Run("gsm8k-t4", ROOT)
@@ -119,6 +127,10 @@ run
 
 # %%
 run.plot()
+
+# %% [markdown]
+# Reading the curves: *Held-out problems solved* is the one that counts, with 95 % intervals. *Groups without a lesson* should
+# not approach 100 %: there nothing is left to learn, or nothing is learnable yet. *Cut at the length limit* should stay low.
 
 # %% [markdown]
 # ## What it says now
@@ -132,7 +144,7 @@ pd.DataFrame(run.completions(step=len(run.metrics()))).filter(regex="prompt|comp
 # %% [markdown]
 # ## Keep it
 #
-# The adapter is some 100 MB and loads with PEFT or Unsloth; `08_export_and_chat.ipynb` merges it, converts it, and talks to it.
+# The adapter is 150 MB and loads with PEFT or Unsloth; `08_export_and_chat.ipynb` merges it, converts it, and talks to it.
 
 # %%
 sorted(path.name for path in (run.path / "adapter").iterdir())

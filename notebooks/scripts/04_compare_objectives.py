@@ -19,12 +19,16 @@ HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
         sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
 
 # %% [markdown]
@@ -51,7 +55,7 @@ from kit.smoke import smoke
 comparison = kit.compare(
     "quickstart",
     ["dr-grpo:objective={recipe: dr_grpo}"],  # an arm a line; what differs, as on the command line
-    seeds=2,
+    seeds=1 if smoke() else 2,
     overrides=["optimisation.steps=30", *smoke(), "evaluation.every=0"],
 )
 

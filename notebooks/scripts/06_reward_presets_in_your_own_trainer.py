@@ -18,12 +18,16 @@ HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
         sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
 
 # %% [markdown]
@@ -66,18 +70,12 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 # (`reference`, `answer`, `solution` or `ground_truth`).
 
 # %%
-from datasets import Dataset, load_dataset
-from kit.smoke import smoke
-from kit.training.embedded import embedded_model_folder
+from datasets import load_dataset
+from kit.smoke import smoke, smoke_model, smoke_sums
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-if smoke():  # a tiny model and sums, in place of what comes from a hub
-    name = str(embedded_model_folder())
-    sums = [
-        (f"State the final answer to the following arithmetic problem: {a} + {a % 7} =", str(a + a % 7))
-        for a in range(32)
-    ]
-    dataset = Dataset.from_list([{"question": question, "answer": answer} for question, answer in sums])
+if smoke():  # KIT_SMOKE=1: a tiny model and sums, in place of what comes from a hub; so the notebook is tested
+    name, dataset = smoke_model(), smoke_sums(32)
 else:
     name = "Qwen/Qwen2.5-0.5B-Instruct"
     dataset = load_dataset("openai/gsm8k", "main", split="train[:512]")
@@ -103,7 +101,7 @@ settings = GRPOConfig(
     report_to="none",
     save_strategy="no",
     use_cpu=not torch.cuda.is_available(),
-    bf16=False,
+    bf16=False,  # a T4 has none; the model below is small enough for float32
 )
 
 # %%
@@ -112,7 +110,7 @@ from trl import GRPOTrainer
 
 install_torch_logprob_kernel()  # TRL 1.15 scores with a Triton kernel; without a GPU this puts torch in its place
 plain = GRPOTrainer(
-    AutoModelForCausalLM.from_pretrained(name),
+    AutoModelForCausalLM.from_pretrained(name, dtype="float32"),
     reward_functions,
     settings,
     train_dataset=dataset,
@@ -131,7 +129,7 @@ plain.train()
 from kit import HookedGRPOTrainer, Objective
 
 trainer = HookedGRPOTrainer(
-    AutoModelForCausalLM.from_pretrained(name),
+    AutoModelForCausalLM.from_pretrained(name, dtype="float32"),
     reward_functions,
     settings,
     train_dataset=dataset,

@@ -18,12 +18,16 @@ HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
         sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
 
 # %% [markdown]
@@ -32,19 +36,11 @@ print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need on
 # A hub id or a folder.
 
 # %%
-from kit.smoke import smoke
+from kit.smoke import smoke, smoke_model
 
 MODEL = "allenai/OLMo-2-0425-1B-Instruct"
-if smoke():  # the same architecture at a toy size, without the network: that is how this notebook is tested
-    from kit.training.embedded import embedded_model_folder
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Olmo2Config
-
-    MODEL = "unlisted"
-    tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder())
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    AutoModelForCausalLM.from_config(Olmo2Config(**sizes, **ids)).save_pretrained(MODEL)
-    tokenizer.save_pretrained(MODEL)
+if smoke():  # KIT_SMOKE=1: the same architecture at a toy size, without the network; so the notebook is tested
+    MODEL = smoke_model("olmo2", "unlisted")
 
 # %% [markdown]
 # ## Check it

@@ -207,6 +207,7 @@ def python_blocks() -> Iterator[Any]:
 
 
 @pytest.mark.docs
+@pytest.mark.timeout(600)  # two processes that train or score, one after the other, on a machine that is busy
 @pytest.mark.parametrize("block", list(python_blocks()))
 def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> None:
     assert Path.cwd() == tmp_path
@@ -221,11 +222,8 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def names(model_folder: Path, embedded_cache: Path, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(request: pytest.FixtureRequest, embedded_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     import kit
     import kit.api
     from kit.smoke import SHORT
@@ -235,11 +233,23 @@ def names(model_folder: Path, embedded_cache: Path, attempt: Any, monkeypatch: p
     monkeypatch.setattr(
         kit.api, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
     )
-    folder = attempt(f"run.id={EXAMPLE}").folder  # below tmp_path, which is where a block is run
+    monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+    made: dict[str, Any] = {"kit": kit}
+    text = request.node.callspec.params["block"].text
+    if EXAMPLE in text or (re.search(r"\brun\b", text) and "run = " not in text):
+        folder = request.getfixturevalue("attempt")(f"run.id={EXAMPLE}").folder  # below tmp_path, where a block is run
+        made["run"] = kit.Run(folder.id, folder.path.parent)
+    if re.search(r"\bmodel,", text):
+        made |= _model_and_data(request.getfixturevalue("model_folder"))
+    return made
+
+
+def _model_and_data(folder: Path) -> dict[str, Any]:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     return {
-        "kit": kit,
-        "run": kit.Run(folder.id, folder.path.parent),
-        "model": AutoModelForCausalLM.from_pretrained(model_folder),
-        "tokenizer": AutoTokenizer.from_pretrained(model_folder),
+        "model": AutoModelForCausalLM.from_pretrained(folder),
+        "tokenizer": AutoTokenizer.from_pretrained(folder),
         "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}] * 8),
     }

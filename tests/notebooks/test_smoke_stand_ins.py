@@ -1,0 +1,39 @@
+"""What stands in a notebook for a hub's model and data with `KIT_SMOKE=1`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache(embedded_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_model_is_a_folder_that_loads_in_the_architecture_that_was_asked_for() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from kit.smoke import smoke_model
+
+    assert AutoModelForCausalLM.from_pretrained(smoke_model()).config.model_type == "qwen3"
+    folder = smoke_model("olmo2", "unlisted")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert (folder, model.config.model_type) == ("unlisted", "olmo2")
+    assert model.num_parameters() < 1e6
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.get_input_embeddings().num_embeddings >= len(tokenizer)
+
+
+def test_the_sums_are_right_and_differ() -> None:
+    from kit.smoke import smoke_sums
+
+    rows = smoke_sums(32)
+    assert len(rows) == 32
+    assert len(set(rows["question"])) == 32
+    for row in rows:
+        first, second = map(int, re.findall(r"\d+", row["question"]))
+        assert row["answer"] == str(first + second)
