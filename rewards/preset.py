@@ -79,6 +79,11 @@ class Preset:
             _check_shaping(self, checker)
 
     @property
+    def itemwise(self) -> bool:
+        """Whether no component looks at other completions of the batch, so that parts may be scored by themselves."""
+        return all(getattr(component, "itemwise", False) for component, _ in self.components)
+
+    @property
     def weights(self) -> dict[str, float]:
         """Weight by component name, in order; of a schedule, the one at the start."""
         return self.weights_at(0, 0)
@@ -102,14 +107,22 @@ class Preset:
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
         """Every component's verdict on every sample. Never raises for what a component or a completion does."""
-        ctx, samples = ctx or Context(), self._told(samples)
+        ctx = ctx or Context()
+        return self.evaluation(self.scores(samples, ctx), samples, ctx)
+
+    def scores(self, samples: Sequence[Sample], ctx: Context) -> dict[str, list[Score]]:
+        """Every component's scores, by its name: what `evaluation` is made of. Never raises, as `score`."""
+        samples = self._told(samples)
         scores: dict[str, list[Score]] = {}
         for component in self._order:
             firsts = [
                 next(c for c, _ in self.components if c.name == g.first) for g in self.gates if g.then == component.name
             ]
             scores[component.name] = _run_gated(component, firsts, scores, samples, ctx)
-        ordered = {component.name: scores[component.name] for component, _ in self.components}
+        return {component.name: scores[component.name] for component, _ in self.components}
+
+    def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation:
+        """The record of `scores` of these samples, which may have been made in parts."""
         weights = self.weights_at(ctx.step, ctx.total_steps)
         tokens = {n: [s.token_values for s in c] for n, c in ordered.items() if any(s.token_values for s in c)}
         return Evaluation(

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     from random import Random
@@ -146,6 +146,9 @@ class Component(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class ItemComponent(ABC):
     """A component that looks at one completion at a time, times each, and keeps one failure from touching the rest."""
+
+    itemwise: ClassVar[bool] = True
+    """A completion's score does not depend on the others of the batch: parts of it may be scored by themselves."""
 
     name: str
     floor: float = 0.0

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rewards.adaptors.ahead import Ahead
 from rewards.evaluation import Evaluation
 from rewards.preset import Preset
-from rewards.protocol import Context
+from rewards.protocol import Context, Sample
 from rewards.samples import build_samples, completion_text, is_column
 
 __all__ = ["BatchEvaluator", "TrlReward", "TrlRewards"]
@@ -34,6 +35,7 @@ class BatchEvaluator:
         self._key: list[Any] = []
         self._alive: list[list[Any]] = []
         self._reporter: str | None = None
+        self._ahead = Ahead(self.preset)
         self.last: Evaluation | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,16 +49,7 @@ class BatchEvaluator:
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
     ) -> Evaluation:
         """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
-        columns = {name: value for name, value in given.items() if is_column(value, len(prompts))}
-        extras = {name: value for name, value in given.items() if name not in columns}
-        tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
-        state = extras.get("trainer_state")
-        ctx = Context(
-            seed=self.seed,
-            step=int(getattr(state, "global_step", 0) or 0),
-            total_steps=int(getattr(state, "max_steps", 0) or 0),
-            extras=extras,
-        )
+        columns, tokens, ctx = self._taken_apart(len(prompts), given)
         texts = [text if isinstance(text, str) else completion_text(text) for text in completions]
         # As lists, so that what an array or a column makes up for each look lives on while identities are compared.
         alike = [
@@ -66,12 +59,39 @@ class BatchEvaluator:
         key = [ctx.step, list(columns), texts, identities]
         with self._lock:
             if self.last is None or key != self._key:
-                samples = build_samples(
-                    prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
-                )
-                self.last = self.preset.score(samples, ctx)
+                samples = self._samples(prompts, completions, completion_ids, columns, tokens)
+                self.last = self._ahead.take(samples, ctx) or self.preset.score(samples, ctx)
                 self._key, self._alive, self._reporter = key, alike, None
             return self.last
+
+    def begin(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
+    ) -> None:
+        """Scores the next whole groups of the batch to come in a thread, if the preset's components let it.
+
+        `given` as for `evaluate`, of these completions. What is begun serves the next call of `evaluate` if that is for
+        all of them, in this order; else it is dropped.
+        """
+        columns, tokens, ctx = self._taken_apart(len(prompts), given)
+        samples = self._samples(prompts, completions, completion_ids, columns, tokens)
+        with self._lock:
+            self._ahead.begin(samples, ctx)
+
+    def _taken_apart(self, size: int, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Context]:
+        """Dataset columns, columns of tokens, and the context that the rest makes."""
+        columns = {name: value for name, value in given.items() if is_column(value, size)}
+        extras = {name: value for name, value in given.items() if name not in columns}
+        tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
+        state = extras.get("trainer_state")
+        step, total = (int(getattr(state, name, 0) or 0) for name in ("global_step", "max_steps"))
+        return columns, tokens, Context(seed=self.seed, step=step, total_steps=total, extras=extras)
+
+    def _samples(
+        self, prompts: Sequence[Any], completions: Any, completion_ids: Any, columns: Any, tokens: Any
+    ) -> list[Sample]:
+        return build_samples(
+            prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
+        )
 
     def reports_tokens(self, name: str) -> bool:
         """Whether the function of this name is the one that reports the batch's process rewards: the first that asks,
@@ -154,6 +174,13 @@ class TrlRewards(list[TrlReward]):
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
         rewards.reward_weights = [1.0 if n in preset.scheduled else w for n, w in preset.weights.items()]
         return rewards
+
+    def begin(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any
+    ) -> None:
+        """Begins to score the next whole groups of a batch that is still being made; see `BatchEvaluator.begin`."""
+        if self:
+            self[0]._evaluator.begin(prompts, completions, completion_ids, given)
 
     @property
     def last_evaluation(self) -> Evaluation | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards.components.judge_prompt import (
     DEFAULT_RUBRIC,
@@ -66,6 +66,8 @@ class JudgeRubric:
         batch_seconds: seconds for a whole batch; what is open then is `infra`.
         extra: further fields of the request body, such as `reasoning_effort`.
     """
+
+    itemwise: ClassVar[bool] = True
 
     name: str = "judge"
     floor: float = 0.0

@@ -23,6 +23,10 @@ class Shared:
         return self.component.name
 
     @property
+    def itemwise(self) -> bool:
+        return bool(getattr(self.component, "itemwise", False))
+
+    @property
     def floor(self) -> float:
         return self.component.floor
 
