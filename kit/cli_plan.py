@@ -104,6 +104,10 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
     typer.echo(f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all.")
     if "probe" in found:
         typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
+    if worst := found.get("probe", {}).get("worst_step"):
+        typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
+    for name, state in found["savings"].items():
+        typer.echo(f"{name}: {state}")
     print_table(["card", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
                 [_card_row(card) for card in found["cards"]])  # fmt: skip
     for note in found["notes"]:

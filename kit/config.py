@@ -6,6 +6,7 @@
     ├── reward        a preset by name, or your own functions
     ├── objective     recipe and hooks (resolved in kit.objective)
     ├── generation    how completions are sampled
+    ├── selection     which of them are trained on
     ├── optimisation  steps, batch, learning rate
     ├── evaluation    held-out score before, during and after
     └── run           id, seed, folders, checkpoints, trackers
@@ -35,6 +36,7 @@ from kit.sections.objective import ObjectiveConfig
 from kit.sections.optimisation import OptimisationConfig
 from kit.sections.reward import RewardConfig, RewardFunction
 from kit.sections.run import RunSection
+from kit.sections.selection import SelectionConfig
 
 __all__ = [
     "EMBEDDED",
@@ -51,6 +53,7 @@ __all__ = [
     "RunConfig",
     "RunSection",
     "Section",
+    "SelectionConfig",
     "find_config",
     "load_config",
     "preset_names",
@@ -67,6 +70,7 @@ class RunConfig(Section):
     reward: RewardConfig = Field(default_factory=RewardConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run: RunSection = Field(default_factory=RunSection)
@@ -80,6 +84,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"optimisation.batch_size: {batch} completions a step cannot be made of groups of "
                 f"{group} (generation.num_generations); use {nearest}"
+            )
+        if self.generation.chunks > batch // group:
+            raise ValueError(
+                f"generation.chunks: {batch // group} groups a step (batch_size {batch} ÷ num_generations {group}) cannot be "
+                f"made in {self.generation.chunks} parts; use at most {batch // group}"
             )
         micro = self.optimisation.micro_batch_size
         if micro is not None and batch % micro:

@@ -157,6 +157,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     from kit.training.recording import CompletionWriter, FailureWatch
     from kit.training.resumption import with_past
     from kit.training.sameness import inputs
+    from kit.training.savings import switches
     from kit.training.trainer import make_trainer_class
     from kit.training.unsloth_model import loading
 
@@ -192,10 +193,16 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
         stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
         memory=memory,
         engine=engine_settings(config, args, say),
+        selection=config.selection,
+        **switches(config),
+        packing=config.optimisation.packing,
+        share_prompts=config.optimisation.share_prompts,
         **parts.interaction.trainer_arguments(),
     )
-    if moved := changes(args, trainer.args):
-        folder.write_json("env.json", stands_on | {"changed_by_backend": moved})
+    moved = changes(args, trainer.args)
+    stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
+    folder.write_json("env.json", stands_on)
+    trainer.chunks = config.generation.chunks
     trainer.was_stopped = lambda: job.stop.reason is not None
     trainer.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)
@@ -275,8 +282,10 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
         trainer.add_callback(Agreement(job.processes, stop, folder))
         job.processes.wait()
         train_on(trainer, job.resumption)
+    trainer.flush_sinks()
     if first:
         folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
+        folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
         conclude(judge, stop, trainer, score)
         job.reporter.result(folder, stop.reason)
 

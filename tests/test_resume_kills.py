@@ -40,7 +40,7 @@ PLANTED = {
     "in a held-out evaluation": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 4},
     "in the evaluation before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
     "with completions written whose step is not made": {
-        "call": "kit.training.recording:CompletionWriter.__call__", "nth": 3, "when": "after",
+        "call": "kit.training.recording:write_parquet", "nth": 3, "when": "after",
     },
     "after the last step, before the score after it": {"call": "kit.training.evaluating:conclude", "nth": 1},
 }  # fmt: skip

@@ -24,6 +24,9 @@ class TokenBatch:
     keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever
     finite gradient a hook has there (`shielded`: whatever gradient). `sampler_logps` keeps NaN (unknown) at live positions.
 
+    A completion that was not `scored` has stand-ins for what the policy says of it (log ratio 0, entropy 0). It counts in
+    the denominators of the loss as any other; what is logged of the policy is of the scored ones.
+
     Raises `ObjectiveError` on a wrong shape or dtype; the message names the field.
     """
 
@@ -38,6 +41,7 @@ class TokenBatch:
     rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
     all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch, this micro-batch's too
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
+    scored: Tensor | None = None  # (B, 1) bool: completions that the policy has scored; None: all
     weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
     live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
@@ -60,14 +64,16 @@ class TokenBatch:
                 _check_shape(name, value, full)
                 self._fill(name, value)
         self._check_advantages(full)
-        for name in ("rewards", "truncated", "weight_norm"):
+        for name in ("rewards", "truncated", "scored", "weight_norm"):
             value = getattr(self, name)
             if value is not None:
                 _check_shape(name, value, torch.Size(() if name == "weight_norm" else (full[0], 1)))
         if self.all_lengths is not None and self.all_lengths.dim() != 1:
             raise _wrong_shape("all_lengths", self.all_lengths, "(N,)")
-        if self.truncated is not None and self.truncated.dtype != torch.bool:
-            raise ObjectiveError(f"TokenBatch.truncated has dtype {self.truncated.dtype}, expected torch.bool.")
+        for name in ("truncated", "scored"):
+            value = getattr(self, name)
+            if value is not None and value.dtype != torch.bool:
+                raise ObjectiveError(f"TokenBatch.{name} has dtype {value.dtype}, expected torch.bool.")
 
     def _check_advantages(self, full: torch.Size) -> None:
         advantages = self.advantages

@@ -17,6 +17,7 @@ from kit.objective.surrogate import ClipFunction, beyond, check_bounds, clips, o
 
 @clips.register(
     "clip_cov",
+    zero_at_zero_advantage=True,
     formula="ppo_clip({eps_low}, {eps_high}), 0 at a random {share} of the tokens, of those with a covariance in "
     "({cov_low}, {cov_high})",
     source="Clip-Cov, arXiv 2505.22617; verl's policy_loss clip_cov",

@@ -49,6 +49,8 @@ class HookFactory:
     formula: str = ""  # for people; {name} stands for a hyper-parameter
     filled: bool = False  # whether its output is 0 at padding, so that it need not be masked
     on_policy: bool = False  # whether it is right for the policy that generated only, as it has no ratio
+    row_separable: bool = False  # whether a completion's gradient depends on no other completion's log-probabilities
+    zero_at_zero_advantage: bool = False  # whether a completion with advantages 0 has loss 0 and gradient 0
     source: str = ""  # where it comes from: paper, or the option of TRL that it equals
     hints: Mapping[str, str] = field(default_factory=dict)  # what to say to a hyper-parameter that it cannot have
     custom: bool = False  # the user's own: its outputs are checked at every call
@@ -90,6 +92,20 @@ class Hook:
     def on_policy(self) -> bool:
         """Whether it is right only for the policy that generated: registered so, or its function says `on_policy`."""
         return self.factory.on_policy or bool(attribute(self._function, "on_policy", False))
+
+    @property
+    def row_separable(self) -> bool:
+        """Whether the gradient of a completion depends on no other completion's log-probabilities, entropies or full KL.
+
+        Registered so, or its function says `row_separable`; never with state, which more calls would change.
+        """
+        said = self.factory.row_separable or bool(attribute(self._function, "row_separable", False))
+        return said and "" not in self.stateful()
+
+    @property
+    def zero_at_zero_advantage(self) -> bool:
+        """Whether completions whose advantages are all 0 have loss 0 and gradient 0: registered so, or said likewise."""
+        return self.factory.zero_at_zero_advantage or bool(attribute(self._function, "zero_at_zero_advantage", False))
 
     @property
     def name(self) -> str:

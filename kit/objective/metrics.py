@@ -69,21 +69,28 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 class Meter:
-    """Collects the masked means of one micro-batch. Two terms of one name get `_2`, `_3`, ... in order."""
+    """Collects the masked means of one micro-batch. Two terms of one name get `_2`, `_3`, ... in order.
+
+    What is measured of the policy (entropy, ratios, penalties, weights) is a mean over the completions that were scored.
+    The clip's loss, where it clips, and the advantages are known of the others too, and are means over all.
+    """
 
     def __init__(self, batch: TokenBatch) -> None:
         self.means: dict[str, Mean] = {}
         self.observed: dict[str, Mean] = {}  # for controllers, by part
         self.samples: dict[str, Tensor] = {}  # values of single tokens, for quantiles
         self._batch = batch
-        self._tokens = batch.live.sum()
+        self._seen = batch.live if batch.scored is None else batch.live * as_numbers(batch.scored, batch.live.dtype)
+        self._tokens = self._seen.sum()
 
-    def log(self, name: str, values: Tensor, *, filled: bool = False) -> str:
+    def log(self, name: str, values: Tensor, *, filled: bool = False, of_all: bool = False) -> str:
         """Log the mean of (B, T) over live tokens, of (B, 1) over completions that have some, or of one value ().
 
-        `filled` says that the values are 0 at padding already. Returns the key.
+        `filled` says that the values are 0 at padding already, `of_all` that completions without scores count as well.
+        Returns the key.
         """
-        values, live = values.detach(), self._batch.live
+        everything = of_all or self._batch.scored is None
+        values, live = values.detach(), self._batch.live if everything else self._seen
         if values.dtype == torch.bool:
             values = as_numbers(values, live.dtype)
         elif values.dtype != live.dtype:
@@ -91,9 +98,11 @@ class Meter:
         if values.dim() == 0:
             total, count = values, torch.ones_like(values)
         elif values.shape == live.shape:
-            total, count = (values if filled else values * live).sum(), self._tokens
+            kept = values if filled and everything else values * live
+            total, count = kept.sum(), self._tokens if live is self._seen else live.sum()
         else:
-            total, count = (values * self._rows).sum(), self._completions
+            rows = self._rows if of_all else self._rows_seen
+            total, count = (values * rows).sum(), rows.sum()
         key = self._free(name)
         self.means[key] = Mean(total, count)
         return key
@@ -104,8 +113,10 @@ class Meter:
         return self._batch.live.amax(-1, keepdim=True) if self._batch.live.numel() else self._batch.live[:, :1]
 
     @functools.cached_property
-    def _completions(self) -> Tensor:
-        return self._rows.sum()
+    def _rows_seen(self) -> Tensor:
+        """(B, 1): of these, the scored ones."""
+        rows, scored = self._rows, self._batch.scored
+        return rows if scored is None else rows * as_numbers(scored, rows.dtype)
 
     def log_term(self, part: str, hook: Hook, values: Tensor, coef: float) -> None:
         """Log a regularizer (0 at padding), unscaled, as `objective/<name>`, and under its function's `label` if it has one.
@@ -134,9 +145,9 @@ class Meter:
         clipped = attribute(function, "clipped")
         if clipped is not None:
             where = {name: self._own(hook, inside) for name, inside in clipped(self._batch).items()}
-            keys = [self.log(f"clip_fraction/{name}", inside) for name, inside in where.items()]
+            keys = [self.log(f"clip_fraction/{name}", inside, of_all=True) for name, inside in where.items()]
             if hook.factory.custom or not where.keys() <= {"low", "high"}:
-                self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()))
+                self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()), of_all=True)
             else:  # never both: the advantage has one sign
                 fractions = [self.means[key] for key in keys]
                 total = functools.reduce(torch.add, (mean.total for mean in fractions))
@@ -154,18 +165,21 @@ class Meter:
         batch = self._batch
         # The user's own hooks read theirs off the shielded batch.
         asked = vars(batch).keys() | vars(vars(batch).get("shielded", batch)).keys()
-        if "ratio" in asked:
+        if "ratio" in asked and batch.scored is not None:
+            self.log("ratio/mean", batch.ratio.detach())
+        elif "ratio" in asked:
             excess = batch.ratio.detach().sum() - (batch.mask.numel() - self._tokens)  # the ratio is 1 at padding
             self.means["ratio/mean"] = Mean(excess, self._tokens)
         if "sequence_ratio" in asked:
             self.log("ratio/sequence_mean", batch.sequence_ratio.detach())
         self.log("ratio/abs_log", batch.log_ratio.detach().abs(), filled=True)
-        self.log("advantage/abs_mean", batch.advantages.detach().abs(), filled=True)
+        self.log("advantage/abs_mean", batch.advantages.detach().abs(), filled=True, of_all=True)
         if batch.entropy is not None:
             self.log("entropy", batch.entropy, filled=True)
         every = -(-batch.mask.numel() // SAMPLED_TOKENS) or 1
         drawn = batch.log_ratio.detach().reshape(-1)[::every]
-        self.samples["log_ratio"] = torch.where(batch.mask.reshape(-1)[::every], drawn, torch.nan)
+        seen = batch.mask if batch.scored is None else batch.mask & batch.scored
+        self.samples["log_ratio"] = torch.where(seen.reshape(-1)[::every], drawn, torch.nan)
 
     def _own(self, hook: Hook, values: Tensor) -> Tensor:
         """A report in the numbers of the batch. What a user's own hook reports at padding may be anything."""
@@ -179,7 +193,7 @@ class Meter:
                 f"{hook.title} has a coef that follows the entropy, which the batch lacks: "
                 f"{REMEDIES['entropy']}, or steer entropy_bonus, which asks for it."
             )
-        return Mean(self._batch.entropy.detach().sum(), self._tokens)  # 0 at padding
+        return Mean((self._batch.entropy.detach() * self._seen).sum(), self._tokens)
 
     def _free(self, name: str) -> str:
         number, candidate = 1, name

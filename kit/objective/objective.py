@@ -197,7 +197,7 @@ class Objective:
             check_present(hook, batch)
         meter = Meter(batch)
         per_token = _live_part(parts.clip, batch)
-        meter.log("objective/clip", per_token, filled=True)
+        meter.log("objective/clip", per_token, filled=True, of_all=True)
         for hook in parts.weights:
             multiplier = call_on_tokens(hook, batch).detach()
             meter.log_weight(hook, multiplier)

@@ -40,6 +40,7 @@ ReductionFunction = Callable[[Tensor, Tensor, LossScale], Tensor]
 
 @reductions.register(
     "sequence_mean",
+    row_separable=True,
     formula="mean over completions of the mean over their tokens",
     source="DeepSeekMath, arXiv 2402.03300; TRL's loss_type grpo",
 )
@@ -56,7 +57,12 @@ def sequence_mean() -> ReductionFunction:
     return function
 
 
-@reductions.register("token_mean", formula="mean over the tokens of the micro-batch", source="TRL's loss_type bnpo")
+@reductions.register(
+    "token_mean",
+    row_separable=True,
+    formula="mean over the tokens of the micro-batch",
+    source="TRL's loss_type bnpo",
+)
 def token_mean() -> ReductionFunction:
     """Mean over the live tokens of the micro-batch, divided by the accumulation; TRL's `bnpo`.
 
@@ -71,6 +77,7 @@ def token_mean() -> ReductionFunction:
 
 @reductions.register(
     "global_token_mean",
+    row_separable=True,
     formula="sum over tokens / tokens of the accumulation window",
     source="DAPO, arXiv 2503.14476; TRL's loss_type dapo",
 )
@@ -96,6 +103,7 @@ def global_token_mean() -> ReductionFunction:
 
 @reductions.register(
     "fixed_length",
+    row_separable=True,
     formula="sum over tokens / (completions · maximal length)",
     source="Dr. GRPO, arXiv 2503.20783; TRL's loss_type dr_grpo",
 )
@@ -119,6 +127,7 @@ def fixed_length(length: int | None = None) -> ReductionFunction:
 
 @reductions.register(
     "sequence_sum",
+    row_separable=True,
     formula="mean over completions of the sum over their tokens",
     source="LUSPO, arXiv 2602.05261; TRL's loss_type luspo",
 )

@@ -16,7 +16,9 @@ It takes one of two forms, told apart by the parameters without a default:
            return function
 
 A reduction's pure function takes `(per_token, mask, scale)` instead of the batch. What a hook needs beyond the current
-and old log-probabilities is declared as an attribute of the function, `my_clip.needs = {"ref_logps"}`.
+and old log-probabilities is declared as an attribute of the function, `my_clip.needs = {"ref_logps"}`. So is what saves
+work, `my_clip.row_separable = True` and `my_clip.zero_at_zero_advantage = True` (see `kit.objective.obstacles`): without
+it nothing is assumed.
 """
 
 from __future__ import annotations
@@ -62,13 +64,17 @@ class HookRegistry(Registry[HookFactory]):
         coef: float = 1.0,
         filled: bool = False,
         on_policy: bool = False,
+        row_separable: bool = False,
+        zero_at_zero_advantage: bool = False,
     ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
         """Decorator that files a factory under `name`.
 
         `needs` is what the batch must carry; needs that depend on a hyper-parameter go on the returned function, as
         `function.needs`. `formula` and `source` (paper, or TRL's name for it) are for people, `{eps_low}` in a formula
         standing for a hyper-parameter. `coef` is the default coefficient of a regularizer. `filled` says that the output
-        is 0 at padding, as every field of the batch but the ratio is; `on_policy` that it has no ratio.
+        is 0 at padding, as every field of the batch but the ratio is; `on_policy` that it has no ratio. `row_separable` and
+        `zero_at_zero_advantage` say what work may be left out (`kit.objective.obstacles`); where that depends on a
+        hyper-parameter they go on the returned function, as needs do.
         Raises `ConfigError` if the name is taken or a need is unknown.
         """
 
@@ -77,7 +83,18 @@ class HookRegistry(Registry[HookFactory]):
             parameters = self._parameters(build, 0, coef, title)
             needed = check_needs(needs, self.kind, title)
             factory = HookFactory(
-                self.kind, name, build, parameters, needed, formula, filled, on_policy, source, self.hints
+                self.kind,
+                name,
+                build,
+                parameters,
+                needed,
+                formula,
+                filled,
+                on_policy,
+                row_separable,
+                zero_at_zero_advantage,
+                source,
+                self.hints,
             )
             return super(HookRegistry, self).register(name)(factory)
 

@@ -31,6 +31,7 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {  # of log(ref / policy), 
 
 @regularizers.register(
     "kl",
+    row_separable=True,
     filled=True,
     coef=0.04,
     formula="{coef} · {estimator}(policy || reference)",
@@ -77,6 +78,7 @@ def kl(
 
 @regularizers.register(
     "entropy_bonus",
+    row_separable=True,
     filled=True,
     needs={"entropy"},
     coef=0.01,
@@ -123,11 +125,13 @@ def entropy_floor(floor: float = 0.2, level: Literal["batch", "token"] = "batch"
         below = _token_mean(batch.entropy.detach(), batch.mask) < floor
         return torch.where(below, missing, torch.zeros_like(missing))
 
+    function.row_separable = level == "token"  # type: ignore[attr-defined]
     return function
 
 
 @regularizers.register(
     "length_penalty",
+    row_separable=True,
     needs={"all_lengths"},
     coef=0.01,
     formula="{coef} · sg(cost - baseline)·r,  cost = relu(length - {free}) / {scale}",
@@ -168,6 +172,8 @@ def length_penalty(free: int = 256, scale: int = 256) -> RegularizerFunction:
 
 @regularizers.register(
     "reference_free_l2",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     needs={"weight_norm"},
     coef=1e-4,
     formula="{coef} · ||LoRA update||²",
@@ -189,6 +195,7 @@ def reference_free_l2() -> RegularizerFunction:
 
 @regularizers.register(
     "nll_on_correct",
+    row_separable=True,
     filled=True,
     needs={"rewards"},
     coef=0.1,

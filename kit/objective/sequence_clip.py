@@ -25,6 +25,8 @@ from kit.objective.surrogate import (
 
 @clips.register(
     "gspo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-min(s·A, clip(s, 1-{eps_low}, 1+{eps_high})·A),  s = exp(mean_t(logp - old))",
     source="GSPO, arXiv 2507.18071; TRL's importance_sampling_level sequence",
 )
@@ -40,6 +42,8 @@ def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
 
 @clips.register(
     "luspo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-min(s·A, clip(s, 1-{eps_low}, 1+{eps_high})·A) at every token; sum them",
     source="LUSPO, arXiv 2602.05261; TRL's loss_type luspo",
 )
@@ -56,6 +60,8 @@ def luspo(eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> ClipFunction:
 
 @clips.register(
     "gspo_token",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-min(s_t·A, clip(s_t, 1-{eps_low}, 1+{eps_high})·A),  s_t = sg(s)·exp(logp - sg(logp))",
     source="GSPO-token, arXiv 2507.18071 section 4.3",
 )
@@ -77,6 +83,8 @@ def gspo_token(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
 
 @clips.register(
     "gmpo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-A·exp(mean_t log r'),  log r' at most {eps_high} where A > 0, at least -{eps_low} where A < 0",
     source="GMPO, arXiv 2507.20673; TRL's experimental GMPOTrainer",
 )
@@ -113,6 +121,8 @@ _SMALLEST_LAMBDA = 1e-4
 
 @clips.register(
     "vespo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     filled=True,
     formula="-sg(φ(w))·A·logp,  φ(w) = w^k·exp(λ(1-w)),  w = Π_t r;  k, λ = {k_pos}, {lambda_pos} where A >= 0, "
     "else {k_neg}, {lambda_neg}",

@@ -26,6 +26,8 @@ from kit.objective.surrogate import (
 
 @clips.register(
     "ppo_clip",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-min(r·A, clip(r, 1-{eps_low}, 1+{eps_high})·A)",
     source="PPO, arXiv 1707.06347; TRL's epsilon and epsilon_high",
 )
@@ -44,6 +46,8 @@ def ppo_clip(eps_low: float = 0.2, eps_high: float = 0.2) -> ClipFunction:
 
 @clips.register(
     "two_sided",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-min(min(r, {delta})·A, clip(r, 1-{eps_low}, 1+{eps_high})·A),  r of the {level}",
     source="INTELLECT-2, arXiv 2505.07291; TRL's delta",
 )
@@ -65,6 +69,8 @@ def two_sided(eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, l
 
 @clips.register(
     "dual_clip",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="ppo_clip({eps_low}, {eps_high}), and at most -{c}·A where A < 0",
     source="Dual-clip PPO, arXiv 1912.09729",
 )
@@ -82,6 +88,8 @@ def dual_clip(eps_low: float = 0.2, eps_high: float = 0.2, c: float = 3.0) -> Cl
 
 @clips.register(
     "cispo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     filled=True,
     formula="-sg(min(r, {eps_high}))·A·logp,  r of the {level}",
     source="MiniMax-M1, arXiv 2506.13585; TRL's loss_type cispo",
@@ -106,6 +114,8 @@ def cispo(eps_high: float = 5.0, level: Level = "token") -> ClipFunction:
 
 @clips.register(
     "sapo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     formula="-σ(τ·(r-1))·4/τ·A,  τ = {tau_pos} where A > 0, else {tau_neg},  r of the {level}",
     source="SAPO, arXiv 2511.20347; TRL's loss_type sapo",
 )
@@ -133,6 +143,8 @@ _ALMOST_ONE = 1.0 - 1e-7
 
 @clips.register(
     "dppo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
     filled=True,
     formula="-sg(min(r, {cap}))·A·logp, 0 where r moves on away from 1 and {divergence} > delta",
     source="DPPO, arXiv 2602.04879; TRL's experimental DPPOTrainer (binary_tv, binary_kl)",
@@ -184,7 +196,13 @@ def dppo(
 
 
 @clips.register(
-    "reinforce", filled=True, on_policy=True, formula="-A·logp", source="Williams 1992, doi 10.1007/BF00992696"
+    "reinforce",
+    filled=True,
+    on_policy=True,
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-A·logp",
+    source="Williams 1992, doi 10.1007/BF00992696",
 )
 def reinforce() -> ClipFunction:
     """-A·logp: no ratio, hence only for on-policy batches. Source: Williams 1992, doi 10.1007/BF00992696."""

@@ -25,6 +25,7 @@ WeightFunction = Callable[[TokenBatch], Tensor]
 
 @weights.register(
     "sampler_correction",
+    row_separable=True,
     needs={"sampler_logps"},
     formula="old / sampler by {mode} within [{min}, {max}]",
     source="TIS and MIS, fengyao.notion.site/off-policy-rl; TRL's vllm_importance_sampling_mode",
@@ -109,6 +110,7 @@ def high_entropy_only(quantile: float = 0.8) -> WeightFunction:
 
 @weights.register(
     "off_policy_mask",
+    row_separable=True,
     formula="0 where A < 0 and mean_t(log sampler/policy) > {delta} nats, else 1",
     source="DeepSeek-V3.2, arXiv 2512.02556 equation 9; TRL's off_policy_mask_threshold",
 )
@@ -134,6 +136,7 @@ def off_policy_mask(delta: float = 0.5) -> WeightFunction:
 
 @weights.register(
     "drop_truncated",
+    row_separable=True,
     needs={"truncated"},
     formula="0 where the completion was cut, else 1",
     source="overlong filtering of DAPO, arXiv 2503.14476; TRL's mask_truncated_completions",

@@ -136,6 +136,8 @@ def plan(
     `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
     the overrides that came with it, for the command that is printed. Raises `KitError`.
     """
+    from kit.training.savings import planned
+
     found = subject(config)
     device, place, room = _place(card, room)
     memory = found.memory(device, room=room)
@@ -162,6 +164,7 @@ def plan(
         "cards": [_on(card, found) for card in CARDS],
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
         "vllm": vllm(found, room if device == "cuda" else 0.0),
+        "savings": planned(config, found.objective),
     }
 
 

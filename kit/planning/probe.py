@@ -1,4 +1,5 @@
-"""Two steps of the worst case, for real: the longest prompts, completions of full length, the real trainer.
+"""The worst case for real, with the real trainer: its largest update first, then two steps of the longest prompts and
+completions of full length.
 
 `python -m kit.planning.probe REQUEST` does it in a process of its own; `probe` is the face.
 """
@@ -6,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -26,7 +26,10 @@ STEPS = 2
 
 
 def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
-    """Runs two steps and returns `peak_bytes` and `seconds` (of each step), measured. Nothing of it is kept.
+    """Runs the largest update and two steps; returns `peak_bytes` and `seconds` (of each step), measured.
+
+    `worst_step` says of the update alone how many `tokens` (in `rows`) it held at once, and its `peak_bytes` and `seconds`.
+    Nothing of it is kept.
 
     Raises `KitError` for a mistake of the user's, out of memory included.
     """
@@ -69,15 +72,17 @@ def full_length(args: Any, tokens: int) -> dict[str, int]:
 
 
 def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    import torch
     from transformers import TrainerCallback, set_seed
 
     from kit.data.images import IMAGES
+    from kit.evaluation.heldout import lengths_of
+    from kit.planning.worst_step import WorstStep, peak
     from kit.training.allocator import return_freed_memory
     from kit.training.arguments import grpo_config
     from kit.training.engine_side import engine_settings
     from kit.training.models import keep_trainable_in_float32, load_model
     from kit.training.quiet import silence_steps
+    from kit.training.savings import switches
     from kit.training.trainer import make_trainer_class
     from kit.training.unsloth_model import loading
 
@@ -100,6 +105,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
     args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
     rows = worst_rows(parts)
+    longest = max(lengths_of(parts.files.tokenizer, rows, parts.interaction.all_tools()))
     trainer = make_trainer_class()(
         loaded.model,
         rewards,
@@ -110,15 +116,23 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
         objective=parts.objective,
         callbacks=[clock],
         engine=engine_settings(config, args, say),
+        packing=config.optimisation.packing,
+        share_prompts=config.optimisation.share_prompts,
+        **switches(config) | {"skip_flat_groups": False},  # with this data every group may be flat
         **parts.interaction.trainer_arguments(),
     )
     keep_trainable_in_float32(trainer.model)
     silence_steps(trainer)
+    worst = WorstStep(trainer, longest, config.generation.max_completion_tokens)
+    trainer.callback_handler.callbacks.insert(0, worst)  # before the clock begins
     trainer.train()
-    on_gpu = loaded.backend.device == "cuda"
-    peak = torch.cuda.max_memory_reserved() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
-    return {"peak_bytes": int(peak), "seconds": seconds, "steps": STEPS}
+    return {
+        "peak_bytes": int(peak(loaded.backend.device)),
+        "seconds": seconds,
+        "steps": STEPS,
+        "worst_step": worst.found,
+    }
 
 
 def job(request: dict[str, Any], quiet: bool) -> None:
@@ -135,7 +149,9 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         config.optimisation.steps = STEPS
         use_threads(config.run.threads)
         parts = prepare(config, fresh=False)
-        reporter.say("Two steps of the worst case: longest prompts, completions of full length")
+        reporter.say(
+            "The largest update, then two steps of the worst case: longest prompts, completions of full length"
+        )
         found = two_steps(parts, Path(request["folder"]), reporter.say)
     Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
 

@@ -31,6 +31,9 @@ class GenerationConfig(Section):
     """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
+    chunks: Annotated[int, Field(ge=1)] = 1
+    """Parts, of whole groups, in which transformers' generate makes a batch; the rewards of a part are computed while the next
+    is generated. Worth it where rewards take seconds (programs, judges). Each number of parts samples other completions."""
     tools: list[str] = Field(default_factory=list)
     """Functions that the model may call, `file.py:function` or `package.module:function`. What they answer is masked from
     the loss; it counts towards `max_completion_tokens`."""
@@ -44,6 +47,17 @@ class GenerationConfig(Section):
     """Rounds of calls in a completion, each of any number of calls. Null: as many as fit."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """Settings of vLLM."""
+
+    @model_validator(mode="after")
+    def _chunks_are_plain(self) -> GenerationConfig:
+        otherwise = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
+        if self.chunks > 1 and (self.engine == "vllm" or otherwise):
+            raise ValueError(
+                "generation.chunks is for plain completions of transformers' generate; "
+                + ("vLLM takes a batch at once" if self.engine == "vllm" else f"{otherwise[0]} makes whole batches")
+                + ". Set it to 1."
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

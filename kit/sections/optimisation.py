@@ -37,3 +37,17 @@ class OptimisationConfig(Section):
     gradient_checkpointing: bool | Literal["unsloth"] | None = None
     """Recompute activations in the backward pass to save memory. `unsloth`: keep them in main memory as well (model.backend:
     unsloth; elsewhere refused, on its CPU backend the same as true). Null: on with a GPU, off on the CPU."""
+    token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Tokens (prompt and completion) of which one forward and backward pass keeps activations, at most; a larger micro-batch
+    goes through in parts, with the same gradient. Null: whole micro-batches. A single longer completion goes alone."""
+    skip_flat_groups: bool = True
+    """Leave completions whose advantages are all 0 out of the forward pass where the gradient is the same without it. What is
+    logged of the policy (entropy, ratios, weights) is then of the completions that were scored."""
+    reuse_old_logps: bool = True
+    """With `iterations` above 1, take old log-probabilities from the first pass over the completions where that is exact,
+    instead of a scoring pass of their own."""
+    packing: bool = True
+    """Score completions without padding: rows behind one another where the model's attention allows it, else batches of like
+    length with their padding cut off. The gradient is the same; a model for which it would not be is scored as it comes."""
+    share_prompts: bool = True
+    """With `packing`, forward a prompt once for all of its completions in a micro-batch."""

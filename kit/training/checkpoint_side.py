@@ -25,6 +25,7 @@ class CheckpointSide(_Trainer):  # type: ignore[misc]
 
     objective: Objective | None
     stateful: dict[str, Stateful]
+    rollout_sinks: tuple[Any, ...]
     check_anew: bool = False
     """In a resumed run the first steps have been proved; say True where something that matters has changed."""
     was_stopped: Callable[[], bool] = staticmethod(lambda: False)
@@ -50,6 +51,7 @@ class CheckpointSide(_Trainer):  # type: ignore[misc]
 
     def _write_checkpoint(self, model: Any, trial: Any, root: Path) -> None:
         """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""
+        self.flush_sinks()  # a checkpoint promises that what led to it is on disk
         folder = root / f"{PREFIX}{self.state.global_step}"
         save_progress(self, folder)
         state = self.objective.state_dict() if self.objective is not None else {}
@@ -58,6 +60,11 @@ class CheckpointSide(_Trainer):  # type: ignore[misc]
         if self._critic is not None and self.args.should_save:
             self._critic.save(folder)
         super()._save_checkpoint(model, trial)
+
+    def flush_sinks(self) -> None:
+        """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""
+        for sink in self.rollout_sinks:
+            getattr(sink, "flush", lambda: None)()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -208,6 +208,7 @@ class _Trials:
     ) -> None:
         self.card, self.make, self.family = card, make, family
         self.tokenizer, self.processor = tokenizer, processor
+        self.scored: dict[str, Any] | None = None  # how the first step on text scored completions
         self.made = made
         """Holds the model of the first trial, until that takes it."""
 
@@ -220,7 +221,7 @@ class _Trials:
         self.card.findings.append(("vLLM", *vllm_support(self.family.architecture)))
         self.card.findings.append(("sleep", UNTESTED, "vLLM's sleep mode needs a GPU and vLLM; see docs/vllm.md"))
         self._attempt("vision", self._vision)
-        self.card.findings.append(("packing", UNTESTED, "completions are scored in left-padded batches, not packed"))
+        self.card.findings.append(("packing", *self._packing()))
 
     def _attempt(self, what: str, trial: Callable[[], tuple[str, str] | str]) -> None:
         if any(what == name for name, *_ in self.card.findings):
@@ -265,7 +266,22 @@ class _Trials:
         free()
         model = self.make(four_bit=True) if quantised else self.make()
         processing = self.processor if rows is not None else self.tokenizer
-        return grpo_step(model, processing, adapter(settings, self.family), rows)
+        step = grpo_step(model, processing, adapter(settings, self.family), rows)
+        self.scored = self.scored or (step.scored if rows is None else None)
+        return step
+
+    def _packing(self) -> tuple[str, str]:
+        """How the steps above scored completions of text."""
+        way = self.scored["packing"] if self.scored else None
+        if self.scored is None or way is None:
+            return UNTESTED, "no step on text was made"
+        told = {
+            "packed": "each token once: rows without padding, a shared prompt once",
+            "trimmed": "rows of like length with their padding cut",
+            "plain": "padded rows",
+        }
+        reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
+        return TESTED, told[way] + reason
 
     def _whole(self) -> tuple[str, str]:
         if self.card.weights.startswith("its own"):

@@ -82,20 +82,3 @@ def take(fields: Mapping[str, Any], rows: Sequence[int], samples: int) -> dict[s
     if "pixel_values" in given and "pixel_values" not in taken:  # no picture among them
         return {name: value for name, value in taken.items() if name.endswith("token_type_ids")}
     return taken
-
-
-def divided(inputs: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
-    """A micro-batch in parts of at most `size` completions, each with its own part of every model input."""
-    from kit.training.out_of_memory import split_rows
-    from kit.training.rollout_side import MODEL_INPUTS
-
-    samples = len(inputs["completion_ids"])
-    fields = {name: inputs[name] for name in MODEL_INPUTS if inputs.get(name) is not None}
-    parts = split_rows({name: value for name, value in inputs.items() if name not in MODEL_INPUTS}, size)
-    if not fields:
-        return parts
-    starts = range(0, samples, size)
-    return [
-        part | take(fields, range(start, min(start + size, samples)), samples)
-        for part, start in zip(parts, starts, strict=True)
-    ]

@@ -100,6 +100,8 @@ class Step:
     adapted: tuple[str, ...]
     """Kinds of linear layers that got an adapter."""
     completion_ids: tuple[tuple[int, ...], ...]
+    scored: dict[str, Any]
+    """The trainer's `packing_report`: how completions went through the model."""
 
 
 def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[dict[str, Any]] | None = None) -> Step:
@@ -148,7 +150,9 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
         if ".lora_A" in name
     }
     count = sum(weight.numel() for weight in weights)
-    return Step(after["loss"], after["grad_norm"], moved, count, tuple(sorted(adapted)), tuple(seen))
+    return Step(
+        after["loss"], after["grad_norm"], moved, count, tuple(sorted(adapted)), tuple(seen), trainer.packing_report
+    )
 
 
 @contextlib.contextmanager

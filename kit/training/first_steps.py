@@ -27,6 +27,7 @@ from transformers import TrainerCallback
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
+from kit.training.hidden_states import apart
 
 if TYPE_CHECKING:
     from kit.objective import Hook
@@ -213,7 +214,7 @@ def scoring_error(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     training = model.training
     try:
         model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
-        with torch.no_grad():
+        with torch.no_grad(), apart():
             width = live.shape[1]
             batched = trainer._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], width, **given)[0]
             if batched.shape[1] != live.shape[1]:

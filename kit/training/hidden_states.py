@@ -7,9 +7,9 @@ are kept. So the value head and the full KL need no forward pass of their own, w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from kit.training.full_kl import Projection
 class _Sinks(threading.local):
     def __init__(self) -> None:
         self.open: list[list[Projection]] = []
+        self.apart = False
 
 
 _sinks = _Sinks()
@@ -36,6 +37,37 @@ def capturing(wanted: bool = True) -> Iterator[list[Projection]]:
     finally:
         if wanted:
             _sinks.open[:] = [other for other in _sinks.open if other is not taken]  # not by value: lists may be equal
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Keeps what is recorded inside from the blocks around it: a scoring pass that is nobody's, as of a check."""
+    outer = _sinks.open, _sinks.apart
+    _sinks.open, _sinks.apart = [], True
+    try:
+        yield
+    finally:
+        _sinks.open, _sinks.apart = outer
+
+
+def is_apart() -> bool:
+    """Whether scoring is done for a check at the moment, and not for the run."""
+    return _sinks.apart
+
+
+@contextmanager
+def in_order_of(places: Sequence[Tensor]) -> Iterator[None]:
+    """Shows the scoring calls inside as a single one, whose rows stand in the order of `places`.
+
+    places: of each call, where its rows stand, (N,) each; read at the end, so that it may grow inside the block.
+    """
+    outer = _sinks.open
+    with apart(), capturing(bool(outer)) as taken:
+        yield
+    if taken:
+        order = torch.cat(list(places)).argsort()
+        hidden = torch.cat([projection.hidden for projection in taken])
+        record(replace(taken[0], hidden=hidden[order.to(hidden.device)]))
 
 
 def record(projection: Projection) -> None:

@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -150,18 +150,3 @@ def set_rng_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1])
-
-
-def split_rows(inputs: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
-    """A micro-batch in parts of at most `size` completions; what has no row for each completion is in every part."""
-    whole = len(inputs["completion_ids"])
-    parts = []
-    for start in range(0, whole, size):
-        part = {name: _rows(value, start, start + size, whole) for name, value in inputs.items()}
-        parts.append(part | {SHARE: len(part["completion_ids"]) / whole})
-    return parts
-
-
-def _rows(value: Any, start: int, end: int, whole: int) -> Any:
-    by_row = (isinstance(value, torch.Tensor) and value.dim() > 0) or isinstance(value, list)
-    return value[start:end] if by_row and len(value) == whole else value

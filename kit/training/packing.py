@@ -1,139 +1,158 @@
-"""Scoring with every row pushed to the left: for backbones that leave the attention mask out of training.
+"""Rows without their padding, and every prompt once: which token of a scoring call is forwarded where.
 
-Unsloth's do. In TRL's layout, prompts padded on the left, their rotary positions and their attention would begin in the
-padding, and log-probabilities would be off by whole nats. With the padding behind the tokens nothing looks at it:
+Rows with the same prompt are a group. Several groups lie behind one another in a pack, a single row of S tokens:
 
-    mask     0 0 1 1 | 1 1 0        a stable sort of the mask keeps the order of the tokens
-    packed   1 1 1 1   0 0 0        scored
-    back         T T                each value to where its token stood
+    prompt p1 .. pP, completions c1 c2 c3 and d1 d2        p1 .. pP-1 | pP c1 c2 | pP d1
+    positions                                              0  .. P-2  | P-1 P P+1 | P-1 P
+    what each token predicts                               -       -  | c1 c2 c3 | d1 d2
 
-TRL's layout of the result is kept: (B, T), 0 where there is no token, differentiable.
+A completion's last token predicts nothing and is not forwarded, the prompt's last one opens every segment: a group of
+completions of C tokens takes P - 1 + sum(C). What may look at what is in `kit.training.packed_attention`. All of this is
+index arithmetic on the CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kit.errors import ModelError
-from kit.training.backend import is_unsloths
-
-_Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 NO_LABEL = -100
-ROWWISE = ("token_type_ids", "mm_token_type_ids")
-"""Inputs beside the ids with a value for each of them."""
+
+
+class NotPackable(Exception):
+    """Why these rows, or this model, cannot be scored in packs."""
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Rows with their tokens first: (B, L) -> (B, W), W the longest row."""
+class Group:
+    """A prompt and completions that share it, in a pack."""
 
-    ids: Tensor  # (B, W)
-    mask: Tensor  # (B, W) 1 for tokens
-    labels: Tensor  # (B, W) the id of a completion token that is scored, else -100
-    places: Tensor  # (B, W) column of each in the rows as they came
-    width: int  # L
+    start: int  # of the prompt
+    prompt: int  # tokens before the first segment: the prompt without its last token
+    lengths: tuple[int, ...]  # of the segments, the longest first
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + sum(self.lengths)
 
 
-def pack(ids: Tensor, mask: Tensor, completion: int) -> Packed:
-    """Moves the padding of (B, L) behind the tokens. The last `completion` columns are the completion's.
+@dataclass(frozen=True)
+class Pack:
+    """A row of S tokens, of whole groups or of parts of one, of which N predict a token that is scored."""
 
-    The mask says what padding is, never the padding id, which may be a token that ends a text. The first token of a row
-    has none before it to be predicted from, and scores 0.
+    ids: Tensor  # (1, S)
+    positions: Tensor  # (1, S) of each token in its own text
+    labels: Tensor  # (1, S) what each token predicts, else -100
+    groups: tuple[Group, ...]
+    places: Tensor  # (N,) where the scores of (B, T) completions stand, row by row, in the order of the labels
+
+    @property
+    def tokens(self) -> int:
+        return self.ids.shape[1]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that share a prompt and go into one pack."""
+
+    prompt: Tensor  # (P,)
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]  # of the completions
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) - 1 + sum(self.lengths)
+
+
+def lay_out(ids: Tensor, mask: Tensor, completion: int, *, share: bool = True, limit: int | None = None) -> list[Pack]:
+    """The packs of (B, L) rows, the last `completion` columns of which are completions; none for rows without any token there.
+
+    The mask says what a token is. share: rows with the same prompt have it once, wherever they stand. limit: tokens of a
+    pack; a group above it is divided, and a single row above it has a pack of its own. Raises `NotPackable` for rows with
+    gaps (their positions count the gap) and for completions without a prompt.
     """
-    live = mask.bool()
-    places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, int(live.sum(1).max()))]
-    packed, tokens = ids.gather(1, places), live.gather(1, places)
-    scored = tokens & (places >= ids.shape[1] - completion)
-    return Packed(packed, tokens.to(mask.dtype), packed.masked_fill(~scored, NO_LABEL), places, ids.shape[1])
+    ids, live = ids.detach().cpu(), mask.detach().cpu().bool()
+    width = ids.shape[1] - completion
+    _check_rows(live, width)
+    parts: list[_Part] = []
+    for rows in same_prompts(ids, live, width, share=share):
+        prompt = ids[rows[0], :width][live[rows[0], :width]]
+        lengths = live[rows, width:].sum(1).tolist()
+        order = sorted(range(len(rows)), key=lambda index, of=lengths: -of[index])  # type: ignore[misc]
+        members = [(rows[index], lengths[index]) for index in order]
+        parts += _divided(prompt, members, limit)
+    return [_pack(ids, chosen, width, completion) for chosen in _filled(parts, limit)]
 
 
-def unpack(values: Tensor, packed: Packed, completion: int) -> Tensor:
-    """(B, W - 1), value j of the token at j + 1 -> (B, completion), each where its token stood; 0 elsewhere."""
-    whole = values.new_zeros(len(values), packed.width)
-    return whole.scatter(1, packed.places[:, 1:], values)[:, packed.width - completion :]
+def same_prompts(ids: Tensor, live: Tensor, width: int, *, share: bool = True) -> list[list[int]]:
+    """Indices of the rows with completions, by prompt, in the order in which each prompt is first seen."""
+    found: dict[object, list[int]] = {}
+    for row in torch.nonzero(live[:, width:].any(1)).flatten().tolist():
+        key = ids[row, :width][live[row, :width]].numpy().tobytes() if share else row
+        found.setdefault(key, []).append(row)
+    return list(found.values())
 
 
-def score_packed(
-    trainer: Any,
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    logits_to_keep: int,
-    batch_size: int | None = None,
-    compute_entropy: bool = False,
-    compute_aux_loss: bool = False,
-    **rowwise: Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What TRL's scorer gives: log-probabilities and entropies (B, T) in nats, and a router's balancing loss.
-
-    Through the same fused head, in chunks of `batch_size` rows. `rowwise`: further inputs (B, L) of the model. Raises
-    `ModelError` where the head is not there.
-    """
-    size, parts = batch_size or len(input_ids), []
-    for start in range(0, len(input_ids), size):
-        chunk = slice(start, start + size)
-        rows = pack(input_ids[chunk], attention_mask[chunk], logits_to_keep)
-        further: dict[str, Any] = {name: value[chunk].gather(1, rows.places) for name, value in rowwise.items()}
-        if compute_aux_loss:
-            further["output_router_logits"] = True
-        parts.append((_score(trainer, model, rows, further), rows))
-    logps = torch.cat([unpack(found.log_probs, rows, logits_to_keep) for found, rows in parts])
-    entropies = None
-    if compute_entropy:
-        entropies = torch.cat([unpack(found.entropy, rows, logits_to_keep) for found, rows in parts])
-    aux_loss = torch.stack([found.aux_loss for found, _ in parts]).mean() if compute_aux_loss else None
-    return logps, entropies, aux_loss
+def unique_tokens(ids: Tensor, mask: Tensor, completion: int) -> int:
+    """Live tokens of (B, L) rows with a completion, a prompt that several rows have counted once."""
+    ids, live = ids.detach().cpu(), mask.detach().cpu().bool()
+    width = ids.shape[1] - completion
+    groups = same_prompts(ids, live, width)
+    return int(sum(live[rows[0], :width].sum() + live[rows, width:].sum() for rows in groups))
 
 
-def _score(trainer: Any, model: Any, rows: Packed, further: dict[str, Any]) -> Any:
-    with trainer.accelerator.autocast():
-        found = model(input_ids=rows.ids, attention_mask=rows.mask, labels=rows.labels, fused_lm_head=True, **further)
-    if getattr(found, "log_probs", None) is None:
-        raise ModelError(
-            f"{type(model).__name__} gave no log-probabilities for fused_lm_head=True: TRL's "
-            "head was lost on the way (a wrapper replaced the model's forward). Set model.backend: transformers."
-        )
-    return found
+def _check_rows(live: Tensor, width: int) -> None:
+    before, after = live[:, :width], live[:, width:]
+    if (before[:, 1:] < before[:, :-1]).any() or (after[:, 1:] > after[:, :-1]).any():
+        raise NotPackable("a row has padding between its tokens")
+    if (after.any(1) & ~before.any(1)).any():
+        raise NotPackable("a completion has no prompt")
 
 
-class PackingSide(_Trainer):  # type: ignore[misc]
-    """Mixed into `HookedGRPOTrainer`, before the other scorers. Does nothing where TRL's class is its own.
+def _divided(prompt: Tensor, members: Sequence[tuple[int, int]], limit: int | None) -> list[_Part]:
+    """The members of a group, each with its length, in parts within the limit."""
+    parts: list[list[tuple[int, int]]] = [[]]
+    room = budget = max(0, limit - len(prompt) + 1) if limit is not None else sum(length for _, length in members)
+    for member in members:
+        if parts[-1] and member[1] > room:
+            parts.append([])
+            room = budget
+        parts[-1].append(member)
+        room -= member[1]
+    return [_Part(prompt, tuple(row for row, _ in part), tuple(length for _, length in part)) for part in parts]
 
-    Unsloth's own scorer gives log-probabilities without a gradient, in a layout of its own: it is never called.
-    """
 
-    objective: Any
+def _filled(parts: Sequence[_Part], limit: int | None) -> list[list[_Part]]:
+    """Parts in their order, as many to a pack as the limit lets in."""
+    packs: list[list[_Part]] = []
+    room = 0
+    for part in parts:
+        if not packs or (limit is not None and part.tokens > room):
+            packs.append([])
+            room = limit or 0
+        packs[-1].append(part)
+        room -= part.tokens
+    return packs
 
-    def __init__(self, *given: Any, **keywords: Any) -> None:
-        super().__init__(*given, **keywords)
-        if is_unsloths(type(self)):  # its trainer turns the tokenizer round; generating needs the padding in front
-            for one in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
-                if one is not None and hasattr(one, "padding_side"):
-                    one.padding_side = "left"
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **inputs: Any,
-    ) -> Any:
-        given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
-        if self.objective is None or not is_unsloths(type(self)):
-            return super()._get_per_token_logps_and_entropies(*given, **inputs)
-        rowwise = {name: inputs[name] for name in ROWWISE if inputs.get(name) is not None}
-        pictures = sorted(name for name, value in inputs.items() if value is not None and name not in ROWWISE)
-        if pictures:
-            raise ModelError(
-                f"Inputs beside text ({', '.join(pictures)}) are not scored under Unsloth, whose layout of them is its own. "
-                "Set model.backend: transformers."
-            )
-        return score_packed(self, *given, **rowwise)
+def _pack(ids: Tensor, parts: Sequence[_Part], width: int, completion: int) -> Pack:
+    tokens, positions, labels, places, groups = [], [], [], [], []
+    start = 0
+    for part in parts:
+        before = len(part.prompt) - 1
+        groups.append(Group(start, before, part.lengths))
+        tokens.append(part.prompt[:-1])
+        positions.append(torch.arange(before))
+        labels.append(torch.full((before,), NO_LABEL))
+        for row, length in zip(part.rows, part.lengths, strict=True):
+            scored = ids[row, width : width + length]
+            tokens += [part.prompt[-1:], scored[:-1]]
+            positions.append(torch.arange(before, before + length))
+            labels.append(scored)
+            places.append(torch.arange(row * completion, row * completion + length))
+        start += part.tokens
+    row_of = [torch.cat(pieces)[None] for pieces in (tokens, positions, labels)]
+    return Pack(row_of[0], row_of[1], row_of[2], tuple(groups), torch.cat(places))

@@ -73,12 +73,14 @@ def prepare(config: RunConfig, progress: Progress | None = None, *, fresh: bool 
 def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True, fresh: bool = True) -> Examined:
     """The steps of `prepare`, for `validate` too: without `build` the embedded model is left out, and nothing else."""
     from kit.data import load_data
+    from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
     from kit.evaluation.heldout import tell_of_thinking
     from kit.evaluation.pictured import check_pictures, fit_pictures
     from kit.planning.fit import check_memory
     from kit.training.interaction import check_rows, check_turns, load_interaction
     from kit.training.lifecycle import check_run_id
+    from kit.training.selection.rules import check_selection
 
     check_environment(config)
     if config.run.id is not None and fresh:
@@ -94,6 +96,9 @@ def examine(config: RunConfig, progress: Progress | None = None, *, build: bool 
     check_evaluation(config, checker)
     data = load_data(config.data)
     config, engine = settle(config, engine, data.train.column_names, objective)
+    check_selection(
+        config, objective, processes=int(os.environ.get("WORLD_SIZE", "1")), images=IMAGES in data.train.features
+    )
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
     check_reward(config, preset, data, interaction)

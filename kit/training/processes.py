@@ -189,6 +189,10 @@ class Gathered:
         if self.processes.is_first:
             self.sink(joined(found))
 
+    def flush(self) -> None:
+        """Of the sink, where it has one."""
+        getattr(self.sink, "flush", lambda: None)()
+
 
 def joined(parts: list[Rollout]) -> Rollout:
     """The rollouts of several processes as one, in their order."""

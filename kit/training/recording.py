@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +25,44 @@ PATIENCE = 5
 
 
 class CompletionWriter:
-    """Sink of rollouts: one file a generation batch, `completions/step-00001.parquet` and so on."""
+    """Sink of rollouts: one file a generation batch, `completions/step-00001.parquet` and so on.
+
+    Compressing and syncing go on in a thread of its own beside the training of the step. An error of the disk comes up at
+    the next call or `flush`; a checkpoint is begun with `flush`.
+    """
 
     def __init__(self, folder: Path, save: bool = True) -> None:
         self.folder, self.save = folder, save
+        self._thread = ThreadPoolExecutor(1, "completions")  # begins with the first file; the interpreter waits for it
+        self._writing: Future[None] | None = None
 
     def __call__(self, rollout: Rollout) -> None:
         if not self.save:
             return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+        self.flush()
         path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
-        partial = path.with_suffix(".partial")
-        with disk_errors(path):
-            self.folder.mkdir(exist_ok=True)
-            with open(partial, "wb") as file:
-                pq.write_table(pa.table(columns(rollout)), file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+        self._writing = self._thread.submit(write_parquet, path, columns(rollout))
+
+    def flush(self) -> None:
+        """Returns once everything handed over is on disk. Raises what writing it raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
+    """The whole file or none. Raises `RunError` where the disk is full or may not be written to."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    partial = path.with_suffix(".partial")
+    with disk_errors(path):
+        path.parent.mkdir(exist_ok=True)
+        with open(partial, "wb") as file:
+            pq.write_table(pa.table(dict(table)), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
 
 
 def columns(rollout: Rollout) -> dict[str, list[Any]]:

@@ -77,11 +77,15 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._note_scores(rewards, completions, completion_ids_list)
+        return rewards
+
+    def _note_scores(self, rewards: torch.Tensor, completions: Any, completion_ids_list: Any) -> None:
+        """Keeps what a scoring gave, and what reward functions logged with it."""
         extra = {key: list(value) for key, value in self._pending_extra_logs.items()}
         self._pending_extra_logs.pop(TOKEN_REWARDS, None)
         ids = [list(row) for row in completion_ids_list]
         self._scored = _Scored(rewards, completions, ids, extra, self._weighted(rewards))
-        return rewards
 
     def _weighted(self, rewards: torch.Tensor) -> torch.Tensor:
         """(N, K) -> (N,), NaN where no component applied: no signal, and no part in a baseline."""

@@ -3,13 +3,17 @@
 Overridden, and nothing else:
 
     compute_loss, _compute_loss                      our loss
-    training_step, _prepare_inputs                   smaller parts after running out of memory (kit.training.halving)
-    _generate_single_turn                            likewise
+    training_step, _prepare_inputs                   a step in parts (kit.training.parts_side), smaller ones after running out
+                                                     of memory (kit.training.halving); completions of a prompt in one
+                                                     micro-batch (kit.training.grouped_batches)
+    _generate_single_turn                            likewise; in parts whose rewards are computed while the next is generated
+                                                     (kit.training.scoring_ahead)
     _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too; under
-                                                     Unsloth the padding goes behind (kit.training.packing)
+                                                     Unsloth the padding goes behind (kit.training.right_packing)
     _tokenize_prompts, _generate                     rows that carry `prompt_ids`; what tools wrote (kit.training.prompt_side)
     _calculate_rewards                               keeps the gathered rewards of every component; shows them all ids
-    _generate_and_score_completions                  our advantages in place of TRL's; a checkpoint when the engine fails
+    _generate_and_score_completions                  our advantages in place of TRL's; a checkpoint when the engine fails; which
+                                                     completions are trained on (kit.training.selection)
     create_optimizer                                 a parameter group for the value head of `gae`
     _save_checkpoint, _get_output_dir                state of hooks and value head; whole checkpoints or none
     _load_optimizer_and_scheduler                    state of hooks and value head; where the saved run stood
@@ -42,15 +46,14 @@ from kit.training.guards import (
 if TYPE_CHECKING:
     import torch
 
-    from kit.objective import LossOutput, Mean, Objective, TokenBatch
+    from kit.config import SelectionConfig
+    from kit.objective import LossOutput, Mean, Objective
     from kit.training.engine_side import EngineSettings
-    from kit.training.hidden_states import ScoringPass
     from kit.training.out_of_memory import Memory
     from kit.training.progress import Stateful
     from kit.training.rollout_side import Rollout
 
 REFERENCE_NEEDS = {"ref_logps", "full_kl"}
-HIDDEN_NEEDS = {"full_kl", "values"}
 
 
 @functools.cache
@@ -58,26 +61,33 @@ def make_trainer_class() -> type:
     """The trainer class, a subclass of whatever `trl.GRPOTrainer` is by now. Raises `EnvironmentUnsupported`."""
     check_trl()
     import torch
+    from accelerate.utils import gather_object
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    from kit.objective import LossScale, Mean, Objective, TokenBatch
+    from kit.objective import Mean, Objective
     from kit.objective.metrics import QUANTILES, Sums
-    from kit.objective.value import value_loss
     from kit.training.checkpoint_side import CheckpointSide
     from kit.training.critic import Critic
     from kit.training.engine_side import EngineSide, SamplerAlarm, making_engine
     from kit.training.family_side import FamilySide
     from kit.training.first_steps import FirstSteps
-    from kit.training.full_kl import full_kl
     from kit.training.greedy import check_greedy
-    from kit.training.halving import HalvingSide, Terms
-    from kit.training.hidden_states import ScoringPass, capturing, spread
+    from kit.training.grouped_batches import GroupedBatches
+    from kit.training.halving import HalvingSide
+    from kit.training.hidden_states import ScoringPass, capturing
     from kit.training.logps import entropy_gradient
     from kit.training.lora_norm import lora_weight_norm
-    from kit.training.packing import PackingSide
+    from kit.training.loss_side import HIDDEN_NEEDS, LossSide
+    from kit.training.old_logps import OldLogpsSide
+    from kit.training.packed_scoring import PackedScoring
+    from kit.training.parts_side import PartsSide
     from kit.training.prompt_side import PromptSide
-    from kit.training.rollout_side import MODEL_INPUTS, RolloutSide, trained_tokens
+    from kit.training.right_packing import RightPacking
+    from kit.training.rollout_side import RolloutSide
+    from kit.training.savings import SavingsSide
+    from kit.training.scoring_ahead import ScoringAheadSide
+    from kit.training.selection.side import SelectionSide
     from kit.training.trl_kernel import install_torch_logprob_kernel
 
     check_base_class(GRPOTrainer)
@@ -86,11 +96,19 @@ def make_trainer_class() -> type:
 
     class HookedGRPOTrainer(
         CheckpointSide,
+        ScoringAheadSide,
+        SavingsSide,
         HalvingSide,
+        PartsSide,
+        GroupedBatches,
+        LossSide,
         EngineSide,
+        OldLogpsSide,
+        SelectionSide,
         RolloutSide,
         PromptSide,
-        PackingSide,
+        RightPacking,
+        PackedScoring,
         FamilySide,
         GRPOTrainer,  # type: ignore[misc]
     ):
@@ -99,12 +117,18 @@ def make_trainer_class() -> type:
         Accepts whatever `trl.GRPOTrainer` accepts, and:
 
         objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
-        rollout_sinks: functions called with every scored `Rollout`.
+        rollout_sinks: functions called with every scored `Rollout`. One that has a `flush()` may write beside the training:
+            it is called before a checkpoint, and returns once everything is on disk.
         stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
         first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.training.first_steps`).
         engine: a `kit.training.engine_side.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None:
             TRL's own handling.
         memory: a `kit.training.out_of_memory.Memory`: go on with smaller parts after running out of memory. None: fail.
+        token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
+            on, or why not.
+        packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
+        selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.training.selection`), and count what
+            was spent. None: neither.
 
         Raises `ObjectiveError` when arguments of TRL's own loss are set beside an objective, or when the objective needs
         something that this run does not have; `EnvironmentUnsupported` for another TRL.
@@ -122,6 +146,10 @@ def make_trainer_class() -> type:
             first_step_checks: bool = True,
             memory: Memory | None = None,
             engine: EngineSettings | None = None,
+            token_budget: int | None = None,
+            skip_flat_groups: bool = True,
+            reuse_old_logps: bool = True,
+            selection: SelectionConfig | None = None,
             **keywords: Any,
         ) -> None:
             if objective is not None and not isinstance(objective, Objective):
@@ -129,7 +157,9 @@ def make_trainer_class() -> type:
             self.objective: Objective | None = objective
             self.needs = objective.needs if objective is not None else frozenset()
             self.rollout_sinks = tuple(rollout_sinks)
-            self.memory, self.engine = memory, engine
+            self.memory, self.engine, self.selection = memory, engine, selection
+            self.token_budget: int | None = token_budget
+            self.savings_report: dict[str, str] = {}
             self.stateful = dict(stateful or {})
             self._objective_means = {"train": Sums(), "eval": Sums()}
             self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
@@ -143,6 +173,7 @@ def make_trainer_class() -> type:
                 args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
             with making_engine(GRPOTrainer, engine):
                 super().__init__(model, reward_funcs, args, *rest, **keywords)
+            self._make_selector()
             if engine is not None and engine.max_logp_difference is not None:
                 self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
             if objective is not None:
@@ -161,6 +192,7 @@ def make_trainer_class() -> type:
                 self.add_callback(self._first_steps)
             if objective is not None:
                 self.add_callback(_StepEnd(self))
+            self._settle_savings(skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
 
         # --- loss -----------------------------------------------------------------------------------------------------
 
@@ -182,107 +214,14 @@ def make_trainer_class() -> type:
                 return stock
             if self._first_steps is not None and self.model.training and self.is_in_train:
                 self._first_steps.before_scoring(model, inputs)
-            rows = self._rows_at_once(inputs)
-            if rows < len(inputs["completion_ids"]):
-                return self._loss_in_parts(model, inputs, rows)
+            division = self._division(inputs, self._rows_at_once(inputs)) if self._stepping else None
+            if division is not None:
+                return self._loss_in_parts(model, inputs, division)
             terms, scored, aux_loss = self._terms(model, inputs)
             norm = lora_weight_norm(self.model) if "weight_norm" in self.needs else None
             loss, scale = self._objective_loss(inputs, dataclasses.replace(terms, weight_norm=norm))
             beside = self._beside(inputs, scored, aux_loss, scale)
             return loss if beside is None else loss + beside
-
-        def _objective_loss(self, inputs: dict[str, Any], terms: Terms) -> tuple[torch.Tensor, LossScale]:
-            """The objective's loss of a micro-batch, its metrics taken in."""
-            assert self.objective is not None
-            batch, scale = self._token_batch(inputs, terms), self._loss_scale(inputs)
-            if self._first_steps is not None and self.model.training and self.is_in_train:
-                self._first_steps.after_scoring(terms.logps, batch, scale)
-            self._compare_with_sampler(batch)
-            result = self.objective.loss(batch, scale)
-            self._take_in(result)
-            return result.loss, scale
-
-        def _terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Terms, ScoringPass, torch.Tensor | None]:
-            """What the objective reads of one pass over the completions, the pass, and a router's balancing loss."""
-            scored, entropy, aux_loss = self._score(model, inputs)
-            divergence = self._full_kl(inputs, scored) if "full_kl" in self.needs else None
-            return Terms(scored.logps, entropy, divergence), scored, aux_loss
-
-        def _score(
-            self, model: Any, inputs: dict[str, Any]
-        ) -> tuple[ScoringPass, torch.Tensor | None, torch.Tensor | None]:
-            """One pass over the completions (B, T); its entropy, and the load-balancing loss of a mixture of experts."""
-            completion_ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-            with capturing(bool(self.needs & HIDDEN_NEEDS)) as projections:
-                logps, entropy, aux_loss = self._get_per_token_logps_and_entropies(
-                    model,
-                    torch.cat([inputs["prompt_ids"], completion_ids], dim=1),
-                    torch.cat([inputs["prompt_mask"], mask], dim=1),
-                    completion_ids.size(1),
-                    compute_entropy=True,
-                    compute_aux_loss=self.aux_loss_enabled,
-                    **{name: inputs.get(name) for name in MODEL_INPUTS},
-                    **self.further_inputs(inputs),
-                )
-            if logps.shape != completion_ids.shape:
-                raise ObjectiveError(
-                    f"The scorer gave log-probabilities of shape {tuple(logps.shape)} for completions of shape "
-                    f"{tuple(completion_ids.shape)}: a backend replaced it with one of another layout."
-                )
-            return ScoringPass(logps, projections), entropy, aux_loss
-
-        def _token_batch(self, inputs: dict[str, Any], terms: Terms) -> TokenBatch:
-            """Gathers what hooks read."""
-            old_logps, advantages = inputs.get("old_per_token_logps"), inputs["advantages"]
-            return TokenBatch(
-                logps=terms.logps,
-                old_logps=terms.logps.detach() if old_logps is None else old_logps,
-                advantages=advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
-                mask=trained_tokens(inputs),
-                ref_logps=inputs.get("ref_per_token_logps"),
-                sampler_logps=inputs.get("sampling_per_token_logps"),
-                entropy=terms.entropy,
-                full_kl=terms.full_kl,
-                rewards=inputs["rewards"].unsqueeze(1) if "rewards" in inputs else None,
-                all_lengths=self._all_lengths,
-                truncated=inputs["truncated"].unsqueeze(1) if "truncated" in inputs else None,
-                weight_norm=terms.weight_norm,
-                step=self.state.global_step,
-            )
-
-        def _full_kl(self, inputs: dict[str, Any], scored: ScoringPass) -> torch.Tensor:
-            """(B, T) nats, from the hidden states of this pass and those of the reference pass at the rollout."""
-            live = inputs["completion_mask"].bool()
-            reference = dataclasses.replace(self._reference_head, hidden=inputs["ref_hidden"][live])
-            with self.accelerator.autocast():
-                divergence = full_kl(dataclasses.replace(scored.head, hidden=scored.hidden()), reference)
-            return spread(divergence, live)
-
-        def _value_loss(
-            self, inputs: dict[str, Any], scored: ScoringPass, mask: torch.Tensor, scale: LossScale
-        ) -> torch.Tensor:
-            """Mean over the tokens of the accumulation window. Its gradient stays within the value head."""
-            assert self._critic is not None
-            values = spread(self._critic.head(scored.hidden()), inputs["completion_mask"])
-            losses = value_loss(values, inputs["old_values"], inputs["value_targets"], self._critic.settings.clip)
-            losses = losses.masked_fill(~mask, 0.0)
-            self._add_means({"value/loss": Mean(losses.sum(), mask.sum())})
-            return losses.sum() / torch.as_tensor(scale.window_tokens).clamp(min=1.0)
-
-        def _loss_scale(self, inputs: dict[str, Any]) -> LossScale:
-            """How this micro-batch counts. TRL turns HF's own loss scaling off, so accumulation is divided out here."""
-            accumulation = self._accumulation()
-            # `num_items_in_batch` counts the tokens of the whole generation batch over all processes; one accumulation
-            # window is accumulation / steps_per_generation of it.
-            window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-            if self.model.training:
-                window = window * accumulation / self.args.steps_per_generation
-            return LossScale(
-                accumulation=accumulation, window_tokens=window, max_completion_length=self.max_completion_length
-            )
-
-        def _accumulation(self) -> float:
-            return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
 
         def _get_per_token_logps_and_entropies(self, *args: Any, **keywords: Any) -> Any:
             memory = self._halving() if self._passes is not None and not torch.is_grad_enabled() else None
@@ -321,9 +260,11 @@ def make_trainer_class() -> type:
             """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
             mode = self._mode()
             totals = self._objective_means[mode].take()
-            if totals:
-                names = sorted(totals)
-                stacked = torch.stack([totals[name].to(self.accelerator.device) for name in names])
+            # A process that had nothing to score may lack a name; every tensor below must be as long as with the others.
+            names = sorted(set(gather_object(list(totals))) if self.accelerator.num_processes > 1 else totals)
+            if names:
+                nothing = torch.zeros(2, dtype=torch.float64)
+                stacked = torch.stack([totals.get(name, nothing).to(self.accelerator.device) for name in names])
                 summed = self.accelerator.reduce(stacked, reduction="sum")
                 for name, (total, count) in zip(names, summed.tolist(), strict=True):
                     if count:

@@ -10,9 +10,10 @@ import torch
 from kit.errors import ModelError
 from kit.training.embedded import CHAT_TEMPLATE, EmbeddedRecipe, build_tokenizer
 from kit.training.families import OVERRIDES, FamilyAdapter, adapter_of, auto_class, override
-from kit.training.family_fields import divided, extended, joined, pieces, take
+from kit.training.family_fields import extended, joined, pieces, take
 from kit.training.family_template import end_ids, read_template
 from kit.training.family_tiny import tiny_config
+from kit.training.parts import Row, part_of
 
 
 @pytest.fixture
@@ -138,6 +139,8 @@ def test_token_fields_get_zeros_over_padding_and_completion():
 
 def test_a_micro_batch_is_divided_with_its_pictures():
     inputs = {
+        "prompt_ids": torch.arange(3)[:, None],
+        "prompt_mask": torch.ones(3, 1),
         "completion_ids": torch.arange(3)[:, None],
         "num_items_in_batch": torch.tensor(3.0),
         "pixel_values": torch.arange(16.0)[:, None],
@@ -146,7 +149,9 @@ def test_a_micro_batch_is_divided_with_its_pictures():
         "mm_token_type_ids": torch.arange(6).reshape(3, 2),
         "extra_inputs.more": [torch.tensor([0]), torch.tensor([1]), torch.tensor([2])],
     }
-    first, second = divided(inputs, 2)
+    fields = ["pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids", "extra_inputs.more"]
+    rows = [Row(number, 1, 1) for number in range(3)]
+    first, second = (part_of(inputs, chosen, rows, fields) for chosen in ([0, 1], [2]))
     assert first["pixel_values"].flatten().tolist() == [0, 1, 2, 3]
     assert first["num_images"] == [1, 0]
     assert second["pixel_values"].flatten().tolist() == list(range(4, 16))

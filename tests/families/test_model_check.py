@@ -26,7 +26,7 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
     assert card["tokenizer"].startswith("a stand-in")
     found = {finding["what"]: finding["status"] for finding in card["findings"]}
     assert {name: found[name] for name in ("scores", "padding", "train", "LoRA", "vision", "packing")} == {
-        "scores": "tested", "padding": "tested", "train": "tested", "LoRA": "tested", "vision": "untested", "packing": "untested",
+        "scores": "tested", "padding": "tested", "train": "tested", "LoRA": "tested", "vision": "untested", "packing": "tested",
     }  # fmt: skip
 
 

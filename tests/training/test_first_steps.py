@@ -128,7 +128,7 @@ def test_a_scorer_whose_first_micro_batch_is_masked_is_compared_at_a_later_one(n
 
 
 def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", num_iterations=2)
+    trainer = new_trainer(objective="grpo", num_iterations=2, extra={"reuse_old_logps": False})
     patch_scorer(
         trainer,
         lambda score, args, keywords: (
@@ -487,7 +487,8 @@ def counted(trainer: Any, objective: Any) -> list[tuple[int, int]]:
 
 def test_after_the_first_step_nothing_more_is_computed(new_trainer: NewTrainer) -> None:
     objective = Objective.from_spec("dapo")
-    trainer = new_trainer(objective=objective, max_steps=5, gradient_accumulation_steps=3)
+    every = {"skip_flat_groups": False}
+    trainer = new_trainer(objective=objective, max_steps=5, gradient_accumulation_steps=3, extra=every)
     first, *later = counted(trainer, objective)
     assert later == [(3, 3)] * 4  # one scoring and one call a micro-batch
     assert first[0] == 3 + 1  # one more scoring, of two rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.training.full_kl import Projection
-from kit.training.hidden_states import ScoringPass, capturing, record, spread
+from kit.training.hidden_states import ScoringPass, apart, capturing, in_order_of, is_apart, record, spread
 
 
 def projection(rows: int) -> Projection:
@@ -35,6 +35,33 @@ def test_a_block_that_fails_is_closed() -> None:
         raise RuntimeError
     record(projection(1))
     assert taken == []
+
+
+def test_a_pass_apart_is_seen_by_nobody_outside() -> None:
+    with capturing() as outer:
+        with apart():
+            record(projection(1))
+            assert is_apart()
+            with capturing() as inner:
+                record(projection(2))
+        record(projection(3))
+    assert not is_apart()
+    with pytest.raises(RuntimeError), apart():
+        raise RuntimeError
+    assert not is_apart()
+    assert [len(one.hidden) for one in outer] == [3]
+    assert [len(one.hidden) for one in inner] == [2]
+
+
+def test_calls_in_another_order_are_shown_as_one_in_the_order_of_places() -> None:
+    places: list[torch.Tensor] = []
+    with capturing() as outer, in_order_of(places):
+        for rows in ([4, 5], [1], [0, 7]):
+            places.append(torch.tensor(rows))
+            record(Projection(torch.tensor(rows).float().unsqueeze(1), torch.zeros(5, 1), None))
+    assert [one.hidden.flatten().tolist() for one in outer] == [[0, 1, 4, 5, 7]]
+    with in_order_of([]):  # nobody looks
+        record(projection(1))
 
 
 def test_blocks_that_hold_the_same_are_told_apart() -> None:

@@ -29,6 +29,16 @@ CPU_MESSAGE = (
 CUDA_MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.56 GiB"
 
 
+@pytest.fixture(scope="module")
+def new_trainer(new_trainer: NewTrainer) -> NewTrainer:
+    """Trainers that forward every completion in a row of its own: what a machine here counts."""
+
+    def make(*, extra: dict[str, Any] | None = None, **given: Any) -> Any:
+        return new_trainer(extra={"packing": False, "skip_flat_groups": False, **(extra or {})}, **given)
+
+    return make
+
+
 class Shortage(torch.autograd.Function):
     """The identity, until its backward pass: then memory is short."""
 
@@ -107,7 +117,7 @@ def stepped(
 
 
 def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    left_out = ("runtime", "per_second", "flos", "memory")
+    left_out = ("runtime", "per_second", "flos", "memory", "tokens/useful")  # the last counts what was forwarded
     names = [name for name in theirs if not any(part in name for part in left_out)]
     assert {"1/loss", "1/entropy", "1/ratio/p50", "1/grad_norm"} <= set(names)
     for name in names:
@@ -170,6 +180,24 @@ def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTr
     assert memory.state_dict() == {"training": 1}
     assert machine.failures == 2
     assert_gradients_close(got[0], want[0], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["dapo", "high_entropy_only"])
+def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer, name: str) -> None:
+    """Parts of the budget are still too large for the second micro-batch: theirs is the number that is halved."""
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
+    want = stepped(new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, **settings))
+    memory = Memory()
+    saving = {"memory": memory, "token_budget": 100, "skip_flat_groups": True}
+    trainer = new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, extra=saving, **settings)
+    machine = Machine("backward", rows=2, from_call=2)
+    got = stepped(trainer, machine)
+    assert machine.failures >= 1
+    assert memory.state_dict()["training"] <= 2
+    assert max(machine.seen[:2]) > 2
+    assert_gradients_close(got[0], want[0], rtol=2e-5)
+    for weight, value in want[1].items():
+        assert torch.allclose(got[1][weight], value, rtol=0, atol=5e-5), weight
 
 
 def test_three_times_in_a_row_end_the_run_with_what_to_change(new_trainer: NewTrainer) -> None:
@@ -245,7 +273,7 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
     lora = LoraConfig(r=4, lora_alpha=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.5)
     memory = Memory()
     memory.load_state_dict({"training": 2})
-    trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": memory, "peft_config": lora})
+    trainer = new_trainer(objective=ACROSS["clip_cov"], unchecked=True, extra={"memory": memory, "peft_config": lora})
     score, seen = trainer._score, []
 
     def watched(model: Any, inputs: Any) -> Any:
@@ -353,9 +381,13 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machi
 
 
 def test_a_run_halves_files_it_and_remembers_it(attempt: Any, small_machine: Callable[[str, int], Machine]) -> None:
-    want = attempt("run.id=whole").folder.metrics()
+    rows = (
+        "optimisation.packing=false",
+        "optimisation.skip_flat_groups=false",
+    )  # a completion a row, as machines count
+    want = attempt("run.id=whole", *rows).folder.metrics()
     machine = small_machine("backward", 4)
-    found = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5")
+    found = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5", *rows)
     assert (found.code, machine.failures) == (0, 1)
     assert found.folder.status()["state"] == "finished"
     events = [event for event in found.folder.events() if event["kind"] == "out_of_memory"]

@@ -1,104 +1,110 @@
-"""Padding moved behind the tokens: the same numbers and gradients as in TRL's layout, and right where that is wrong."""
+"""Where each token of a scoring call lies in its pack, what it predicts, and where its score goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kit.errors import ModelError, ObjectiveError
-from kit.training import packing
-from kit.training.packing import pack, score_packed, unpack
-from tests.training.rollouts import mixed_prompts, scores
+from kit.training.packing import NO_LABEL, Group, NotPackable, Pack, lay_out, unique_tokens
 
-NewTrainer = Callable[..., Any]
+from .packs import rows_of
 
-
-def test_tokens_come_first_in_their_order_and_go_back_to_their_places() -> None:
-    ids = torch.tensor([[9, 9, 1, 2, 3, 4, 9], [9, 5, 6, 7, 8, 9, 9]])
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]])  # the last live 9 is a token, not padding
-    packed = pack(ids, mask, completion=3)
-    assert packed.ids.tolist() == [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9]]
-    assert packed.mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert packed.labels.tolist() == [[-100, -100, 3, 4, -100], [-100, -100, -100, 8, 9]]
-    values = torch.tensor([[0.0, -3.0, -4.0, 0.0], [0.0, 0.0, -8.0, -9.0]])  # of the tokens at 1, 2, 3, 4
-    assert unpack(values, packed, 3).tolist() == [[-3.0, -4.0, 0.0], [-8.0, -9.0, 0.0]]
+A, B = [11, 12, 13], [21, 22]
 
 
-def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(steps_per_generation=8)  # TRL's own, whose entropies have a gradient
-    inputs = mixed_prompts(trainer)
-    found = []
-    for packed in (False, True):
-        trainer.model.zero_grad()
-        if packed:
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            width = inputs["completion_ids"].shape[1]
-            logps, entropy, aux = score_packed(trainer, trainer.model, ids, mask, width, 2, compute_entropy=True)
-            assert aux is None
-        else:
-            logps, entropy = scores(trainer, inputs, compute_entropy=True)
-        assert entropy is not None
-        (logps.sum() + 0.1 * entropy.sum()).backward()
-        gradients = {n: w.grad.clone() for n, w in trainer.model.named_parameters() if w.grad is not None}
-        found.append((logps.detach(), entropy.detach(), gradients))
-    (logps, entropy, gradients), (packed_logps, packed_entropy, packed_gradients) = found
-    assert logps.abs().max() > 0.1
-    torch.testing.assert_close(packed_logps, logps, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(packed_entropy, entropy, atol=1e-5, rtol=1e-5)
-    assert gradients.keys() == packed_gradients.keys() != set()
-    for name, want in gradients.items():
-        assert (packed_gradients[name] - want).norm() <= 1e-4 * want.norm(), name
+def rows(*given: tuple[list[int], list[int]], width: int = 4, completion: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.full((len(given), width + completion), 9)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, tokens) in enumerate(given):
+        place = slice(width - len(prompt), width + len(tokens))
+        ids[row, place], mask[row, place] = torch.tensor(prompt + tokens), 1
+    return ids, mask
 
 
-def leave_the_mask_out(trainer: Any) -> None:
-    """As Unsloth's backbones do in training."""
-    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
-    forward = backbone.forward
-
-    def without_mask(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
-        return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
-
-    backbone.forward = without_mask
-
-
-def test_a_backbone_without_a_mask_is_caught_in_trls_layout(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", steps_per_generation=8)
-    leave_the_mask_out(trainer)
-    inputs = mixed_prompts(trainer)
-    with pytest.raises(ObjectiveError, match="padding wrongly"):
-        trainer._first_steps.before_scoring(trainer.model.train(), inputs)
+def texts(pack: Pack) -> dict[int, list[int]]:
+    """By place of its score, every token's whole text up to it, read from the pack alone."""
+    ids, labels, found = pack.ids[0].tolist(), pack.labels[0].tolist(), {}
+    places = iter(pack.places.tolist())
+    for group in pack.groups:
+        start = group.start + group.prompt
+        for length in group.lengths:
+            seen = ids[group.start : group.start + group.prompt]
+            for token in range(start, start + length):
+                seen = [*seen, ids[token]]
+                assert pack.positions[0, token] == len(seen) - 1
+                found[next(places)] = [*seen, labels[token]]
+            start += length
+    return found
 
 
-def test_and_is_scored_rightly_with_the_padding_behind(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = new_trainer(objective="grpo", steps_per_generation=8)
-    inputs = mixed_prompts(trainer)
-    trainer.model.train()
-    right = scores(trainer, inputs)[0]
-    monkeypatch.setattr(packing, "is_unsloths", lambda base: True)
-    leave_the_mask_out(trainer)
-    torch.testing.assert_close(scores(trainer, inputs)[0], right, atol=1e-5, rtol=1e-5)
-    trainer._first_steps.before_scoring(trainer.model, inputs)
-    trainer.train()
-    assert trainer.state.global_step == 1
+def test_a_group_is_its_prompt_and_the_completions_behind_it() -> None:
+    ids, mask = rows((A, [1, 2]), (B, [3]), (A, [4, 5, 6]), (A, []))
+    (pack,) = lay_out(ids, mask, 3)
+    assert pack.ids.tolist() == [[11, 12, 13, 4, 5, 13, 1, 21, 22]]
+    assert pack.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 0, 1]]
+    assert pack.labels.tolist() == [[-100, -100, 4, 5, 6, 1, 2, -100, 3]]
+    assert pack.groups == (Group(0, 2, (3, 2)), Group(7, 1, (1,)))
+    assert pack.places.tolist() == [6, 7, 8, 0, 1, 3]
+    assert unique_tokens(ids, mask, 3) == 3 + 3 + 2 + 2 + 1
 
 
-def test_pictures_are_not_scored_there(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = new_trainer(objective="grpo")
-    monkeypatch.setattr(packing, "is_unsloths", lambda base: True)
-    with pytest.raises(ModelError, match=r"pixel_values.*model\.backend: transformers"):
-        trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.ones(1, 4).long(), torch.ones(1, 4), 2, pixel_values=torch.ones(1)
-        )
+def test_without_sharing_every_row_has_its_prompt() -> None:
+    (pack,) = lay_out(*rows((A, [1, 2]), (A, [4])), 3, share=False)
+    assert pack.ids.tolist() == [[11, 12, 13, 1, 11, 12, 13]]
+    assert pack.groups == (Group(0, 2, (2,)), Group(4, 2, (1,)))
 
 
-def test_a_lost_head_is_an_error(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo")
-    ids = torch.ones(1, 4, dtype=torch.long)
-    with pytest.raises(ModelError, match="fused_lm_head"):
-        score_packed(trainer, lambda **_: object(), ids, torch.ones_like(ids), 2)
+def test_the_mask_says_what_a_token_is() -> None:
+    ids, mask = rows(([9, 9], [9, 9]))  # the padding id, all live
+    (pack,) = lay_out(ids, mask, 3)
+    assert (pack.ids.tolist(), pack.labels.tolist()) == ([[9, 9, 9]], [[-100, 9, 9]])
+
+
+def test_rows_without_completions_need_nothing() -> None:
+    assert lay_out(*rows((A, []), (B, [])), 3) == []
+
+
+@pytest.mark.parametrize(("limit", "packs"), [(None, [10]), (10, [10]), (9, [8, 2]), (6, [5, 5, 2]), (1, [5, 4, 3, 2])])
+def test_a_pack_keeps_to_the_limit_and_a_larger_group_is_divided(limit: int | None, packs: list[int]) -> None:
+    found = lay_out(*rows((A, [1, 2]), (A, [4, 5, 6]), (A, [7]), (B, [8])), 3, limit=limit)
+    assert [pack.tokens for pack in found] == packs
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [([1, 0, 1, 1, 0], "padding between"), ([0, 1, 1, 0, 1], "padding between"), ([0, 0, 0, 1, 0], "no prompt")],
+)
+def test_rows_that_a_pack_would_change_are_refused(mask: list[int], reason: str) -> None:
+    with pytest.raises(NotPackable, match=reason):
+        lay_out(torch.arange(5)[None], torch.tensor([mask]), 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
+    share=st.booleans(),
+    limit=st.none() | st.integers(1, 40),
+)
+def test_every_token_is_predicted_once_from_its_own_text(**drawn: Any) -> None:
+    given = rows_of(drawn["prompts"], drawn["lengths"], seed=drawn["seed"])
+    packs = lay_out(given.ids, given.mask, given.completion, share=drawn["share"], limit=drawn["limit"])
+    found: dict[int, list[int]] = {}
+    for pack in packs:
+        assert pack.labels.ne(NO_LABEL).sum() == len(pack.places)
+        assert pack.tokens == sum(group.tokens for group in pack.groups)
+        assert drawn["limit"] is None or pack.tokens <= drawn["limit"] or sum(len(g.lengths) for g in pack.groups) == 1
+        found |= texts(pack)
+    wanted = {}
+    for row, (ids, mask) in enumerate(zip(given.ids, given.mask.bool(), strict=True)):
+        for column in range(int(mask[-given.completion :].sum())):
+            stop = ids.shape[0] - given.completion + column + 1
+            wanted[row * given.completion + column] = ids[:stop][mask[:stop]].tolist()
+    assert found == wanted
+    if drawn["share"] and drawn["limit"] is None:
+        assert sum(pack.tokens for pack in packs) <= unique_tokens(given.ids, given.mask, given.completion)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
+from kit.training import recording
 from kit.training.recording import CompletionWriter, FailureWatch, columns
 from kit.training.turns import readable
 
@@ -67,6 +69,7 @@ def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
     writer = CompletionWriter(tmp_path / "completions")
     for step in (0, 1):
         writer(rollout(step))
+    writer.flush()
     names = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert names == ["step-00001.parquet", "step-00002.parquet"]
     rows = pq.read_table(tmp_path / "completions" / names[1]).to_pylist()
@@ -81,8 +84,33 @@ def test_nothing_is_written_when_not_asked_for(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "completions").touch()
+    writer = CompletionWriter(tmp_path / "completions")
+    writer(rollout())
     with pytest.raises(RunError, match="completions"):
-        CompletionWriter(tmp_path / "completions")(rollout())
+        writer(rollout(1))
+    writer(rollout(2))
+    with pytest.raises(RunError, match="completions"):
+        writer.flush()
+    writer.flush()  # told once
+
+
+def test_training_goes_on_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, began = threading.Event(), threading.Event()
+    write = recording.write_parquet
+
+    def slow(path: Path, table: Any) -> None:
+        began.set()
+        assert go.wait(20)
+        write(path, table)
+
+    monkeypatch.setattr(recording, "write_parquet", slow)
+    writer = CompletionWriter(tmp_path / "completions")
+    writer(rollout())  # returns while the file waits
+    assert began.wait(20)
+    assert not list(tmp_path.rglob("*.parquet"))
+    go.set()
+    writer.flush()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
 class Rewards:

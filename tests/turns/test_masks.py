@@ -11,6 +11,7 @@ import torch
 from kit.environments.calculator import Calculator
 from kit.errors import ObjectiveError
 from kit.objective.recipes import recipe_names
+from kit.training.parts import measured, part_of
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
 NewTrainer = Callable[..., Any]
@@ -173,11 +174,23 @@ def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> No
 
 
 def test_parts_after_a_shortage_have_the_same_gradient(scripted: Callable[..., Any]) -> None:
-    from kit.training.out_of_memory import split_rows
-
-    inputs = generated(scripted("dapo"))
-    parts = split_rows(inputs, 1)
-    assert torch.equal(torch.cat([part["tool_mask"] for part in parts]), inputs["tool_mask"])
+    trainer, gradients = scripted("dapo"), []
+    inputs = generated(trainer)
+    rows = measured(inputs, trimmed=True)
+    parts = [part_of(inputs, [row], rows, []) for row in range(len(rows))]
+    for part, mask in zip(parts, inputs["tool_mask"], strict=True):
+        assert torch.equal(part["tool_mask"][0], mask[: part["tool_mask"].shape[1]])
+    trainer.current_gradient_accumulation_steps = 1
+    for budget in (None, 1):
+        trainer.token_budget, trainer._stepping = budget, budget is not None
+        trainer.model.zero_grad()
+        loss = trainer.compute_loss(trainer.model, dict(inputs))
+        if budget is None:
+            loss.backward()
+        gradients.append([weight.grad.clone() for weight in trainer.model.parameters() if weight.grad is not None])
+    assert gradients[0]
+    for whole, divided in zip(*gradients, strict=True):
+        torch.testing.assert_close(divided, whole, atol=1e-7, rtol=1e-5)
 
 
 def test_a_greedy_baseline_is_refused(scripted: Callable[..., Any]) -> None:

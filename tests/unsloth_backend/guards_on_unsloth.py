@@ -40,7 +40,7 @@ def _scaled_loss(trainer: Any, base: type) -> None:
 
 def _mask_dropped(trainer: Any, base: type) -> None:
     """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
-    from kit.training import packing
+    from kit.training import right_packing
 
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
@@ -51,8 +51,8 @@ def _mask_dropped(trainer: Any, base: type) -> None:
     backbone.forward = without_mask
 
     def unpacked(_: Any, model: Any, ids: Any, mask: Any, keep: int, *__: Any, **___: Any) -> Any:
-        labels = ids.masked_fill(mask == 0, packing.NO_LABEL)
-        labels[:, :-keep] = packing.NO_LABEL
+        labels = ids.masked_fill(mask == 0, right_packing.NO_LABEL)
+        labels[:, :-keep] = right_packing.NO_LABEL
         found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
         return found.log_probs[:, -keep:], found.entropy[:, -keep:], None
 

@@ -1,0 +1,297 @@
+"""What may be left out of a step, and what forbids it: every declaration of every registered hook is held to its word."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.objective import LossScale, Objective, clips, reductions, regularizers, weights
+from kit.objective.hook import Hook
+from kit.objective.obstacles import to_parts, to_skipping
+from kit.objective.recipes import recipe_names
+from kit.objective.registry import HookRegistry
+
+from .sampling import Sample, sample, scale_for
+
+LEAVES = ("logps", "entropy", "full_kl")
+# Hyper-parameters under which a declaration might turn out differently, besides the defaults.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "two_sided": [{"level": "sequence"}],
+    "cispo": [{"level": "sequence", "eps_high": 1.0}],
+    "sapo": [{"level": "sequence"}],
+    "dppo": [{"divergence": "kl"}, {"delta_low": 0.0, "delta_high": 0.0}],
+    "vespo": [{"sampler_cap": 2.0}],
+    "gmpo": [{"eps_low": 0.01, "eps_high": 0.01}],
+    "clip_cov": [{"share": 0.3, "cov_low": -9.0, "cov_high": 9.0}],
+    "kl_cov": [{"share": 0.3}],
+    "kl": [
+        {"estimator": estimator, "bias_corrected": corrected, "level": level}
+        for estimator in ("k1", "k2", "k3", "abs", "full")
+        for corrected, level in ((False, "token"), (True, "token"), (True, "sequence"))
+    ],
+    "entropy_bonus": [{"average": "tokens"}],
+    "entropy_floor": [{"floor": 0.9}, {"floor": 0.9, "level": "token"}],
+    "length_penalty": [{"free": 0, "scale": 1}],
+    "sampler_correction": [
+        {"mode": mode, "min": 0.9, "max": 1.1}
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric")
+    ],
+    "high_entropy_only": [{"quantile": 0.5}],
+    "off_policy_mask": [{"delta": 0.0}],
+}
+ACROSS = {"clip_cov", "kl_cov", "high_entropy_only", "entropy_floor"}
+"""Hooks that look across completions; `entropy_floor` on the level of the batch."""
+
+
+def hooks(*registries: HookRegistry) -> list[Any]:
+    return list(_hooks(*registries))
+
+
+def _hooks(*registries: HookRegistry) -> Iterator[Any]:
+    for registry in registries:
+        for name in registry:
+            for number, values in enumerate([{}, *VARIANTS.get(name, [])]):
+                yield pytest.param(registry, name, values, id=f"{registry.kind}-{name}-{number}")
+
+
+def objective_with(hook: Hook) -> Objective:
+    """An objective whose gradient goes through this hook."""
+    if hook.kind == "weight":
+        return Objective(clip="ppo_clip", weights=[hook], reduction="sequence_sum")
+    if hook.kind == "regularizer":
+        return Objective(clip="ppo_clip", regularizers=[hook], reduction="sequence_sum")
+    return Objective(clip=hook, reduction="sequence_sum") if hook.kind == "clip" else Objective(reduction=hook)
+
+
+def gradients(objective: Objective, drawn: Sample, **changes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and d loss / d each of what a policy says."""
+    leaves = {name: changes.get(name, getattr(drawn, name)).detach().clone().requires_grad_() for name in LEAVES}
+    batch = drawn.batch(**leaves, **{name: value for name, value in changes.items() if name not in LEAVES})
+    loss = objective.loss(batch, scale_for(drawn)).loss
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else (None,) * 3
+    return loss.detach(), {
+        name: torch.zeros_like(leaf) if slope is None else slope
+        for (name, leaf), slope in zip(leaves.items(), found, strict=True)
+    }
+
+
+def looks_across(hook: Hook) -> bool:
+    """Whether the gradient of the first two completions changes with what the policy says of the others."""
+    objective = objective_with(hook)
+    for seed, spread in itertools.product(range(3), (0.05, 0.8)):
+        drawn = sample(seed, (5, 6), spread=spread)
+        generator = torch.Generator().manual_seed(seed)
+        changed = {}
+        for name in LEAVES:
+            value = getattr(drawn, name).detach().clone()
+            moved = value[2:] + 3.0 * torch.randn(value[2:].shape, generator=generator, dtype=value.dtype)
+            value[2:] = moved.clamp(max=-1e-3) if name == "logps" else moved.abs()
+            changed[name] = value
+        _, before = gradients(objective, drawn)
+        _, after = gradients(objective, drawn, **changed)
+        if any(not torch.allclose(before[name][:2], after[name][:2], rtol=1e-9, atol=1e-12) for name in LEAVES):
+            return True
+    return False
+
+
+def pulls_without_advantage(hook: Hook) -> bool:
+    """Whether completions whose advantages are all 0 add to the loss, or get a gradient."""
+    objective = Objective(clip=hook) if hook.kind == "clip" else Objective(clip=no_loss, regularizers=[hook])
+    for seed, spread, wide in itertools.product(range(2), (0.05, 0.8), (False, True)):
+        drawn = sample(seed, (5, 6), spread=spread)
+        advantages = drawn.advantages.clone()[:, None]
+        advantages = advantages.expand(5, 6).clone() if wide else advantages
+        advantages[1::2] = 0.0
+        given = {"advantages": advantages, "weight_norm": torch.tensor(0.0, dtype=torch.float64)}
+        _, found = gradients(objective, drawn, **given)
+        if any(slope[1::2].any() for slope in found.values()):
+            return True
+        loss, _ = gradients(objective, drawn, **given | {"advantages": torch.zeros_like(advantages)})
+        if loss != 0:
+            return True
+    return False
+
+
+def no_loss(batch: Any) -> Tensor:
+    return 0.0 * batch.logps * batch.advantages
+
+
+@pytest.mark.parametrize(("registry", "name", "values"), hooks(clips, weights, regularizers))
+def test_row_separable_is_true_where_it_is_said_and_only_there(
+    registry: HookRegistry, name: str, values: dict[str, Any]
+) -> None:
+    hook = registry[name](**values)
+    assert hook.row_separable == (name not in ACROSS or values.get("level") == "token")
+    if hook.row_separable:
+        assert not looks_across(hook)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov", "high_entropy_only", "entropy_floor"])
+def test_the_others_do_look_across(name: str) -> None:
+    """So the comparison can tell."""
+    registry = next(registry for registry in (clips, weights, regularizers) if name in registry)
+    assert any(looks_across(registry[name](**values)) for values in VARIANTS[name] if values.get("level") != "token")
+
+
+@pytest.mark.parametrize("name", list(reductions))
+def test_every_reduction_weighs_a_completion_by_masks_alone(name: str) -> None:
+    hook = reductions[name](**({"length": 9} if name == "fixed_length" else {}))
+    assert hook.row_separable
+    drawn = sample(3, (5, 6))
+    scale, found = LossScale(2.0, drawn.mask.sum(), 6), []
+    for factor in (1.0, -7.0):
+        per_token = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * drawn.mask
+        per_token[2:] *= factor
+        per_token.requires_grad_()
+        found.append(torch.autograd.grad(hook.at(0)(per_token, drawn.mask, scale), per_token)[0][:2])
+    assert torch.equal(*found)
+    assert hook.at(0)(torch.zeros(5, 6), drawn.mask, scale) == 0
+
+
+@pytest.mark.parametrize(("registry", "name", "values"), hooks(clips, regularizers))
+def test_zero_at_zero_advantage_is_true_where_it_is_said(
+    registry: HookRegistry, name: str, values: dict[str, Any]
+) -> None:
+    hook = registry[name](**values)
+    if hook.zero_at_zero_advantage:
+        assert not pulls_without_advantage(hook)
+    elif values or name not in VARIANTS:  # the defaults of some do nothing to so few tokens
+        quiet = {"entropy_floor", "nll_on_correct"}
+        assert name in quiet or pulls_without_advantage(hook), "it could be declared"
+
+
+def test_a_hook_that_is_wrongly_declared_is_found() -> None:
+    planted = HookRegistry("clip")
+
+    @planted.register("centred", row_separable=True, zero_at_zero_advantage=True)
+    def centred() -> Any:
+        return lambda batch: -(batch.advantages - batch.advantages.mean()) * batch.ratio * batch.ratio.mean()
+
+    @planted.register("normed", row_separable=True, zero_at_zero_advantage=True)
+    def normed() -> Any:
+        return lambda batch: -batch.advantages * batch.ratio / batch.entropy.detach().mean()
+
+    assert looks_across(planted["centred"]())
+    assert pulls_without_advantage(planted["centred"]())
+    assert looks_across(planted["normed"]())
+    assert not pulls_without_advantage(planted["normed"]())
+
+
+# --- what an objective says -------------------------------------------------------------------------------------------
+
+
+def test_every_recipe_but_that_with_a_value_head_needs_no_flat_completion() -> None:
+    for name in recipe_names():
+        objective = Objective.from_spec(name)
+        assert to_parts(objective) is None, name
+        assert to_skipping(objective) is None, name
+
+
+@pytest.mark.parametrize(
+    ("parts", "across", "flat"),
+    [
+        (
+            {"regularizers": [{"name": "kl"}]},
+            None,
+            "regularizer 'kl' gives completions a gradient without an advantage",
+        ),
+        ({"regularizers": [{"name": "kl", "coef": 0.0}]}, None, None),
+        ({"regularizers": [{"name": "kl", "coef": "linear(0.0, 0.1, 10)"}]}, None, "regularizer 'kl' gives"),
+        ({"regularizers": ["entropy_bonus"]}, None, "regularizer 'entropy_bonus' gives"),
+        ({"regularizers": ["nll_on_correct"]}, None, "regularizer 'nll_on_correct' gives"),
+        ({"regularizers": ["length_penalty"]}, None, "regularizer 'length_penalty' gives"),
+        ({"regularizers": ["reference_free_l2"]}, None, None),
+        (
+            {"regularizers": [{"name": "reference_free_l2", "coef": "adaptive_entropy(target=1.0)"}]},
+            None,
+            "the coef of regularizer",
+        ),
+        ({"regularizers": ["entropy_floor"]}, "regularizer 'entropy_floor' looks across completions", "looks across"),
+        ({"weights": ["high_entropy_only"]}, "weight 'high_entropy_only' looks across completions", "looks across"),
+        ({"clip": "kl_cov"}, "clip 'kl_cov' looks across completions", "looks across"),
+        ({"weights": ["off_policy_mask", "drop_truncated"]}, None, None),
+    ],
+)
+def test_an_objective_says_which_term_forbids_it(parts: dict[str, Any], across: str | None, flat: str | None) -> None:
+    objective = Objective.from_spec({"recipe": "dapo", **parts})
+    for found, want in ((to_parts(objective), across), (to_skipping(objective), flat)):
+        assert found == want if want is None else want in str(found)
+
+
+def own_clip(batch: Any) -> Tensor:
+    return -batch.advantages * batch.ratio
+
+
+def test_of_a_users_own_hook_nothing_is_assumed_until_it_says_so() -> None:
+    assert "unless its function says row_separable = True" in str(to_parts(Objective(clip=own_clip)))
+    own_clip.row_separable = True  # type: ignore[attr-defined]
+    try:
+        assert to_parts(Objective(clip=own_clip)) is None
+        assert "unless its function says zero_at_zero_advantage = True" in str(to_skipping(Objective(clip=own_clip)))
+        own_clip.zero_at_zero_advantage = True  # type: ignore[attr-defined]
+        assert to_skipping(Objective(clip=own_clip)) is None
+    finally:
+        for name in ("row_separable", "zero_at_zero_advantage"):
+            own_clip.__dict__.pop(name, None)
+
+
+def test_a_hook_with_state_is_never_called_more_often() -> None:
+    class Kept:
+        row_separable = True
+
+        def __call__(self, batch: Any) -> Tensor:
+            return -batch.advantages * batch.ratio
+
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    assert to_parts(Objective(clip=Kept())) is not None
+    del Kept.state_dict
+    assert to_parts(Objective(clip=Kept())) is None
+
+
+# --- what is logged of the policy -------------------------------------------------------------------------------------
+
+
+def test_metrics_of_the_policy_are_means_over_the_scored_completions() -> None:
+    objective = Objective(clip="ppo_clip", weights=["off_policy_mask"], regularizers=[{"name": "kl", "coef": 0.0}])
+    drawn = sample(2, (4, 6))
+    scored = torch.tensor([[True], [False], [True], [False]])
+    advantages = drawn.advantages[:, None] * scored
+    unknown = {
+        name: getattr(drawn, name).detach().masked_fill(~scored, 0.0) for name in ("logps", "old_logps", "entropy")
+    }
+    got = objective.loss(drawn.batch(advantages=advantages, scored=scored, **unknown), scale_for(drawn))
+    whole = objective.loss(drawn.batch(advantages=advantages), scale_for(drawn))
+    alone = objective.loss(drawn.batch(rows=slice(0, 4, 2)), scale_for(drawn))
+    torch.testing.assert_close(got.loss, whole.loss)
+    of_all = {"objective/clip", "advantage/abs_mean"} | {
+        name for name in got.metrics if name.startswith("clip_fraction")
+    }
+    assert len(of_all) == 5
+    assert got.metrics.keys() == whole.metrics.keys()
+    for name, mean in got.metrics.items():
+        want = (whole if name in of_all else alone).metrics[name]
+        torch.testing.assert_close((mean.total, mean.count), (want.total, want.count), msg=name)
+    sampled = got.samples["log_ratio"].view(4, 6)
+    assert torch.isnan(sampled[1::2]).all()
+    assert torch.equal(~torch.isnan(sampled[::2]), drawn.mask[::2])
+
+
+def test_a_batch_refuses_a_wrong_mask_of_scored_completions() -> None:
+    from kit.errors import ObjectiveError
+
+    drawn = sample()
+    with pytest.raises(ObjectiveError, match="scored has shape"):
+        drawn.batch(scored=torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ObjectiveError, match=r"scored has dtype torch.float32, expected torch.bool"):
+        drawn.batch(scored=torch.ones(4, 1))
+    assert dataclasses.replace(drawn.batch(), scored=torch.ones(4, 1, dtype=torch.bool)).scored is not None

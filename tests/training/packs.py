@@ -1,0 +1,68 @@
+"""What tests of packing share: rows of any lengths, and both ways of scoring them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.training.packing_proof import Rows
+
+LENGTHS = (0, 1, 4, 9)
+Scored = tuple[Tensor, Tensor, dict[str, Tensor]]
+
+
+def rows_of(
+    prompts: Sequence[int] = (7, 12, 3), lengths: Sequence[int] = LENGTHS, *, seed: int = 0, vocabulary: int = 60
+) -> Rows:
+    """Every prompt with completions of all these lengths, shuffled, in TRL's layout with two columns more than needed."""
+    draw = random.Random(seed)
+    made = []
+    for size in prompts:
+        prompt = [draw.randrange(4, vocabulary) for _ in range(size)]
+        made += [(prompt, [draw.randrange(4, vocabulary) for _ in range(length)]) for length in lengths]
+    draw.shuffle(made)
+    width, completion = max(prompts) + 1, max(lengths) + 1
+    ids = torch.zeros(len(made), width + completion, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, tokens) in enumerate(made):
+        place = slice(width - len(prompt), width + len(tokens))
+        ids[row, place], mask[row, place] = torch.tensor(prompt + tokens), 1
+    return Rows(ids, mask, completion)
+
+
+def score(trainer: Any, rows: Rows, **options: Any) -> Scored:
+    """Log-probabilities, entropies, and the gradients of every LoRA weight when all of them pull, each its own way."""
+    trainer.model.zero_grad()
+    found = trainer._get_per_token_logps_and_entropies(
+        trainer.model, rows.ids, rows.mask, rows.completion, compute_entropy=True, **options
+    )
+    draw = torch.Generator().manual_seed(1)
+    logps, entropy = found[:2]
+    weights = [torch.randn(rows.live.shape, generator=draw) for _ in range(2)]
+    ((logps * weights[0]).sum() + (entropy * weights[1]).sum()).backward()
+    gradients = {name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    return logps.detach(), entropy.detach(), gradients
+
+
+def plainly(trainer: Any, rows: Rows, **options: Any) -> Scored:
+    """The same in TRL's layout."""
+    packing, trainer.packing = trainer.packing, False
+    try:
+        return score(trainer, rows, **options)
+    finally:
+        trainer.packing = packing
+
+
+def assert_same(found: Scored, wanted: Scored, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+    """Scores in nats; gradients relative to the norm of each weight's."""
+    assert wanted[0].abs().max() > 0.1
+    for one, other in zip(found[:2], wanted[:2], strict=True):
+        torch.testing.assert_close(one, other, atol=atol, rtol=0)
+    assert found[2].keys() == wanted[2].keys() != set()
+    for name, gradient in wanted[2].items():
+        assert gradient.norm() > 0, name
+        assert (found[2][name] - gradient).norm() <= rtol * gradient.norm(), name

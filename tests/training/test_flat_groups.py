@@ -1,0 +1,232 @@
+"""Completions without an advantage are not scored where nobody would notice, and scored where somebody would."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from kit.errors import ObjectiveError
+from kit.objective import Objective
+from kit.objective.recipes import recipe_names
+from kit.training.savings import OFF, ON
+
+from .rollouts import KL, NewTrainer, adapter, train
+from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
+
+
+@pytest.fixture(scope="module")
+def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
+    """Micro-batches of which the first is flat in half of its completions, the second in all."""
+    return mixed_rollout(new_trainer, {"recipe": "dapo", "regularizers": [KL]})
+
+
+def live(batches: list[dict[str, Any]]) -> int:
+    """Completions with an advantage at a token that trains."""
+    trains = [batch["completion_mask"] * batch["tool_mask"] for batch in batches]
+    pairs = zip(batches, trains, strict=True)
+    return sum(int(((batch["advantages"] != 0) & mask.any(1)).sum()) for batch, mask in pairs)
+
+
+# --- loss and gradient ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [None, 80])
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "ppo"])
+def test_every_recipe_has_the_same_gradient_without_flat_completions(
+    mixed: tuple[Any, list[dict[str, Any]]], name: str, accumulation: int, budget: int | None
+) -> None:
+    trainer, batches = mixed
+    batches = batches[2:] if accumulation == 1 else batches
+    use(trainer, name)
+    switch(trainer)
+    want = in_a_step(trainer, batches, accumulation)
+    switch(trainer, skip=True, budget=budget)
+    assert trainer.savings_report["skip_flat_groups"] == ON
+    trainer._reached = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    trainer._objective_means["train"].take()
+    scored: list[int] = []
+    score = trainer._score
+    trainer._score = lambda model, inputs: (scored.append(len(inputs["completion_ids"])), score(model, inputs))[1]
+    try:
+        got = in_a_step(trainer, batches, accumulation)
+    finally:
+        del trainer._score
+    assert_same(got, want)
+    assert sum(scored) == live(batches) < ROWS * len(batches)
+    assert trainer._objective_means["train"].take()["entropy"][1] > 0
+
+
+def test_what_has_no_gradient_per_completion_does_not_forbid_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    trainer, batches = mixed
+    logged = {"name": "kl", "coef": 0.0}
+    use(trainer, {"recipe": "bnpo", "regularizers": ["reference_free_l2", logged], "weights": ["off_policy_mask"]})
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, skip=True)
+    assert trainer.savings_report["skip_flat_groups"] == ON
+    assert_same(in_a_step(trainer, batches), want)
+
+
+def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
+    mixed: tuple[Any, list[dict[str, Any]]],
+) -> None:
+    trainer, batches = mixed
+    use(trainer, "dapo")
+    switch(trainer, skip=True)
+    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    trainer._reached = None
+    with watching(trainer) as passes:
+        in_a_step(trainer, [batches[1]])
+        assert passes.rows == [1]  # which weights a pass reaches was not known yet
+        trainer._note_reached()
+        assert {id(weight) for weight in trainer._reached} == {id(weight) for weight in weights}
+        losses, _ = in_a_step(trainer, [batches[1]])
+        assert passes.rows == [1]
+    assert losses.item() == 0.0
+    assert all(weight.grad is not None and not weight.grad.any() for weight in weights)
+
+
+# --- where it is not exact --------------------------------------------------------------------------------------------
+
+
+def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    """And skipping all the same, as if nobody had looked, gives another gradient."""
+    trainer, batches = mixed
+    for term in (
+        {"regularizers": [KL]},
+        {"regularizers": ["entropy_bonus"]},
+        {"clip": {"name": "kl_cov", "share": 0.3}},
+    ):
+        use(trainer, {"recipe": "grpo", **term})
+        switch(trainer)
+        want = in_a_step(trainer, batches)
+        switch(trainer, skip=True)
+        reason = trainer.savings_report["skip_flat_groups"]
+        assert "gives completions a gradient without an advantage" in reason or "looks across completions" in reason
+        assert_same(in_a_step(trainer, batches), want)
+        trainer.savings_report["skip_flat_groups"] = ON
+        with pytest.raises(AssertionError):
+            assert_same(in_a_step(trainer, batches), want)
+
+
+def test_dropout_a_value_head_and_a_switch_forbid_it(new_trainer: NewTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    from peft import LoraConfig
+
+    wet = LoraConfig(r=4, lora_alpha=4, lora_dropout=0.3, target_modules=["q_proj"], init_lora_weights=False)
+    with caplog.at_level(logging.INFO, logger="kit"):
+        dropping = new_trainer(objective="dapo", extra={"peft_config": wet}).savings_report
+    assert "dropout" in dropping["skip_flat_groups"]
+    assert sum("skip_flat_groups is off: the model has dropout" in record.message for record in caplog.records) == 1
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="kit"):
+        switched = new_trainer(objective="dapo", extra={"skip_flat_groups": False}).savings_report
+    assert switched["skip_flat_groups"] == OFF
+    assert not [record for record in caplog.records if "skip_flat_groups" in record.message]
+    assert "value head" in new_trainer(objective="ppo").savings_report["skip_flat_groups"]
+    assert new_trainer(objective=None).savings_report == {}
+
+
+def test_a_router_that_is_balanced_forbids_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    trainer, _ = mixed
+    use(trainer, "dapo")
+    trainer.aux_loss_enabled = True
+    try:
+        switch(trainer, skip=True)
+    finally:
+        trainer.aux_loss_enabled = False
+    assert "router" in trainer.savings_report["skip_flat_groups"]
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def half_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> list[float]:
+    """Reward differs within the groups of half of the prompts only."""
+    return [
+        sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 if wanted > 1 else 1.0
+        for ids, wanted in zip(completion_ids, target, strict=True)
+    ]
+
+
+def flat_at_first(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """No completion is better than another, so that whole optimiser steps are flat."""
+    return [0.0] * len(completion_ids)
+
+
+LEARNING: dict[str, Any] = {
+    "gradient_accumulation_steps": 2,
+    "num_generations": 2,
+    "max_steps": 5,
+    "weight_decay": 0.1,
+    "num_iterations": 2,
+}
+ALL_OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
+ALL_ON = {"token_budget": 60}
+
+
+@pytest.mark.parametrize("function", [half_flat, flat_at_first])
+def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer: NewTrainer, function: Any) -> None:
+    found = []
+    for extra in (ALL_OFF, ALL_ON):
+        trainer = new_trainer(objective="dapo", extra={"reward_funcs": function, **extra}, **LEARNING)
+        train(trainer)
+        logs = [line for line in trainer.state.log_history if "loss" in line]
+        found.append((adapter(trainer), [line["loss"] for line in logs], [line["grad_norm"] for line in logs]))
+    assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups", "reuse_old_logps"), ON)
+    (weights, losses, norms), (others, their_losses, their_norms) = found
+    assert len(losses) == 5
+    assert their_losses == pytest.approx(losses, abs=1e-6)
+    assert their_norms == pytest.approx(norms, rel=1e-4, abs=1e-6)
+    for name, value in weights.items():
+        assert (others[name] - value).abs().max() <= 2e-6, name  # Adam divides rounding by rounding
+    assert bool(sum(norms)) == (function is half_flat)
+
+
+def test_a_step_that_is_flat_throughout_logs_the_names_of_any_other(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="dapo", extra={"reward_funcs": flat_at_first}, max_steps=2)
+    train(trainer)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["loss"] for line in lines] == [0.0, 0.0]
+    assert [line["objective/clip"] for line in lines] == [0.0, 0.0]
+    assert "entropy" not in lines[1]  # of no completion
+
+
+def test_a_loss_of_ones_own_is_never_divided(new_trainer: NewTrainer) -> None:
+    from kit.training.trainer import make_trainer_class
+
+    class Penalised(make_trainer_class()):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) + sum(w.square().sum() for w in model.parameters())
+
+    trainer = new_trainer(objective="dapo", extra={"reward_funcs": flat_at_first, "token_budget": 20}, unchecked=True)
+    trainer.__class__ = Penalised
+    with watching(trainer) as passes:
+        train(trainer)
+    assert sum(passes.rows) >= 1
+    assert all(torch.isfinite(value).all() for value in adapter(trainer).values())
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
+def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: NewTrainer) -> None:
+    class Ignored(Objective):
+        def loss(self, batch: Any, scale: Any = None) -> Any:
+            found = super().loss(batch, scale)
+            return found._replace(loss=found.loss * 2.0 if batch.scored is not None and self.doubled else found.loss)
+
+        doubled = False
+
+    trainer = new_trainer(
+        objective=Ignored(), extra={"reward_funcs": half_flat}, num_generations=2, per_device_train_batch_size=8
+    )
+    send = trainer._send
+
+    def halved(terms: Any, slopes: Any, *rest: Any) -> Any:
+        return send(terms, {name: 0.5 * slope for name, slope in slopes.items()}, *rest)
+
+    trainer._send = halved
+    with pytest.raises(ObjectiveError, match="is not the objective's"):
+        train(trainer)

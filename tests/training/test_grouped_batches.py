@@ -1,0 +1,103 @@
+"""kit.training.grouped_batches: prompts together in a micro-batch, and the same gradient of the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kit.objective import Objective
+from kit.objective.obstacles import to_regrouping
+from kit.objective.recipes import recipe_names
+from kit.training.grouped_batches import regrouped
+
+from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
+
+SIZE = {"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 3, "num_iterations": 2}
+ALONE = [name for name in recipe_names() if to_regrouping(Objective.from_spec(name)) is not None]
+
+
+def prompts_of(batch: dict[str, Any]) -> int:
+    return len({tuple(row) for row in batch["prompt_ids"].tolist()})
+
+
+def shuffled(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows, mixed over the micro-batches: a group in each would be spread over all."""
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+    rows = {
+        name: torch.cat([batch[name] for batch in batches])[order]
+        for name, value in batches[0].items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    }
+    return [
+        batch | {name: value[place * 4 : place * 4 + 4] for name, value in rows.items()}
+        for place, batch in enumerate(batches)
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "luspo", "vespo", "sapo"])
+def test_a_step_has_the_same_gradient(new_trainer: NewTrainer, name: str) -> None:
+    trainer = new_trainer(objective=name, unchecked=True, extra={"skip_flat_groups": False}, **SIZE)
+    mixed = shuffled(rollout(trainer))
+    drift(trainer)
+    together = regrouped(mixed)
+    assert [prompts_of(batch) for batch in together] == [1, 1, 1]
+    assert max(prompts_of(batch) for batch in mixed) == 3
+    losses, gradients = losses_and_gradients(trainer, mixed, 3)
+    other_losses, other_gradients = losses_and_gradients(trainer, together, 3)
+    torch.testing.assert_close(torch.as_tensor(losses).sum(), torch.as_tensor(other_losses).sum(), atol=2e-6, rtol=1e-5)
+    assert_gradients_close(other_gradients, gradients)
+
+
+def test_of_an_objective_that_looks_at_its_micro_batch_the_gradient_would_change(new_trainer: NewTrainer) -> None:
+    assert "bnpo" in ALONE
+    trainer = new_trainer(objective="bnpo", unchecked=True, extra={"skip_flat_groups": False}, **SIZE)
+    mixed = shuffled(rollout(trainer))
+    drift(trainer)
+    _, gradients = losses_and_gradients(trainer, mixed, 3)
+    _, others = losses_and_gradients(trainer, regrouped(mixed), 3)
+    with pytest.raises(AssertionError):
+        assert_gradients_close(others, gradients)
+
+
+@pytest.mark.parametrize(
+    ("objective", "extra", "wanted"),
+    [
+        ("dapo", {}, True),
+        ("dapo", {"share_prompts": False}, False),
+        ("dapo", {"packing": False}, False),
+        ("bnpo", {}, False),
+        ({"recipe": "dapo", "clip": "clip_cov"}, {}, False),
+    ],
+    ids=["shared", "not shared", "not packed", "token_mean", "across completions"],
+)
+def test_it_is_done_where_it_saves_and_changes_nothing(
+    new_trainer: NewTrainer, objective: Any, extra: dict[str, Any], wanted: bool
+) -> None:
+    trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **SIZE)
+    seen: list[int] = []
+    make = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: (seen.append(prompts_of(inputs)), make(model, inputs))[1]
+    trainer.train()
+    assert len(seen) == 3
+    assert (seen == [1, 1, 1]) == wanted
+
+
+def test_a_step_that_is_one_of_several_on_a_rollout_keeps_its_rows(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(
+        objective="dapo", unchecked=True, **SIZE | {"gradient_accumulation_steps": 1}, steps_per_generation=3
+    )
+    assert not trainer._wants_groups()
+
+
+def test_what_cannot_be_divided_by_rows_is_left_alone() -> None:
+    rows = {
+        "prompt_ids": torch.tensor([[1], [2]]),
+        "prompt_mask": torch.ones(2, 1),
+        "num_items_in_batch": torch.tensor(3),
+    }
+    other = rows | {"prompt_ids": torch.tensor([[2], [1]])}
+    assert [batch["prompt_ids"].tolist() for batch in regrouped([rows, other])] == [[[1], [1]], [[2], [2]]]
+    odd = [rows | {"pixel_values": torch.zeros(7, 3)}, other | {"pixel_values": torch.zeros(7, 3)}]
+    assert [batch["prompt_ids"].tolist() for batch in regrouped(odd)] == [[[1], [2]], [[2], [1]]]

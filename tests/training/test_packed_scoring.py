@@ -1,0 +1,258 @@
+"""Scores and gradients in packs against TRL's layout, on real architectures made tiny."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kit.training import packed_scoring
+from kit.training.family_tiny import tiny_config, tiny_model
+from kit.training.hidden_states import ScoringPass, capturing
+from kit.training.packing_proof import Rows
+
+from .packs import Scored, assert_same, plainly, rows_of, score
+from .rollouts import (
+    NewTrainer,
+    assert_gradients_close,
+    losses_and_gradients,
+    mixed_prompts,
+)
+
+WINDOW = 6
+NewPacked = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def packed(new_trainer: NewTrainer, tokenizer: Any) -> NewPacked:
+    """A trainer of a tiny model of that type, whose windows are shorter than rows; "" is the embedded Qwen3."""
+
+    def make(kind: str = "", objective: Any = "grpo", share: bool = True, **options: Any) -> Any:
+        extra: dict[str, Any] = {"share_prompts": share}
+        if kind:
+            from peft import LoraConfig
+            from transformers import AutoConfig
+
+            config = tiny_config(AutoConfig.for_model(kind), len(tokenizer))
+            if getattr(config, "sliding_window", None):
+                config.sliding_window = WINDOW
+            lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
+            extra |= {"model": tiny_model(config), "peft_config": lora}
+        trainer = new_trainer(objective=objective, extra=extra, unchecked=True, **options)
+        trainer.model.train()
+        return trainer
+
+    return make
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("kind", ["", "mistral", "gemma2", "gemma3_text", "mixtral", "llama"])
+def test_scores_and_gradients_are_those_of_trls_layout(packed: NewPacked, kind: str, share: bool) -> None:
+    """Ragged prompts, rows in any order, completions of no, one and all tokens; windows, grouped queries, tied heads."""
+    trainer, rows = packed(kind, share=share), rows_of()
+    assert_same(score(trainer, rows), plainly(trainer, rows))
+    assert trainer.packing_report == {"packing": "packed", "share_prompts": share, "reason": ""}
+    text = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+    assert kind in ("", "mixtral", "llama") or (rows.mask.sum(1).max() > WINDOW and text.sliding_window == WINDOW)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_gradient_checkpointing(packed: NewPacked, reentrant: bool) -> None:
+    trainer, rows = packed(), rows_of()
+    wanted = plainly(trainer, rows)
+    trainer.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    trainer.model.enable_input_require_grads()
+    calls: list[int] = []
+    layer = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0.input_layernorm"))
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    assert_same(score(trainer, rows), wanted)
+    assert trainer.packing_report["packing"] == "packed"
+    assert len(calls) == 3 + 2  # those of the proof, and one that the backward pass does again
+
+
+def test_at_another_temperature_and_with_all_weights_in_training(packed: NewPacked) -> None:
+    trainer, rows = packed(temperature=0.7), rows_of()
+    assert_same(score(trainer, rows), plainly(trainer, rows))
+    for name, weight in trainer.model.named_parameters():
+        weight.requires_grad_("lora" in name or "lm_head" in name or "embed" in name)
+    assert_same(score(trainer, rows), plainly(trainer, rows))
+
+
+def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed: NewPacked) -> None:
+    trainer, rows = packed(bf16=True), rows_of()
+    assert trainer.accelerator.mixed_precision == "bf16"
+    (logps, _, gradients), (wanted, _, wanted_gradients) = score(trainer, rows), plainly(trainer, rows)
+    assert trainer.packing_report["packing"] == "packed"
+    assert 0 < (logps - wanted).abs().max() < 0.1
+    for name, gradient in wanted_gradients.items():
+        assert (gradients[name] - gradient).norm() < 0.1 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 30])
+def test_several_packs_give_the_same(packed: NewPacked, tokens: int) -> None:
+    trainer, rows = packed(), rows_of()
+    whole = score(trainer, rows)
+    trainer.pack_tokens = tokens
+    assert_same(score(trainer, rows), whole)
+
+
+def test_the_batch_size_bounds_the_tokens_of_a_pack(packed: NewPacked) -> None:
+    trainer, rows = packed(), rows_of()
+    score(trainer, rows)
+    seen = watch(trainer)
+    found = score(trainer, rows, batch_size=2)
+    assert max(seen) <= 2 * rows.ids.shape[1]
+    assert len(seen) > 1
+    assert_same(found, plainly(trainer, rows))
+
+
+def watch(trainer: Any) -> list[int]:
+    """The tokens of every forward pass from now on."""
+    seen: list[int] = []
+    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
+    backbone.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
+    return seen
+
+
+def test_tokens_of_tools_are_scored_too(packed: NewPacked) -> None:
+    """They are left out of the loss later; what follows sees them."""
+    trainer = packed(steps_per_generation=8)
+    inputs = mixed_prompts(trainer)
+    inputs["tool_mask"] = inputs["completion_mask"].clone()
+    inputs["tool_mask"][:, 1:3] = 0
+    found = []
+    for on in (True, False):
+        trainer.packing = on
+        found.append(losses_and_gradients(trainer, [inputs], 1))
+    assert trainer.packing_report["reason"] == "turned off"
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=1e-6)
+    assert_gradients_close(found[0][1], found[1][1])
+
+
+def test_hidden_states_come_out_in_the_order_of_live_tokens(packed: NewPacked) -> None:
+    trainer, rows = packed("gemma2"), rows_of()
+    passes = []
+    for on in (True, False):
+        trainer.packing = on
+        with capturing() as taken, capturing() as beside:
+            logps = trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion)[0]
+        assert len(taken) == len(beside) == 1
+        passes.append(ScoringPass(logps, taken))
+    assert len(passes[1].hidden()) == rows.live.sum()
+    torch.testing.assert_close(passes[0].hidden(), passes[1].hidden(), atol=1e-5, rtol=1e-5)
+    assert passes[0].head.softcap == passes[1].head.softcap is not None
+    assert passes[0].hidden().requires_grad
+
+
+def test_nothing_to_score_keeps_the_graph(packed: NewPacked) -> None:
+    trainer, rows = packed(), rows_of()
+    mask = rows.mask.clone()
+    mask[:, -rows.completion :] = 0
+    score(trainer, rows)
+    logps, entropy, gradients = score(trainer, dataclasses.replace(rows, mask=mask))
+    assert not logps.any()
+    assert not entropy.any()
+    assert all(not gradient.any() for gradient in gradients.values())
+
+
+def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, rows = packed(), rows_of()
+    mask = rows.mask.clone()
+    mask[:, 4] = 0
+    gapped = Rows(rows.ids, mask, rows.completion)
+    score(trainer, rows)
+    monkeypatch.setattr(packed_scoring, "score_packs", None)  # not called
+    assert_same(score(trainer, gapped), plainly(trainer, gapped))
+
+
+@pytest.mark.parametrize("given", [{"token_type_ids": torch.zeros(12, 23)}, {"pixel_values": torch.zeros(1)}])
+def test_inputs_beside_text_are_scored_as_trl_does(packed: NewPacked, given: dict[str, Any]) -> None:
+    trainer, rows, seen = packed(), rows_of(), []
+
+    class Other:
+        def _get_per_token_logps_and_entropies(self, *_: Any, **given: Any) -> Any:
+            seen.append(given)
+            return torch.zeros(1), None, None
+
+    class Side(packed_scoring.PackedScoring, Other):
+        def __init__(self) -> None:
+            self.__dict__.update(trainer.__dict__, _add_means=trainer._add_means)
+
+    Side()._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion, **given)
+    assert [list(one) for one in seen] == [list(given)]
+
+
+def test_without_an_objective_all_is_trls_own(packed: NewPacked) -> None:
+    trainer, rows = packed(objective=None), rows_of()
+    assert trainer.packing_report["packing"] == "plain"
+    seen = watch(trainer)
+    score(trainer, rows)
+    assert seen == [rows.ids.numel()]
+
+
+def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPacked) -> None:
+    trainer, rows = packed("mixtral"), rows_of()
+    found = []
+    for on in (True, False):
+        trainer.packing = on
+        logps, _, loss = trainer._get_per_token_logps_and_entropies(
+            trainer.model, rows.ids, rows.mask, rows.completion, compute_aux_loss=True
+        )
+        found.append((logps.detach(), loss.detach()))
+    assert found[0][1] > 0
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-6)
+
+
+def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.errors import ObjectiveError
+    from kit.training.first_steps import scoring_error
+
+    trainer = packed(steps_per_generation=8)
+    inputs = mixed_prompts(trainer)
+    assert scoring_error(trainer, trainer.model, inputs) < 1e-4
+    assert trainer.packing_report["packing"] == "packed"
+    seen = watch(trainer)
+    scoring_error(trainer, trainer.model, inputs)
+    assert seen[0] < inputs["prompt_ids"][:2].numel() + inputs["completion_ids"][:2].numel()
+    right = packed_scoring.lay_out
+
+    def shifted(*given: Any, **more: Any) -> Any:  # a defect that comes after the proof
+        packs = right(*given, **more)
+        return [dataclasses.replace(one, positions=2 * one.positions) for one in packs]
+
+    monkeypatch.setattr(packed_scoring, "lay_out", shifted)
+    assert scoring_error(trainer, trainer.model, inputs) > 0.05
+    checked = type(trainer)  # the whole trainer refuses, too
+    assert issubclass(checked, packed_scoring.PackedScoring)
+    from kit.training.first_steps import FirstSteps
+
+    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
+        FirstSteps(trainer).before_scoring(trainer.model, inputs)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_trimmed_rows_give_the_same_in_their_own_order(packed: NewPacked, size: int | None) -> None:
+    from kit.training.packing_proof import Verdict
+
+    trainer, rows = packed(), rows_of()
+    trainer._verdicts[id(trainer.accelerator.unwrap_model(trainer.model))] = Verdict("trimmed", "told to")
+    seen = watch(trainer)
+    found: Scored = score(trainer, rows, batch_size=size)
+    assert sum(seen) < 0.85 * rows.ids.numel()
+    assert_same(found, plainly(trainer, rows))
+    with capturing() as taken:
+        trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion, batch_size=size)
+    trainer.packing = False
+    with capturing() as wanted:
+        trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion)
+    torch.testing.assert_close(taken[0].hidden, wanted[0].hidden, atol=1e-5, rtol=1e-5)
+
+
+def test_training_logs_how_many_tokens_were_of_use(packed: NewPacked) -> None:
+    trainer = packed(max_steps=2, gradient_accumulation_steps=2)
+    trainer.train()
+    logged = [entry["tokens/useful"] for entry in trainer.state.log_history[:2]]
+    assert all(0.9 < one < 1.1 for one in logged)

@@ -1,0 +1,215 @@
+"""What is not exact is found before it is used: planted defects, and architectures that cannot be packed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kit.training import packed_attention, packed_forward, packing_proof
+from kit.training.family_tiny import tiny_config, tiny_model
+from kit.training.packing_proof import Rows, probe_rows
+
+from .packs import assert_same, plainly, rows_of, score
+from .rollouts import NewTrainer
+
+NewTiny = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def tiny(new_trainer: NewTrainer, tokenizer: Any) -> NewTiny:
+    def make(kind: str = "llama", attention: str = "sdpa", dropout: float = 0.0, **fields: Any) -> Any:
+        from peft import LoraConfig
+        from transformers import AutoConfig
+
+        config = tiny_config(AutoConfig.for_model(kind), len(tokenizer))
+        for name, value in fields.items():
+            setattr(config, name, value)
+        model = tiny_model(config)
+        model.set_attn_implementation(attention)
+        lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, lora_dropout=dropout)
+        trainer = new_trainer(objective="grpo", unchecked=True, extra={"model": model, "peft_config": lora})
+        trainer.model.train()
+        return trainer
+
+    return make
+
+
+def outcome(trainer: Any, rows: Rows | None = None) -> tuple[str, str]:
+    """The way that it is scored, which gives the right numbers, and the reason."""
+    rows = rows or rows_of()
+    assert_same(score(trainer, rows), plainly(trainer, rows))
+    return trainer.packing_report["packing"], trainer.packing_report["reason"]
+
+
+def prompts_of(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    width = rows.ids.shape[1] - rows.completion
+    yield from zip(rows.ids[:, :width], rows.mask[:, :width].bool(), strict=True)
+
+
+def test_the_proof_has_ragged_rows_that_share_a_prompt() -> None:
+    for rows in (rows_of(), rows_of((5,), (1,)), rows_of((100, 2), (60, 0)), rows_of((1,), (1,))):
+        probe = probe_rows(rows)
+        lengths = probe.live.sum(1).tolist()
+        assert lengths[1] == lengths[0] + 1
+        assert lengths[2:] == [1, lengths[0] - 1, lengths[0]]
+        assert lengths[0] >= 6
+        assert not probe.mask[:, :3].any()
+        assert len({row[mask].numpy().tobytes() for row, mask in prompts_of(probe)}) == 2
+        assert probe.ids.shape[1] <= 3 + 65 + 26
+
+
+def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny()
+    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
+    for layer in backbone.layers:
+        attention, forward = layer.self_attn, layer.self_attn.forward
+
+        def without(*given: Any, forward: Any = forward, **more: Any) -> Any:
+            more.pop(packed_attention.KEYWORD, None)
+            return forward(*given, **more)
+
+        monkeypatch.setattr(attention, "forward", without)
+    way, reason = outcome(trainer)
+    assert way == "trimmed"
+    assert "ask for attention in another way (windows []" in reason
+
+
+def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of what stands first are right: only a change elsewhere shows it."""
+    right = packed_attention.Layout.mask
+
+    def leaking(self: Any, queries: int, keys: int, *rest: Any) -> Any:
+        return torch.ones_like(right(self, queries, keys, *rest))
+
+    monkeypatch.setattr(packed_attention.Layout, "mask", leaking)
+    assert outcome(tiny())[0] == "trimmed"
+    whole = packed_attention.packed_attention
+
+    def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        return whole(query, key, value, *rest) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(packed_attention, "packed_attention", looking_back)
+    way, reason = outcome(tiny())
+    assert way == "trimmed"
+    assert "one completion changes the scores of another" in reason
+
+
+def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packing_proof.lay_out
+
+    def counted_on(*given: Any, **more: Any) -> Any:
+        packs = right(*given, **more)
+        return [dataclasses.replace(one, positions=torch.arange(one.tokens)[None]) for one in packs]
+
+    monkeypatch.setattr(packing_proof, "lay_out", counted_on)
+    way, reason = outcome(tiny())
+    assert way == "trimmed"
+    assert "differ from those of the padded rows" in reason
+
+
+def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any row of the proof: only what attention is asked for tells of it."""
+    given = packed_forward.Layout
+
+    class Blind(given):  # type: ignore[misc, valid-type]
+        def __init__(self, groups: Any) -> None:
+            super().__init__(groups)
+            self.windows = _Nothing()
+
+    class _Nothing(list[Any]):
+        def append(self, _: Any) -> None:
+            super().append(None)
+
+    assert outcome(tiny("mistral", sliding_window=500))[0] == "packed"
+    monkeypatch.setattr(packed_forward, "Layout", Blind)
+    way, reason = outcome(tiny("mistral", sliding_window=500))
+    assert way == "trimmed"
+    assert "expected [500, 500]" in reason
+
+
+@pytest.mark.parametrize(
+    ("made", "way", "reason"),
+    [
+        ({"kind": "qwen3_next"}, "trimmed", "linear_attention"),
+        ({"kind": "stablelm"}, "trimmed", "ask for attention in another way"),  # an attention of its own
+        ({"attention": "eager"}, "trimmed", "attention 'eager' has no place"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "plain", "dynamic"),
+        ({"kind": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}, "packed", ""),
+    ],
+)
+def test_what_an_architecture_allows(tiny: NewTiny, made: dict[str, Any], way: str, reason: str) -> None:
+    found = outcome(tiny(**made))
+    assert found[0] == way
+    assert reason in found[1]
+
+
+def test_layers_with_a_memory_are_found_by_looking_too(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_proof, "_hindrance_to_packs", lambda text: None)
+    monkeypatch.setattr(packing_proof, "_windows", lambda text: [None])
+    way, reason = outcome(tiny("qwen3_next"))
+    assert way == "trimmed"
+    assert "one completion changes the scores of another" in reason
+
+
+def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions that count the padding: every way but TRL's would give something else."""
+    trainer = tiny()
+    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
+    forward = backbone.forward
+
+    def counting(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
+        before = (attention_mask == 0).long().cumsum(1)
+        more["position_ids"] = torch.arange(attention_mask.shape[-1]) * (1 + before[:, -1:])
+        return forward(*given, attention_mask=attention_mask, **more)
+
+    monkeypatch.setattr(backbone, "forward", counting)
+    way, reason = outcome(trainer)
+    assert way == "plain"
+    assert "differ from those of the padded rows" in reason
+
+
+def test_the_reason_is_logged_once_and_other_scoring_does_not_see_the_proof(
+    tiny: NewTiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kit.training.hidden_states import capturing
+
+    trainer, rows = tiny(attention="eager"), rows_of()
+    assert trainer.packing_report == {"packing": None, "share_prompts": True, "reason": ""}
+    with caplog.at_level(logging.WARNING, "kit"), capturing() as taken:
+        score(trainer, rows)
+        score(trainer, rows)
+    assert [record.getMessage() for record in caplog.records] == [
+        "PeftModel is scored with its padding trimmed: attention 'eager' has no place for it (model.attention: sdpa has)"
+    ]
+    assert [len(one.hidden) for one in taken] == 2 * [int(rows.live.sum())]
+
+
+def test_dropout_does_not_look_like_a_difference(tiny: NewTiny) -> None:
+    trainer = tiny(dropout=0.5)
+    score(trainer, rows_of())
+    assert trainer.packing_report["packing"] == "packed"
+    assert trainer.model.training
+
+
+def test_running_out_of_memory_is_no_finding(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    trainer = tiny()
+    monkeypatch.setattr(packing_proof, "score_packs", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        score(trainer, rows_of())
+    assert trainer.packing_report["packing"] is None
+
+
+def test_a_model_that_is_divided_between_processes_is_scored_as_it_comes(tiny: NewTiny) -> None:
+    for attribute in ("is_deepspeed_enabled", "is_fsdp_enabled"):
+        trainer = tiny()
+        setattr(trainer, attribute, True)
+        assert outcome(trainer) == ("plain", "the model is divided between processes")

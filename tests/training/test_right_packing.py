@@ -1,0 +1,104 @@
+"""Padding moved behind the tokens: the same numbers and gradients as in TRL's layout, and right where that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kit.errors import ModelError, ObjectiveError
+from kit.training import right_packing
+from kit.training.right_packing import pack, score_packed, unpack
+from tests.training.rollouts import mixed_prompts, scores
+
+NewTrainer = Callable[..., Any]
+
+
+def test_tokens_come_first_in_their_order_and_go_back_to_their_places() -> None:
+    ids = torch.tensor([[9, 9, 1, 2, 3, 4, 9], [9, 5, 6, 7, 8, 9, 9]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]])  # the last live 9 is a token, not padding
+    packed = pack(ids, mask, completion=3)
+    assert packed.ids.tolist() == [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9]]
+    assert packed.mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert packed.labels.tolist() == [[-100, -100, 3, 4, -100], [-100, -100, -100, 8, 9]]
+    values = torch.tensor([[0.0, -3.0, -4.0, 0.0], [0.0, 0.0, -8.0, -9.0]])  # of the tokens at 1, 2, 3, 4
+    assert unpack(values, packed, 3).tolist() == [[-3.0, -4.0, 0.0], [-8.0, -9.0, 0.0]]
+
+
+def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(steps_per_generation=8)  # TRL's own, whose entropies have a gradient
+    inputs = mixed_prompts(trainer)
+    found = []
+    for packed in (False, True):
+        trainer.model.zero_grad()
+        if packed:
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            width = inputs["completion_ids"].shape[1]
+            logps, entropy, aux = score_packed(trainer, trainer.model, ids, mask, width, 2, compute_entropy=True)
+            assert aux is None
+        else:
+            logps, entropy = scores(trainer, inputs, compute_entropy=True)
+        assert entropy is not None
+        (logps.sum() + 0.1 * entropy.sum()).backward()
+        gradients = {n: w.grad.clone() for n, w in trainer.model.named_parameters() if w.grad is not None}
+        found.append((logps.detach(), entropy.detach(), gradients))
+    (logps, entropy, gradients), (packed_logps, packed_entropy, packed_gradients) = found
+    assert logps.abs().max() > 0.1
+    torch.testing.assert_close(packed_logps, logps, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed_entropy, entropy, atol=1e-5, rtol=1e-5)
+    assert gradients.keys() == packed_gradients.keys() != set()
+    for name, want in gradients.items():
+        assert (packed_gradients[name] - want).norm() <= 1e-4 * want.norm(), name
+
+
+def leave_the_mask_out(trainer: Any) -> None:
+    """As Unsloth's backbones do in training."""
+    backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
+    forward = backbone.forward
+
+    def without_mask(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
+        return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
+
+    backbone.forward = without_mask
+
+
+def test_a_backbone_without_a_mask_is_caught_in_trls_layout(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo", steps_per_generation=8)
+    leave_the_mask_out(trainer)
+    inputs = mixed_prompts(trainer)
+    with pytest.raises(ObjectiveError, match="padding wrongly"):
+        trainer._first_steps.before_scoring(trainer.model.train(), inputs)
+
+
+def test_and_is_scored_rightly_with_the_padding_behind(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer(objective="grpo", steps_per_generation=8)
+    inputs = mixed_prompts(trainer)
+    trainer.model.train()
+    right = scores(trainer, inputs)[0]
+    monkeypatch.setattr(right_packing, "is_unsloths", lambda base: True)
+    leave_the_mask_out(trainer)
+    torch.testing.assert_close(scores(trainer, inputs)[0], right, atol=1e-5, rtol=1e-5)
+    trainer._first_steps.before_scoring(trainer.model, inputs)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_pictures_are_not_scored_there(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = new_trainer(objective="grpo")
+    monkeypatch.setattr(right_packing, "is_unsloths", lambda base: True)
+    with pytest.raises(ModelError, match=r"pixel_values.*model\.backend: transformers"):
+        trainer._get_per_token_logps_and_entropies(
+            trainer.model, torch.ones(1, 4).long(), torch.ones(1, 4), 2, pixel_values=torch.ones(1)
+        )
+
+
+def test_a_lost_head_is_an_error(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="grpo")
+    ids = torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(ModelError, match="fused_lm_head"):
+        score_packed(trainer, lambda **_: object(), ids, torch.ones_like(ids), 2)

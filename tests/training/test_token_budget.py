@@ -1,0 +1,230 @@
+"""A micro-batch in parts of so many tokens: the same loss and gradient, and never more in one graph than was allowed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from kit.objective import Objective
+from kit.objective.obstacles import to_parts
+from kit.objective.recipes import recipe_names
+from kit.training import savings
+from kit.training.parts import Limits, Row, divide, may_be_trimmed, measured
+
+from .rollouts import KL, NewTrainer
+from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
+
+BUDGET = 80
+
+
+@pytest.fixture(scope="module")
+def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
+    """One rollout for every objective whose advantages are numbers of whole completions."""
+    rich = {"recipe": "dapo", "regularizers": [KL, {"name": "nll_on_correct"}, {"name": "length_penalty"}]}
+    return mixed_rollout(new_trainer, rich)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(*sizes: tuple[str, int, int]) -> list[Row]:
+    return [Row(*size) for size in sizes]
+
+
+def test_parts_keep_prompts_together_and_to_the_budget() -> None:
+    rows = rows_of(("a", 10, 5), ("b", 4, 4), ("a", 10, 3), ("b", 4, 2), ("c", 6, 6), ("a", 10, 4))
+    parts = divide(rows, range(6), Limits(tokens=30))
+    assert sorted(number for part in parts for number in part) == list(range(6))
+    assert all(Limits().cost([rows[n] for n in part]) <= 30 for part in parts)
+    assert [0, 5] in parts  # the longest two of a, whose third does not fit
+    assert any({1, 3} <= set(part) for part in parts)
+    whole = divide(rows, range(6), Limits(tokens=96))
+    assert whole == [[0, 1, 2, 3, 4, 5]]
+    assert divide(rows, [4, 1], Limits()) == [[4, 1]]
+    assert divide(rows, [], Limits(tokens=5)) == []
+
+
+def test_padding_counts_only_where_it_goes_through_the_model() -> None:
+    rows = rows_of(("a", 10, 10), ("b", 2, 1), ("c", 2, 1))
+    assert Limits().cost(rows) == 60
+    assert Limits(padded=False).cost(rows) == 26
+    assert divide(rows, range(3), Limits(tokens=26, padded=False)) == [[0, 1, 2]]
+    assert divide(rows, range(3), Limits(tokens=26)) == [[0], [1, 2]]
+
+
+def test_one_row_above_the_budget_goes_alone_and_rows_are_bounded_too() -> None:
+    rows = rows_of(("a", 50, 50), ("b", 2, 1), ("b", 2, 1), ("b", 2, 1))
+    assert divide(rows, range(4), Limits(tokens=10)) == [[0], [1, 2, 3]]
+    assert divide(rows, range(4), Limits(rows=2)) == [[0, 3], [1, 2]]
+
+
+def test_rows_are_measured_by_their_masks_and_not_by_their_ids(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    inputs = dict(mixed[1][0])
+    rows = measured(inputs, trimmed=True)
+    assert [row.prompt for row in rows] == inputs["prompt_mask"].sum(1).tolist()
+    assert [row.completion for row in rows] == inputs["completion_mask"].sum(1).tolist()
+    inputs["prompt_ids"] = torch.where(inputs["prompt_mask"].bool(), inputs["prompt_ids"], 77)
+    assert [row.key for row in measured(inputs, trimmed=True)] == [row.key for row in rows]
+    assert len({row.key for row in rows}) < len(rows)
+    wide = measured(inputs, trimmed=False)
+    assert {(row.prompt, row.completion) for row in wide} == {
+        (inputs["prompt_ids"].shape[1], inputs["completion_ids"].shape[1])
+    }
+
+
+def test_columns_are_cut_only_where_positions_are_relative() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
+
+    class Holder:
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+    assert may_be_trimmed(Holder(Qwen3Config()))
+    stretched = Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    assert not may_be_trimmed(Holder(stretched))
+    assert not may_be_trimmed(Holder(GPT2Config()))
+    assert GPT2LMHeadModel is not None
+
+
+# --- loss and gradient ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "ppo"])
+def test_every_recipe_has_the_same_gradient_in_parts(
+    mixed: tuple[Any, list[dict[str, Any]]], name: str, accumulation: int
+) -> None:
+    trainer, batches = mixed
+    batches = batches[-accumulation:]
+    use(trainer, name)
+    switch(trainer)
+    want = in_a_step(trainer, batches, accumulation)
+    switch(trainer, budget=BUDGET)
+    with watching(trainer) as passes:
+        got = in_a_step(trainer, batches, accumulation)
+    assert_same(got, want)
+    assert len(passes.rows) > len(batches)
+    assert passes.without_graph == 0  # once each: no recipe looks across completions
+    assert max(passes.tokens) <= BUDGET
+    assert set(passes.alive) == {0}  # every graph was gone before the next began
+
+
+TERMS: dict[str, dict[str, Any]] = {
+    "regularizers": {
+        "regularizers": [{**KL, "bias_corrected": True}, "entropy_bonus", "length_penalty", "nll_on_correct",
+                         "reference_free_l2", {"name": "entropy_floor", "floor": 9.0, "level": "token"}],
+        "weights": ["off_policy_mask", "drop_truncated"],
+    },
+    "quantile": {"weights": ["high_entropy_only"], "regularizers": [{"name": "entropy_bonus", "average": "tokens"}]},
+    "covariance": {"clip": {"name": "clip_cov", "share": 0.1, "cov_low": -9.0, "cov_high": 9.0}},
+    "kl_cov": {"clip": {"name": "kl_cov", "share": 0.3}},
+    "floor": {"regularizers": [{"name": "entropy_floor", "floor": 9.0}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(TERMS))
+def test_terms_have_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, Any]]], name: str) -> None:
+    trainer, batches = mixed
+    for batch in batches:
+        batch["truncated"] = torch.arange(ROWS) % 4 == 1
+    use(trainer, {"recipe": "bnpo", **TERMS[name]})
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, budget=BUDGET)
+    with watching(trainer) as passes:
+        got = in_a_step(trainer, batches)
+    assert_same(got, want)
+    assert max(passes.tokens) <= BUDGET
+    twice = to_parts(trainer.objective) is not None
+    assert twice == (name != "regularizers")
+    assert passes.without_graph == (len(passes.rows) if twice else 0)
+    assert set(passes.alive) == {0}
+
+
+def test_a_value_head_learns_the_same_in_parts(new_trainer: NewTrainer) -> None:
+    trainer, batches = mixed_rollout(new_trainer, "ppo")
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, budget=BUDGET)
+    assert_same(in_a_step(trainer, batches), want)
+
+
+def test_a_full_kl_is_the_same_in_parts(new_trainer: NewTrainer) -> None:
+    full = {"recipe": "grpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]}
+    trainer, batches = mixed_rollout(new_trainer, full)
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, budget=BUDGET)
+    assert_same(in_a_step(trainer, batches), want)
+
+
+def test_metrics_are_those_of_the_whole_micro_batch(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    trainer, batches = mixed
+    use(trainer, {"recipe": "dapo", "regularizers": [KL, "entropy_bonus"], "weights": ["off_policy_mask"]})
+    found = []
+    for budget in (None, BUDGET):
+        switch(trainer, budget=budget)
+        trainer._objective_means["train"].take()
+        in_a_step(trainer, batches)
+        sums = trainer._objective_means["train"].take()
+        found.append({name: pair for name, pair in sums.items() if not name.startswith("tokens/")})
+    assert found[0].keys() == found[1].keys()
+    for name, pair in found[0].items():
+        torch.testing.assert_close(found[1][name], pair, rtol=1e-5, atol=1e-5, msg=name)
+
+
+# --- defects ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_is_wrongly_called_separable_gives_another_gradient(
+    mixed: tuple[Any, list[dict[str, Any]]],
+) -> None:
+    """What the declarations are for, and why tests hold every one of them."""
+
+    def centred(batch: Any) -> Any:
+        return -batch.advantages * batch.ratio * (batch.ratio.mean() - 0.5)
+
+    centred.row_separable = True  # type: ignore[attr-defined]
+    trainer, batches = mixed
+    use(trainer, Objective(clip=centred))
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, budget=BUDGET)
+    with pytest.raises(AssertionError):
+        assert_same(in_a_step(trainer, batches), want)
+    del centred.row_separable  # type: ignore[attr-defined]
+    use(trainer, Objective(clip=centred))
+    assert_same(in_a_step(trainer, batches), want)
+
+
+def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer: NewTrainer) -> None:
+    from kit.errors import ObjectiveError
+
+    def centred(batch: Any) -> Any:
+        return -batch.advantages * batch.ratio * (batch.ratio + batch.logps.mean() - 0.5).sum(1, keepdim=True)
+
+    centred.row_separable = True  # type: ignore[attr-defined]
+    trainer = new_trainer(objective=Objective(clip=centred), extra={"token_budget": 40}, per_device_train_batch_size=8)
+    torch.manual_seed(0)
+    with pytest.raises(ObjectiveError, match="is not the objective's"):
+        trainer.train()
+
+
+def test_a_completion_above_the_budget_is_told_once(
+    mixed: tuple[Any, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savings, "_said", set())
+    trainer, batches = mixed
+    use(trainer, "dapo")
+    switch(trainer)
+    want = in_a_step(trainer, batches)
+    switch(trainer, budget=5)
+    with watching(trainer) as passes, caplog.at_level(logging.WARNING, logger="kit"):
+        assert_same(in_a_step(trainer, batches), want)
+    assert set(passes.rows) == {1}
+    told = [record.message for record in caplog.records if "token_budget" in record.message]
+    assert len(told) == 1
+    assert "more than optimisation.token_budget (5)" in told[0]

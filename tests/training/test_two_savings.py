@@ -1,0 +1,103 @@
+"""Two processes of which one has nothing to score: neither waits, and both end with the weights of a run that scores all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.survival, pytest.mark.slow]
+
+SCRIPT = """
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig
+
+from kit.training.embedded import EmbeddedRecipe, build_model, build_tokenizer
+from kit.training.trainer import make_trainer_class
+from training.conftest import PROMPTS, SPOKEN, TARGETS
+from training.rollouts import adapter
+
+OUT = Path(sys.argv[1])
+RECIPE = EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
+OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
+
+
+def rewards(rank):
+    def only_the_second(completion_ids, **_):
+        return [0.0 if rank == 0 else sum(n * t for n, t in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+
+    return only_the_second
+
+
+def trained(rank, **switches):
+    tokenizer = build_tokenizer(RECIPE)
+    tokenizer.padding_side = "left"
+    spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
+    args = GRPOConfig(
+        output_dir=str(OUT / "run"), use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=4,
+        num_generations=4, gradient_accumulation_steps=2, num_iterations=2, max_completion_length=8, max_steps=4,
+        learning_rate=0.01, lr_scheduler_type="constant", weight_decay=0.1, report_to="none", logging_steps=1,
+        save_strategy="no", disable_tqdm=True,
+        generation_kwargs={"suppress_tokens": [t for t in range(RECIPE.vocabulary) if t not in spoken]},
+    )
+    model = build_model(RECIPE, tokenizer).eval()
+    torch.manual_seed(0)
+    trainer = make_trainer_class()(
+        model=model, reward_funcs=rewards(rank), args=args, train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        processing_class=tokenizer, objective="dapo", first_step_checks=True,
+        peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False), **switches,
+    )
+    scored, score = [], trainer._score
+    trainer._score = lambda model, inputs: (scored.append(len(inputs["completion_ids"])), score(model, inputs))[1]
+    torch.manual_seed(rank)
+    trainer.train()
+    return {"adapter": adapter(trainer), "scored": scored, "report": trainer.savings_report,
+            "log": [line for line in trainer.state.log_history if "loss" in line]}
+
+
+def one_of_two(rank):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    torch.distributed.init_process_group("gloo", f"file://{OUT}/rendezvous", rank=rank, world_size=2)
+    found = {"off": trained(rank, **OFF), "on": trained(rank, token_budget=60)}
+    torch.save(found, OUT / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(one_of_two, nprocs=2, start_method="fork")
+"""
+
+
+def test_one_that_skips_all_and_one_that_skips_nothing_make_the_same_steps(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(script), str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    ranks: list[dict[str, Any]] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    assert all(state == "on" for state in ranks[0]["on"]["report"].values())
+    assert sum(ranks[0]["on"]["scored"]) <= 1  # one row showed which weights a pass reaches
+    assert sum(ranks[0]["off"]["scored"]) == sum(ranks[1]["on"]["scored"]) == 4 * 2 * 4
+    for name, value in ranks[0]["off"]["adapter"].items():
+        assert torch.equal(ranks[0]["on"]["adapter"][name], ranks[1]["on"]["adapter"][name])
+        torch.testing.assert_close(ranks[0]["on"]["adapter"][name], value, rtol=0, atol=5e-6, msg=name)
+    pairs = zip(ranks[0]["on"]["log"], ranks[0]["off"]["log"], strict=True)
+    for got, want in pairs:
+        assert got["loss"] == pytest.approx(want["loss"], abs=1e-6)
+        assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
