@@ -31,14 +31,34 @@ def test_two_commands_do_the_set_up_and_ci_runs_the_same() -> None:
         assert run in ci
 
 
-def test_the_tree_names_what_is_there() -> None:
-    tree = block("", "kit/train.py ")
+OPENED_FIRST = {"kit/train.py", "kit/api.py", "kit/run.py", "kit/cli.py", "kit/config.py", "rewards/preset.py"}
+
+
+def tree_faults(tree: str) -> list[str]:
+    """Names in a tree that do not exist, folders of modules and files to open first that it leaves out."""
     named = re.findall(r"(?:^|  )((?:kit|rewards|tests|benchmarks|\.ci)/[\w./]*)", tree, re.MULTILINE)
-    assert len(named) > 12
-    assert [name for name in named if not (ROOT / name).exists()] == []
     modules = [path for part in ("kit", "rewards") for path in (ROOT / part).rglob("*.py")]
-    files = {path.relative_to(ROOT).as_posix() for path in modules if path.name != "__init__.py"}
-    assert files - set(named) == set(), "every file has a line in the README's tree"
+    folders = {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in modules}
+    return [
+        *(f"{name} does not exist" for name in named if not (ROOT / name).exists()),
+        *(f"{folder} has no line" for folder in sorted(folders) if not any(name.startswith(folder) for name in named)),
+        *(f"{name} has no line" for name in sorted(OPENED_FIRST - set(named))),
+    ]
+
+
+def test_the_tree_names_every_folder_and_the_files_to_open_first() -> None:
+    assert tree_faults(block("", "kit/train.py ")) == []
+
+
+def test_a_tree_with_a_fault_is_found() -> None:
+    tree = block("", "kit/train.py ")
+    without = "".join(line for line in tree.splitlines(keepends=True) if "kit/sweeps/" not in line)
+    for planted, fault in (
+        (tree + "kit/nothing.py   gone\n", "kit/nothing.py does not exist"),
+        (without, "kit/sweeps/ has no line"),
+        (tree.replace("kit/run.py ", "kit/api.py "), "kit/run.py has no line"),
+    ):
+        assert set(tree_faults(planted)) - set(tree_faults(tree)) == {fault}
 
 
 def test_pictures_and_links_exist() -> None:

@@ -240,13 +240,16 @@ def is_unsloths(base: type) -> bool:
 
 
 def use_threads(threads: int | None) -> int:
-    """Sets torch's CPU threads: as asked, else one a physical core that this process may use. Returns the number.
+    """Sets torch's CPU threads: as asked, else OMP_NUM_THREADS, else one a physical core that this process may use.
 
-    Processes that a launcher has started on one machine share its cores.
+    Processes that a launcher has started on one machine share its cores. Returns the number.
     """
     import torch
 
-    threads = threads or max(1, physical_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    given, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
+    if threads is None and processes is None and given.isdecimal():  # launchers set it by themselves
+        threads = int(given)
+    threads = threads or max(1, physical_cores() // int(processes or "1"))
     torch.set_num_threads(threads)
     return threads
 

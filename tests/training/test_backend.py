@@ -307,3 +307,26 @@ def test_preparing_a_run_leaves_trl_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "processes", "threads"),
+    [(3, "1", None, 3), (None, "2", None, 2), (None, "", None, 8), (None, "0", None, 8), (None, "x", None, 8), (None, "1", "4", 2)],
+)
+def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, given: str, processes: str | None, threads: int
+) -> None:
+    import torch
+
+    from kit.training import backend
+
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(backend, "physical_cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if processes is None:
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert backend.use_threads(asked) == threads
+    assert set_to == [threads]

@@ -1,0 +1,223 @@
+"""Time of a train phase (scoring, loss, backward) against stock TRL, one saving after the other.
+
+`python benchmarks/train_phase.py [--pairs 5] [--hidden 192] [--layers 6] [--out benchmarks/results/train_phase.json]`
+
+A Qwen3 with random weights and LoRA on all linear layers, float32, one thread; G=8 completions of each of `--prompts`
+prompts, P=256, C of 32 to 256 tokens, shuffled and padded as TRL does it; a quarter of the groups without any advantage.
+Stock TRL is `trl.GRPOTrainer` with its own chunked head on a CPU (benchmarks/stock_trl.py). CPU seconds of one process, the
+ways in turns; medians, and the spread of the ratio over the turns. The gradients of all ways are compared in the same
+run, which stops if one differs from stock TRL's by more than 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+
+from stock_trl import trl_on_a_cpu  # noqa: E402
+
+# name: what of the trainer is on
+WAYS: dict[str, dict[str, Any] | None] = {
+    "stock TRL": None,
+    "our head": {"packing": False, "skip_flat_groups": False},
+    "+ packing": {"packing": True, "share_prompts": False, "skip_flat_groups": False},
+    "+ shared prompts": {"packing": True, "share_prompts": True, "skip_flat_groups": False},
+    "+ flat groups skipped": {"packing": True, "share_prompts": True, "skip_flat_groups": True},
+}
+STOCK = "stock TRL"
+
+
+def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo") -> Any:
+    """A trainer whose weights are the same for every way. `options`: sizes, as `main` has them."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+    from kit.training.trainer import make_trainer_class
+
+    torch.manual_seed(0)
+    heads = options.hidden // 64
+    config = Qwen3Config(
+        vocab_size=options.vocab,
+        hidden_size=options.hidden,
+        intermediate_size=8 * options.hidden // 3,
+        num_hidden_layers=options.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+    args = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=options.group * options.prompts,
+        num_generations=options.group,
+        max_completion_length=options.longest,
+        report_to="none",
+        loss_type="dapo",
+        epsilon_high=0.28 if way == STOCK else None,
+    )
+    given: dict[str, Any] = {
+        "model": Qwen3ForCausalLM(config),
+        "reward_funcs": lambda completion_ids, **_: [0.0] * len(completion_ids),
+        "args": args,
+        "train_dataset": Dataset.from_dict({"prompt": ["1 ="] * options.group}),
+        "processing_class": build_tokenizer(EmbeddedRecipe()),
+        "peft_config": LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False),
+    }
+    if WAYS[way] is None:
+        trainer = GRPOTrainer(**given)
+    else:
+        trainer = make_trainer_class()(**given, objective=objective, first_step_checks=False, **WAYS[way])
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def inputs(options: argparse.Namespace) -> dict[str, Tensor]:
+    """A micro-batch as TRL makes it."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(options.prompts):
+        prompt = [draw.randrange(4, options.vocab) for _ in range(options.prompt)]
+        for _ in range(options.group):
+            completion = [
+                draw.randrange(4, options.vocab) for _ in range(draw.randint(options.shortest, options.longest))
+            ]
+            rows.append((prompt, completion, 0.0 if number % 4 == 3 else draw.gauss(0, 1)))
+    draw.shuffle(rows)
+    longest = max(len(completion) for _, completion, _ in rows)
+    completions, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest).long()
+    for row, (_, completion, _) in enumerate(rows):
+        completions[row, : len(completion)], mask[row, : len(completion)] = torch.tensor(completion), 1
+    prompts = torch.tensor([prompt for prompt, _, _ in rows])
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": mask,
+        "advantages": torch.tensor([advantage for *_, advantage in rows]),
+        "num_items_in_batch": mask.sum().float(),
+    }
+
+
+@contextmanager
+def handed(batch: dict[str, Tensor]) -> Iterator[None]:
+    """In the place of a rollout, this micro-batch."""
+    from trl import GRPOTrainer
+
+    make = GRPOTrainer._prepare_inputs
+    GRPOTrainer._prepare_inputs = lambda self, _: dict(batch)
+    try:
+        yield
+    finally:
+        GRPOTrainer._prepare_inputs = make
+
+
+def phase(way: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """CPU seconds of a training step on this micro-batch, without the optimiser, and the gradients."""
+    trainer.model.zero_grad()
+    with trl_on_a_cpu() if way == STOCK else nullcontext(), handed(batch):
+        start = time.process_time()
+        trainer.training_step(trainer.model, {}, None)
+        spent = time.process_time() - start
+    return spent, {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.grad is not None}
+
+
+def forwarded(way: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+    """Tokens that go through the model, and the gradients."""
+    seen: list[int] = []
+    embeddings = trainer.accelerator.unwrap_model(trainer.model).get_base_model().get_input_embeddings()
+    handle = embeddings.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
+    gradients = {name: value.clone() for name, value in phase(way, trainer, batch)[1].items()}
+    handle.remove()
+    return sum(seen), gradients
+
+
+def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Of a weight's gradient, relative to its norm."""
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    batch, trainers = inputs(options), {way: make_trainer(way, options) for way in WAYS}
+    weights = list(trainers[STOCK].model.parameters())
+    head = options.hidden * options.vocab / sum(weight.numel() for weight in weights)
+    wanted: dict[str, Tensor] = {}
+    rows: dict[str, Any] = {}
+    for way, trainer in trainers.items():
+        phase(way, trainer, batch)  # the proof that it may be packed, once a run; and warms up
+        tokens, gradients = forwarded(way, trainer, batch)
+        wanted = wanted or gradients
+        differs = largest_difference(gradients, wanted)
+        assert differs <= 1e-5, f"{way}: a gradient differs from stock TRL's by {differs:.1e}"
+        rows[way] = {"tokens": tokens, "gradient_rel": differs, "seconds": []}
+    for _ in range(options.pairs):
+        for way, trainer in trainers.items():
+            rows[way]["seconds"].append(round(phase(way, trainer, batch)[0], 3))
+    for row in rows.values():
+        ratios = [theirs / ours for theirs, ours in zip(rows[STOCK]["seconds"], row["seconds"], strict=True)]
+        row["speedup"] = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    learning = batch["advantages"] != 0  # a group without any advantage is of no use
+    unique = int(learning.sum()) // options.group * options.prompt + int(batch["completion_mask"][learning].sum())
+    return {"rows": rows, "unique_tokens": unique, "head_share": round(head, 3)}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = ["| way | tokens | useful | CPU s | faster than stock | gradient differs by |", "|---|---|---|---|---|---|"]
+    for way, row in found["rows"].items():
+        speed = row["speedup"]
+        lines.append(
+            f"| {way} | {row['tokens']:,} | {found['unique_tokens'] / row['tokens']:.2f} | "
+            f"{statistics.median(row['seconds']):.2f} | {speed['median']:.2f}x ({speed['least']:.2f} to "
+            f"{speed['most']:.2f}) | {row['gradient_rel']:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--shortest", type=int, default=32)
+    parser.add_argument("--longest", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--vocab", type=int, default=2048)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure(options)
+    print(f"head: {found['head_share']:.1%} of the weights")
+    print(table(found))
+    if options.out:
+        setting = {name: value for name, value in vars(options).items() if name != "out"}
+        machine = f"2 cores {platform.machine().replace('_', '-')}, CPU"
+        more = {"dtype": "float32", "threads": 1, "torch": torch.__version__, "machine": machine}
+        options.out.write_text(json.dumps({**setting, **more, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
