@@ -311,7 +311,14 @@ def test_preparing_a_run_leaves_trl_alone() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "given", "processes", "threads"),
-    [(3, "1", None, 3), (None, "2", None, 2), (None, "", None, 8), (None, "0", None, 8), (None, "x", None, 8), (None, "1", "4", 2)],
+    [
+        (3, "1", None, 3),
+        (None, "2", None, 2),
+        (None, "", None, 8),
+        (None, "0", None, 8),
+        (None, "x", None, 8),
+        (None, "1", "4", 2),
+    ],
 )
 def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
     monkeypatch: pytest.MonkeyPatch, asked: int | None, given: str, processes: str | None, threads: int
