@@ -281,8 +281,10 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
             trainer.add_callback(Evaluator(judge, score, stop))
         trainer.add_callback(Agreement(job.processes, stop, folder))
         job.processes.wait()
-        train_on(trainer, job.resumption)
-    trainer.flush_sinks()
+        try:
+            train_on(trainer, job.resumption)
+        finally:
+            trainer.flush_sinks()  # also where it fails: what came of every completion is then looked for
     if first:
         folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)

@@ -230,7 +230,7 @@ def trap_line(kill: Tree) -> None:
 # --- comparing -------------------------------------------------------------------------------------------------------
 
 CLOCKS = re.compile(r"time|step_time|.*seconds|.*latency.*")
-OF_THE_PROCESS = ("resumed", "memory")
+OF_THE_PROCESS = ("resumed", "memory", "packing")
 """Events about a process, of which a resumed run has had several."""
 
 

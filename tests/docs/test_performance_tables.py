@@ -27,6 +27,12 @@ def test_the_train_phase() -> None:
     assert train_phase.table(result("train_phase")) in PAGE
 
 
+def test_the_head() -> None:
+    import head
+
+    assert head.table(result("head")["rows"]) in PAGE
+
+
 def test_custom_hooks() -> None:
     found = result("custom_hooks")
     ratio, peaks = found["ratio"], found["peak_bytes"]
