@@ -110,6 +110,7 @@ class Bench:
             processing_class=self.tokenizer,
             objective=objective,
             first_step_checks=not unchecked,
+            reuse_old_logps=False,  # the adapter is moved by hand in between
         )
 
     def trainer_of(self, name: str, objective: dict[str, Any]) -> Any:

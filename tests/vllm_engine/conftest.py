@@ -51,3 +51,11 @@ def no_engine_left() -> Iterator[None]:
     yield
     gc.collect()
     parallel.cleanup_dist_env_and_memory()
+
+
+@pytest.fixture(autouse=True)
+def without_earlier_engines() -> Iterator[None]:
+    """An engine takes vLLM's process groups down when it is collected: before the next one is made, not while it works."""
+    gc.collect()
+    yield
+    gc.collect()
