@@ -71,7 +71,7 @@ answered.assign(reward=[reward["total"] for reward in answered.reward])[["text",
 # %%
 adapter = run.export("adapter")
 print(adapter["path"])
-pd.Series(adapter["verification"]["comparison"])
+pd.Series(adapter["verification"]["comparison"], name="adapter").to_frame()
 
 # %% [markdown]
 # ## Whole weights
@@ -82,7 +82,7 @@ pd.Series(adapter["verification"]["comparison"])
 # %%
 merged = run.export("merged_16bit")
 print(merged["path"])
-pd.Series(merged["verification"]["comparison"])
+pd.Series(merged["verification"]["comparison"], name="merged").to_frame()
 
 # %% [markdown]
 # ## It is an ordinary model folder
