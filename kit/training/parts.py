@@ -15,9 +15,7 @@ from torch import Tensor
 
 from kit.training.family_fields import take
 from kit.training.out_of_memory import SHARE
-
-STRETCHED = ("dynamic", "longrope")
-"""Kinds of rotary positions that depend on the width of the batch, padding included."""
+from kit.training.packing_proof import STRETCHED
 
 
 @dataclass(frozen=True)
