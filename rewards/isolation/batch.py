@@ -23,7 +23,7 @@ _DEATHS = 3  # workers in a row that end before they answer anything
 class Task:
     """A call to make in a worker.
 
-    A function that stops by itself before the deadline may say so with an exception that has an attribute `overrun` of
+    A function that stops by itself at the deadline may say so with an exception that has an attribute `overrun` of
     True: a `timeout` that costs no worker.
 
     Args:
@@ -32,12 +32,15 @@ class Task:
         arguments: plain picklable values.
         info: what a score says beside the reason when the call fails, for instance the extracted answer.
         repeatable: the same arguments always give the same result, so that it may come from a cache.
+        grace: seconds after the deadline before the worker is killed, for a function that stops by itself at the
+            deadline: on a busy machine it may be late to hear of it.
     """
 
     function: str
     arguments: tuple[Any, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
     repeatable: bool = True
+    grace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Batch:
         self.memory = memory
         self.budget = budget
         self.end = None if budget is None else time.monotonic() + budget
+        self.graces = [task.grace for task in tasks]
         self.outcomes: list[Outcome | None] = [None] * len(tasks)
         self.pending: deque[Call] = deque()
         self.calls: dict[int, Call] = {}
@@ -123,7 +127,7 @@ class Batch:
 
     def _poll(self, workers: list[WorkerProcess]) -> None:
         """Waits for the next answer, room in a pipe, or the next deadline."""
-        until = min(worker.deadline(self.deadline) for worker in workers)
+        until = min(self._due(worker) for worker in workers)
         until = until if self.end is None else min(until, self.end)
         poller = select.poll()
         by_pipe = {}
@@ -153,9 +157,12 @@ class Batch:
             reason = f"over the deadline of {self.deadline:g} s"
         self.outcomes[reply.item] = Outcome(status, value, reason, reply.seconds)
 
+    def _due(self, worker: WorkerProcess) -> float:
+        return worker.deadline(self.deadline + (0.0 if worker.running is None else self.graces[worker.running]))
+
     def _is_over(self, worker: WorkerProcess) -> bool:
         """Whether the worker has died or overrun; its item is judged, and what it had not begun waits again."""
-        late = time.monotonic() > worker.deadline(self.deadline)
+        late = time.monotonic() > self._due(worker)
         if not (worker.dead or late):
             return False
         why = _meaning(worker.exit_code()) if worker.dead else f"silent for {LOADING_SECONDS:g} s"

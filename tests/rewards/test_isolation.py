@@ -151,6 +151,16 @@ def test_a_function_that_gives_up_in_time_is_a_timeout_and_its_worker_lives(pool
     assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
 
+def test_one_that_stops_by_itself_has_its_grace_to_say_so(pool):
+    before = {o.value for o in pool.run([call("pid")] * 50)}
+    outcomes = pool.run([call("give_up", 0.5, grace=20.0)] * 2, deadline=0.2)
+    assert [(o.status, o.reason) for o in outcomes] == [("timeout", "over the deadline of 0.2 s")] * 2
+    assert {o.value for o in pool.run([call("pid")] * 50)} <= before
+    start = time.monotonic()
+    assert statuses(pool.run([call("wait", 60, grace=0.3)], deadline=0.2)) == ["timeout"]
+    assert 0.5 <= time.monotonic() - start < 5.0
+
+
 def test_memory_is_limited_per_item(pool):
     outcomes = pool.run([call("eat", 50), call("eat", 4000), call("eat", 60)], memory_mb=200)
     assert statuses(outcomes) == ["ok", "error", "ok"]
