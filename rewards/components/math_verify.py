@@ -22,7 +22,7 @@ _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "tag": tagged_answer,
 }
 MAX_NESTED = 3
-_GRACE = 0.5  # seconds: the comparison stops itself at the deadline; loading SymPy anew costs more than waiting for that
+_GRACE = 0.5  # seconds; the comparison stops itself at the deadline, and loading SymPy anew would cost more
 _BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 ANSWER_PLACES = ("any", *_SCANNERS)
 _REASONS = {
