@@ -23,10 +23,12 @@ class Arm:
     backend: str
     engine: str = "hf"
     sixteen_bit: bool = False
+    packing: bool = True
 
     @property
     def name(self) -> str:
-        return f"{self.loss} ({self.backend}, {self.engine}{', 16-bit' if self.sixteen_bit else ''})"
+        more = (", 16-bit" if self.sixteen_bit else "") + ("" if self.packing else ", padded")
+        return f"{self.loss} ({self.backend}, {self.engine}{more})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ def arms(smoke: bool, room: bool = True) -> list[Arm]:
     room: whether the card has room for an engine with 16-bit weights of its own.
     """
     unsloth, vllm = not smoke and find_spec("unsloth") is not None, not smoke and find_spec("vllm") is not None
-    found = [Arm("ours", "transformers"), Arm("trl", "transformers")]
+    found = [Arm("ours", "transformers"), Arm("ours", "transformers", packing=False), Arm("trl", "transformers")]
     if unsloth:
         found += [Arm("ours", "unsloth"), Arm("unsloth", "unsloth")]
     if vllm and unsloth:
@@ -93,6 +95,7 @@ def configuration(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
                 "batch_size": size.batch,
                 "micro_batch_size": size.micro_batch,
                 "learning_rate": LEARNING_RATE if arm.engine == "hf" else ENGINE_LEARNING_RATE,
+                "packing": arm.packing,
             },
             "run": {"id": "gpu-check", "root": str(folder), "save_every": 0},
         }

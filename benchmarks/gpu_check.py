@@ -1,19 +1,23 @@
 """What no CI machine can execute, in one command on a machine with CUDA; nothing is downloaded.
 
-`python benchmarks/gpu_check.py [--out FILE] [--models ...]`: random weights in the shapes of Qwen2.5-1.5B and Llama-3.1-8B,
-in 4-bit with LoRA, and a tokenizer that the kit builds. For each of them, in processes of their own:
+`python benchmarks/gpu_check.py [--out FILE] [--models ...]`: random weights in the shapes of Qwen2.5-1.5B, Qwen2.5-3B
+and Llama-3.1-8B, in 4-bit with LoRA, and a tokenizer that the kit builds. For each of them, in processes of their own:
 
-    ours       the kit's trainer, on Unsloth where it is installed and on transformers, with each engine that is there
+    ours       the kit's trainer, on Unsloth where it is installed and on transformers, with each engine that is there;
+               on transformers also with padded rows, to tell what packing is worth
     unsloth    Unsloth's trainer with its own GRPO loss, on its own
     trl        TRL's trainer with its own loss, on transformers
 
-The first of them makes rollouts; every arm makes 5 optimiser steps on those, so that only the update differs: seconds a
-step, completion tokens a second, peak memory. Activations are recomputed in every arm, as in a run on a GPU. `ours` also
-trains 5 steps with rollouts of its own and every check of the first steps on, and compares one unpadded row with the padded
-batch. With vLLM these 5 steps move the adapters far, and fail where the engine's log-probabilities leave the trainer's:
-weights that were not handed over. transformers with a colocated vLLM has no 4-bit, so that arm is in 16 bits; it is left out
-where the card does not hold the weights twice. Writes JSON and prints a table; exits with 1 if a check failed.
-`--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this file works, no more.
+The first of them makes rollouts, whose completions are then cut to lengths in even steps, as random weights never end
+one; every arm makes 5 optimiser steps on those, so that only the update differs. Each divides them into micro-batches
+as its trainer does: shuffled, or by prompt. Seconds a step, completion tokens a second, peak memory, and the norm of the
+first step's gradient, which is the same for all but rounding. Activations are
+recomputed in every arm, as in a run on a GPU. `ours` also trains 5 steps with rollouts of its own and every check of
+the first steps on, and compares one unpadded row with the padded batch. With vLLM these 5 steps move the adapters
+far, and fail where the engine's log-probabilities leave the trainer's: weights that were not handed over.
+transformers with a colocated vLLM has no 4-bit, so that arm is in 16 bits; it is left out where the card does not
+hold the weights twice. Writes JSON and prints a table; exits with 1 if a check failed. `--cpu-smoke` does the same
+with a tiny model on the CPU, transformers only: it shows that this file works, no more.
 """
 
 from __future__ import annotations
@@ -36,7 +40,14 @@ from typing import Any
 from gpu_arms import ENGINE_SHARE, STEPS, Arm, Size, arms, configuration, holds_engine, size_of
 from random_models import SHAPES, build_model
 
-PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
+SOLVED = "State the final answer to the following problem: 12 - 4 + 7 = 15\n"
+PROMPTS = [
+    6 * SOLVED + "3 + 5 =",
+    8 * SOLVED + "12 - 4 + 7 =",
+    2 * SOLVED + "1 =",
+    4 * SOLVED + "The sum of 2 and 7 is",
+]
+"""Of several lengths; a few examples in front are what many tasks have."""
 NEEDS_CUDA = (
     "benchmarks/gpu_check.py needs a CUDA GPU, and torch finds none here. Run it on a machine with one, or try the "
     "file itself on the CPU: python benchmarks/gpu_check.py --cpu-smoke"
@@ -65,7 +76,12 @@ def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
     args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
     args.save_strategy = "no"
     install_torch_logprob_kernel()
-    ours = {"objective": "dapo", "engine": engine_settings(config, args, print)}
+    ours = {
+        "objective": "dapo",
+        "engine": engine_settings(config, args, print),
+        "packing": config.optimisation.packing,
+        "share_prompts": config.optimisation.share_prompts,
+    }
     make, more = (make_trainer_class(), ours) if arm.loss == "ours" else (GRPOTrainer, {})
 
     def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -92,7 +108,12 @@ def rollouts(trainer: Any) -> list[dict[str, Any]]:
     rows = next(iter(trainer.get_train_dataloader()))
     output = trainer._generate_and_score_completions(rows)
     count = len(output["completion_ids"])
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(output["completion_ids"].device)
+    mask = output["completion_mask"]
+    longest = mask.shape[1]
+    for row in range(count):
+        mask[row, longest // 8 + (longest - longest // 8) * row // (count - 1) :] = 0
+    output["num_items_in_batch"] = mask.sum()
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(mask.device)
     size = trainer.args.per_device_train_batch_size
     return [
         {
@@ -126,7 +147,7 @@ def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]
     tokens = sum(int(batch["completion_mask"].sum()) for batch in batches)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    seconds, losses = [], []
+    seconds, losses, norms = [], [], []
     for _ in range(STEPS):
         started, total = time.perf_counter(), 0.0
         for batch in batches:
@@ -134,6 +155,8 @@ def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]
             loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=inputs.get("num_items_in_batch"))
             trainer.accelerator.backward(loss)
             total += float(loss.detach())
+        if not norms:
+            norms.append(float(torch.nn.utils.get_total_norm([weight.grad.float() for weight in trained(trainer)])))
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
         if on_gpu:
@@ -147,8 +170,14 @@ def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "first_step_seconds": seconds[0],
         "losses": losses,
+        "gradient_norm": norms[0],
         "completion_tokens": tokens,
     }
+
+
+def trained(trainer: Any) -> list[Any]:
+    """The weights that have a gradient."""
+    return [weight for weight in trainer.model.parameters() if weight.grad is not None]
 
 
 def canary(trainer: Any, batch: dict[str, Any]) -> float:
@@ -165,6 +194,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
     from kit.training.backend import running_on
     from kit.training.first_steps import HALF_TOLERANCE
+    from kit.training.grouped_batches import regrouped
 
     arm, size = Arm(**request["arm"]), Size(**request["size"])
     folder, kept = Path(request["folder"]), Path(request["rollouts"])
@@ -179,6 +209,8 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         if not kept.is_file():
             torch.save(rollouts(trainer), kept)
         batches = torch.load(kept, weights_only=False)
+        if arm.loss == "ours" and trainer._wants_groups():
+            batches = regrouped(batches)
         if arm.loss == "ours":
             error = canary(trainer, batches[0])
             found["checks"]["padded row equals unpadded"] = [bool(error <= HALF_TOLERANCE), f"{error:.2g} nats"]
@@ -286,17 +318,17 @@ def check(models: list[str], smoke: bool, say: Callable[[str], None] = print) ->
 
 def table(result: dict[str, Any]) -> str:
     """Markdown, a line an arm."""
-    lines = ["| model | arm | s/step | tokens/s | peak GiB | checks |", "|---|---|---|---|---|---|"]
+    lines = ["| model | arm | s/step | tokens/s | peak GiB | gradient | checks |", "|---|---|---|---|---|---|---|"]
     for model, found in result["models"].items():
         for name, one in found.items():
             if "error" in one:
-                lines.append(f"| {model} | {name} | - | - | - | failed: {one['error'].splitlines()[-1]} |")
+                lines.append(f"| {model} | {name} | - | - | - | - | failed: {one['error'].splitlines()[-1]} |")
                 continue
             peak = f"{one['peak_bytes'] / 2**30:.2f}" if one["peak_bytes"] is not None else "-"
             passed = sum(bool(ok) for ok, _ in one["checks"].values())
             checks = f"{passed} of {len(one['checks'])}" if one["checks"] else "-"
             step, speed = f"{one['seconds_per_step']:.3f}", f"{one['tokens_per_second']:.0f}"
-            lines.append(f"| {model} | {name} | {step} | {speed} | {peak} | {checks} |")
+            lines.append(f"| {model} | {name} | {step} | {speed} | {peak} | {one['gradient_norm']:.4g} | {checks} |")
     return "\n".join(lines)
 
 
@@ -321,7 +353,7 @@ def main() -> int:
     if not given.cpu_smoke and not torch.cuda.is_available():
         print(NEEDS_CUDA, file=sys.stderr)
         return 2
-    models = given.models or (["tiny"] if given.cpu_smoke else ["qwen2.5-1.5b", "llama-3.1-8b"])
+    models = given.models or (["tiny"] if given.cpu_smoke else ["qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b"])
     result = check(models, given.cpu_smoke)
     given.out.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))

@@ -3,10 +3,10 @@
 `python benchmarks/growth.py [--quick] [--out benchmarks/results/growth.json] [--plot docs/images/growth.png]`
 
 The train phase of benchmarks/train_phase.py (scoring, loss, backward; float32, one thread) on one group, ours and stock TRL,
-each cell in a process of its own: CPU seconds of the second phase, and how far the first one raised resident memory. One
-size changes at a time, around C = 256, P = 256, G = 8, V = 32,768; completions have between C/8 and C tokens. Attention's
-own share grows with the square of the length. Gradients of the two ways are compared in every cell, and the run stops if
-they differ by more than 1e-5.
+each cell in a process of its own: CPU seconds, the median of three phases, and how far the first phase raised resident
+memory. One size changes at a time, around C = 256, P = 256, G = 8, V = 32,768; completions have C/8 to C tokens in even
+steps. Attention's own share grows with the square of the length. Gradients of the two ways are compared in every cell,
+and the run stops if they differ by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,13 @@ def options_of(sizes: dict[str, int]) -> argparse.Namespace:
     return argparse.Namespace(prompts=1, hidden=128, layers=4, shortest=max(1, sizes["longest"] // 8), **sizes)
 
 
+def batch_of(sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """One group, whose lengths are the same shares of C at every size."""
+    options, steps = options_of(sizes), sizes["group"] - 1
+    span = options.longest - options.shortest
+    return train_phase.inputs(options, [options.shortest + round(span * place / steps) for place in range(steps + 1)])
+
+
 def peak_bytes(*, start: bool = False) -> int:
     """Most resident memory since `start` (Linux)."""
     if start:
@@ -57,12 +65,12 @@ def peak_bytes(*, start: bool = False) -> int:
 def cell(way: str, sizes: dict[str, int], gradients_to: str) -> dict[str, float]:
     torch.set_num_threads(1)
     options, name = options_of(sizes), WAYS[way]
-    trainer, batch = train_phase.make_trainer(name, options), train_phase.inputs(options)
-    train_phase.phase(name, trainer, train_phase.inputs(options_of(sizes | {"longest": 16, "prompt": 8, "group": 4})))
+    trainer, batch = train_phase.make_trainer(name, options), batch_of(sizes)
+    train_phase.phase(name, trainer, batch_of(sizes | {"longest": 16, "prompt": 8, "group": 4}))
     before = peak_bytes(start=True)
     tokens, gradients = train_phase.forwarded(name, trainer, batch)
     raised = peak_bytes() - before
-    seconds, _ = train_phase.phase(name, trainer, batch)
+    seconds = statistics.median(train_phase.phase(name, trainer, batch)[0] for _ in range(3))
     torch.save(gradients, gradients_to)
     return {"seconds": round(seconds, 3), "peak_mb": round(raised / 1e6, 1), "tokens": tokens}
 
@@ -99,7 +107,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(GRID), figsize=(12.8, 5.2), layout="constrained")
+    figure, axes = plt.subplots(2, len(GRID), figsize=(12.8, 5.2), layout="constrained", sharey="row")
     for column, axis in enumerate(GRID):
         cells = [row for row in rows if row["axis"] == axis]
         for line, (what, unit) in enumerate((("seconds", "CPU seconds"), ("peak_mb", "extra memory, MB"))):
@@ -119,6 +127,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             plot.grid(alpha=0.3)
             if line:
                 plot.set_xlabel(TITLES[axis])
+    for first, ticks in zip(axes[:, 0], ((0.3, 1, 3, 10), (100, 300, 1000, 3000)), strict=True):
+        first.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes[0, 0].legend(frameon=False)
     figure.savefig(path, dpi=100)
 

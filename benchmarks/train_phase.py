@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,15 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
     return trainer
 
 
-def inputs(options: argparse.Namespace) -> dict[str, Tensor]:
-    """A micro-batch as TRL makes it."""
+def inputs(options: argparse.Namespace, lengths: Sequence[int] | None = None) -> dict[str, Tensor]:
+    """A micro-batch as TRL makes it. lengths: of a group's completions; drawn evenly where not given."""
     draw = random.Random(0)
     rows = []
     for number in range(options.prompts):
         prompt = [draw.randrange(4, options.vocab) for _ in range(options.prompt)]
-        for _ in range(options.group):
-            completion = [
-                draw.randrange(4, options.vocab) for _ in range(draw.randint(options.shortest, options.longest))
-            ]
+        for place in range(options.group):
+            length = lengths[place] if lengths else draw.randint(options.shortest, options.longest)
+            completion = [draw.randrange(4, options.vocab) for _ in range(length)]
             rows.append((prompt, completion, 0.0 if number % 4 == 3 else draw.gauss(0, 1)))
     draw.shuffle(rows)
     longest = max(len(completion) for _, completion, _ in rows)

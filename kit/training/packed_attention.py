@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kit.training.packing import Group, NotPackable
@@ -24,6 +25,8 @@ WRAPPED = ("sdpa", "flash_attention_2", "flash_attention_3")
 IGNORED_BY = {"sdpa": frozenset({"softcap", "s_aux"})}
 """Keywords of other implementations that models hand to this one too, which leaves them out."""
 NOT_UNDERSTOOD = ("softcap", "s_aux", "position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
+KERNELS_ON = "cuda"
+"""The kind of device whose kernels know the causal mask of more keys than queries."""
 FILLED = 0.75
 """Least share of tokens in a batch of segments of unequal lengths."""
 
@@ -41,7 +44,12 @@ class Layout:
         self._masks: dict[tuple[int, int, int | None, torch.device], Tensor] = {}
 
     def mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-        """(queries, keys) bool: which keys each of the last `queries` of `keys` tokens in a row sees."""
+        """(queries, keys) bool: which keys each of the last `queries` of `keys` tokens in a row sees.
+
+        Without a window, on CUDA, torch's name for it, with which the flash kernel needs no mask.
+        """
+        if window is None and device.type == KERNELS_ON:
+            return causal_lower_right(queries, keys)
         key = (queries, keys, window, device)
         if key not in self._masks:
             behind = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)

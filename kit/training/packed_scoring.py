@@ -32,6 +32,8 @@ log = logging.getLogger("kit")
 PACK_TOKENS = {"cpu": 2048}
 """Tokens of a pack, at most, by device."""
 GPU_PACK_TOKENS = 8192
+LONG_PROMPT = 4
+"""A pack may take so many prompts' tokens all the same: a group that is divided forwards its prompt once more."""
 USEFUL = "tokens/useful"
 """Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
 
@@ -45,7 +47,7 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
 
     objective: Any
     pack_tokens: int
-    """Tokens of a pack, at most; a single longer row has one of its own."""
+    """Tokens of a pack, at most; more only beside a long prompt, and for a single longer row."""
 
     def __init__(self, *given: Any, packing: bool = True, share_prompts: bool = True, **keywords: Any) -> None:
         self._verdicts: dict[int, Verdict] = {}  # by model: the policy's, and that of a reference with its own weights
@@ -111,7 +113,7 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
 
     def _packed(self, model: Any, rows: Rows, batch_size: int | None, compute_entropy: bool, tally: Any) -> Any:
         """The scores, or None where these rows do not go into packs."""
-        limit = self.pack_tokens
+        limit = max(self.pack_tokens, LONG_PROMPT * (rows.ids.shape[1] - rows.completion))
         if batch_size is not None:  # a bound on memory: what so many rows would have taken
             limit = min(limit, batch_size * rows.ids.shape[1])
         try:

@@ -33,6 +33,12 @@ def test_the_head() -> None:
     assert head.table(result("head")["rows"]) in PAGE
 
 
+def test_growth() -> None:
+    import growth
+
+    assert growth.table(result("growth")["rows"]) in PAGE
+
+
 def test_custom_hooks() -> None:
     found = result("custom_hooks")
     ratio, peaks = found["ratio"], found["peak_bytes"]

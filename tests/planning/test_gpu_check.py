@@ -79,3 +79,16 @@ def test_the_trainer_of_a_vllm_arm_is_given_the_engine(
         with pytest.raises(Seen):
             gpu_check.make_trainer(gpu_check.Arm("ours", "transformers", engine), model_folder, tmp_path, size)
         assert isinstance(seen["engine"], expected)
+
+
+@pytest.mark.survival
+def test_every_arm_takes_the_same_gradient_from_the_same_rollouts(gpu_check: Any) -> None:
+    """The command itself, on the tiny model; packed, padded and TRL's own loss, each in a process of its own."""
+    said: list[str] = []
+    result = gpu_check.check(["tiny"], True, said.append)
+    assert gpu_check.passed(result), result
+    norms = {name: arm["gradient_norm"] for name, arm in result["models"]["tiny"].items()}
+    assert len(norms) == 3
+    assert norms["trl (transformers, hf)"] > 0
+    assert list(norms.values()) == pytest.approx([norms["trl (transformers, hf)"]] * 3, rel=1e-5)
+    assert all(name in gpu_check.table(result) for name in norms)

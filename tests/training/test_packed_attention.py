@@ -46,7 +46,11 @@ def tensors(tokens: int, key_heads: int = HEADS) -> list[Tensor]:
 
 @pytest.mark.parametrize("window", [None, 1, 4, 11, 50])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_each_token_sees_its_own_text_and_nothing_else(window: int | None, key_heads: int) -> None:
+@pytest.mark.parametrize("kernels_on", ["cuda", "cpu"])
+def test_each_token_sees_its_own_text_and_nothing_else(
+    window: int | None, key_heads: int, kernels_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.training.packed_attention.KERNELS_ON", kernels_on)  # cpu: a GPU's way, on this machine
     layout, seen = layouts(window)
     found = []
     for packed in (True, False):

@@ -92,11 +92,21 @@ def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed:
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 30])
-def test_several_packs_give_the_same(packed: NewPacked, tokens: int) -> None:
+def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.training.packed_scoring.LONG_PROMPT", 0)
     trainer, rows = packed(), rows_of()
     whole = score(trainer, rows)
-    trainer.pack_tokens = tokens
+    trainer.pack_tokens, seen = tokens, watch(trainer)
     assert_same(score(trainer, rows), whole)
+    assert len(seen) > 1
+
+
+def test_a_group_with_a_long_prompt_is_not_divided_for_a_pack_that_it_would_fill(packed: NewPacked) -> None:
+    trainer, rows = packed(), rows_of((12,), (2, 3, 2, 1))
+    whole = score(trainer, rows)
+    trainer.pack_tokens, seen = 1, watch(trainer)
+    assert_same(score(trainer, rows), whole)
+    assert seen == [11 + 8]
 
 
 def test_the_batch_size_bounds_the_tokens_of_a_pack(packed: NewPacked) -> None:
