@@ -157,7 +157,7 @@ def test_exploration_falls_where_more_groups_are_flat_than_wanted() -> None:
     assert greso.explore == {"easy": 0.4, "hard": 0.6}
     for _ in range(20):
         greso.adapt([1.0, 1.0], 4)
-    assert greso.explore == {"easy": 0.01, "hard": 0.99}
+    assert greso.explore == {"easy": 0.05, "hard": 0.95}
     again = Greso(GresoConfig())
     again.load_state_dict(json.loads(json.dumps(greso.state_dict())))
     assert again.explore == greso.explore
@@ -281,6 +281,17 @@ def test_prompts_that_were_flat_are_passed_over_for_fresh_ones() -> None:
     found = chooser.select(world.rows[:4], 1, world.make)
     assert found.skipped >= 4
     assert all(row["rate"] == 0.5 for row in (group.row for group in found.groups))
+
+
+def test_exploration_is_adapted_once_prompts_come_back() -> None:
+    world = World([0.5] * 20)
+    chooser = selector(world, greso={"explore": 0.5, "step": 0.1, "easy_target": 0.9, "hard_target": 0.9})
+    assert chooser.greso is not None
+    chooser.select(world.rows[:5], 0, world.make)
+    chooser.select(world.rows[5:10], 1, world.make)
+    assert chooser.greso.explore == {"easy": 0.5, "hard": 0.5}
+    chooser.select(world.rows[:5], 2, world.make)
+    assert chooser.greso.explore == {"easy": 0.6, "hard": 0.6}
 
 
 def test_the_curriculum_prefers_prompts_of_middling_difficulty() -> None:

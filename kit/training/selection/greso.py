@@ -1,8 +1,9 @@
 """Selective rollouts (GRESO, arXiv 2506.02177): prompts that were flat lately are passed over, but never for good.
 
 A prompt whose last z groups were all flat is skipped with probability 1 - p^z. p is one number for easy prompts (flat at a
-high reward) and one for hard ones; after each step it falls by `step` if there were at least as many flat groups of that kind
-as wanted, else it rises. The paper draws prompts epoch by epoch; here a skipped one gives its place to a fresh one.
+high reward) and one for hard ones; after each step in which prompts came back it falls by `step` if there were at least as many
+flat groups of that kind as wanted, else it rises. Rule, targets and bounds are those of the paper and of its authors' code
+(github.com/Infini-AI-Lab/GRESO); it draws prompts epoch by epoch, here a skipped one gives its place to a fresh one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from kit.sections.selection import GresoConfig
 from kit.training.selection.memory import PassRates
 
-LEAST, MOST = 0.01, 0.99
+LEAST, MOST = 0.05, 0.95
 """Bounds of the exploration probabilities: at 0 a prompt would never be seen again, at 1 none would be skipped."""
 
 

@@ -37,6 +37,7 @@ class Selected:
     made: list[Group] = field(default_factory=list)  # everything that was rolled out for it
     rounds: int = 0
     skipped: int = 0  # prompts that GRESO passed over
+    known: int = 0  # prompts that GRESO had to decide about: they had been rolled out before
     aborted: int = 0  # groups that were not finished
     replayed: int = 0
 
@@ -68,7 +69,7 @@ class Selector:
         slots = self._roll_out(self._choose(rows, seen, rng, found), make, found)
         if self.config.dynamic_sampling:
             self._fill(slots, seen, rng, make, found)
-        if self.greso:
+        if self.greso and found.known:
             flat = [self.memory.rate(_mean(group)) for group in found.made if group.flat]
             self.greso.adapt(flat, len(found.made))
         slots = [self._down_sampled(group.padded(self.size)) for group in slots]
@@ -93,7 +94,11 @@ class Selector:
     def _kept_or_fresh(self, row: Row, seen: set[str], rng: random.Random, found: Selected) -> Row:
         """The row, or the first fresh one that GRESO does not pass over; the row where the data has no other."""
         candidate = row
-        while self.greso and self.greso.skips(self.memory, key_of(candidate), rng):
+        while self.greso:
+            key = key_of(candidate)
+            found.known += key in self.memory.known
+            if not self.greso.skips(self.memory, key, rng):
+                break
             found.skipped += 1
             fresh = self.pool.draw(seen)
             if fresh is None:
