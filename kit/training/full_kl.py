@@ -16,7 +16,7 @@ log(sum' / sum) comes from a running sum of the differences of their terms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,10 @@ class Projection:
     @property
     def transform(self) -> tuple[float, float | None, float]:
         return self.temperature, self.softcap, self.scale
+
+    def bare(self) -> Projection:
+        """The head alone, with hidden states of no token."""
+        return replace(self, hidden=self.hidden.new_empty(0, self.hidden.shape[-1]))
 
 
 def full_kl(policy: Projection, reference: Projection, chunk_size: int = DEFAULT_CHUNK) -> Tensor:

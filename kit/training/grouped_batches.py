@@ -34,6 +34,8 @@ class GroupedBatches(_Trainer):  # type: ignore[misc]
         made: list[Batch] | None = self._buffered_inputs
         if not self.model.training or made is None or made is before or not self._wants_groups():
             return inputs
+        if self._fields_of_model(made[0]):  # scored plainly, and not every field has a row for each completion
+            return inputs
         self._buffered_inputs = regrouped(made)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
@@ -41,6 +43,8 @@ class GroupedBatches(_Trainer):  # type: ignore[misc]
         """Whether prompts are shared, and all micro-batches of a rollout make one step, in any division."""
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
         shared = self.packing and self.share_prompts and self.packing_report["packing"] in (None, "packed")
+        if self.aux_loss_enabled:  # the load balance is one of each micro-batch
+            return False
         return shared and one_step and self.objective is not None and to_regrouping(self.objective) is None
 
 

@@ -67,6 +67,7 @@ class HalvingSide(_Trainer):  # type: ignore[misc]
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         memory = self._halving()
         if memory is None and not self._divides():
+            self._note_undivided()
             whole: Tensor = super().training_step(model, inputs, num_items_in_batch)
             return whole
         if self.accelerator.num_processes > 1:

@@ -32,18 +32,24 @@ def score_packs(
     whole = trainer.family.completed(model)
     logps: list[Tensor] = []
     entropies: list[Tensor] = []
+    # Before the first pass: copies to a device wait for what it is doing.
+    given = [
+        (pack.ids.to(device), pack.positions.to(device), pack.labels.to(device), _labelled(pack).to(device))
+        for pack in packs
+    ]
+    places = torch.cat([pack.places for pack in packs]).to(device)
     with in_order_of([pack.places for pack in packs]):
-        for pack in packs:
-            layout, labels = Layout(pack.groups), pack.labels.to(device)
+        for pack, (ids, positions, labels, labelled) in zip(packs, given, strict=True):
+            layout = Layout(pack.groups)
             if layouts is not None:
                 layouts.append(layout)
             tally(pack.tokens)
             with trainer.accelerator.autocast():
                 found = whole(
-                    input_ids=pack.ids.to(device),
+                    input_ids=ids,
                     # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
                     attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
-                    position_ids=pack.positions.to(device),
+                    position_ids=positions,
                     shift_labels=labels,
                     fused_lm_head=True,
                     **{KEYWORD: layout},
@@ -53,11 +59,20 @@ def score_packs(
                     f"{type(model).__name__} gave no log-probabilities for fused_lm_head=True: TRL's "
                     "head was lost on the way (a wrapper replaced the model's forward). Set optimisation.packing: false."
                 )
-            logps.append(found.log_probs[labels != NO_LABEL])
+            logps.append(_at(found.log_probs, labelled))
             if compute_entropy:
-                entropies.append(found.entropy[labels != NO_LABEL])
-    places = torch.cat([pack.places for pack in packs]).to(device)
+                entropies.append(_at(found.entropy, labelled))
     return _spread(logps, places, shape), _spread(entropies, places, shape) if compute_entropy else None
+
+
+def _labelled(pack: Pack) -> Tensor:
+    """(N,) where the tokens stand that predict one."""
+    return torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """(1, S) -> (N,). Differentiable."""
+    return values[0].index_select(0, places.to(values.device))
 
 
 def _spread(values: Sequence[Tensor], places: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from kit.objective import Mean
 from kit.training.backend import is_unsloths
@@ -94,13 +95,14 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
             if found is not None:
                 return found
         if way != "plain":
-            return score_trimmed(plain, *given, tally=tally)
+            return score_trimmed(plain, *given, tally=tally, as_they_come=_waits(model) or compute_aux_loss)
         tally(input_ids.numel())
         return plain(*given, **inputs)
 
     def _way(self, model: Any, plain: Any, rows: Rows) -> str:
         """How the rows of this model are scored; plainly, as long as none of them has a completion."""
-        key = id(self.accelerator.unwrap_model(model))
+        model = self.accelerator.unwrap_model(model)  # another process may look at another time, or not at all
+        key = id(model)
         if key not in self._verdicts:
             width = rows.ids.shape[1] - rows.completion
             if width < 1 or not bool((rows.live.any(1) & rows.mask[:, :width].any(1)).any()):
@@ -116,8 +118,9 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
         limit = max(self.pack_tokens, LONG_PROMPT * (rows.ids.shape[1] - rows.completion))
         if batch_size is not None:  # a bound on memory: what so many rows would have taken
             limit = min(limit, batch_size * rows.ids.shape[1])
+        most = None if _waits(model) else limit
         try:
-            packs = lay_out(rows.ids, rows.mask, rows.completion, share=self.share_prompts, limit=limit)
+            packs = lay_out(rows.ids, rows.mask, rows.completion, share=self.share_prompts, limit=most)
         except NotPackable as reason:
             log.info("these rows are not packed: %s", reason)
             return None
@@ -133,6 +136,11 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
         useful = unique_tokens(rows.ids, rows.mask, rows.completion) if torch.is_grad_enabled() else 0
         self._add_means({USEFUL: _mean(useful, 0)})
         return functools.partial(_count, self)
+
+
+def _waits(model: Any) -> bool:
+    """Whether every forward pass waits for one of each other process, which may have another number of packs."""
+    return isinstance(model, DistributedDataParallel)
 
 
 def _count(trainer: Any, tokens: int) -> None:

@@ -198,7 +198,9 @@ class PartsSide(_Trainer):  # type: ignore[misc]
         }
         if norm is not None:
             leaves["weight_norm"] = norm.detach().requires_grad_(taken_in)
-        scored = None if whole.scored is None or bool(whole.scored.all()) else whole.scored
+        # By number: asking the tensor would wait for the device.
+        every = taken_in and sum(map(len, given.parts)) == len(given.rows)
+        scored = None if every else whole.scored
         terms = replace(whole, **leaves, scored=scored)
         if taken_in:
             loss, scale = self._objective_loss(given.inputs, terms)

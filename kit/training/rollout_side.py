@@ -115,7 +115,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         if "full_kl" in self.needs:
             reference = self._pass_of(output["ref_per_token_logps"])
             output["ref_hidden"] = spread(reference.hidden(), output["completion_mask"])
-            self._reference_head = reference.head
+            self._reference_head = reference.head.bare()  # else those of the whole rollout stay for as long
         if self._critic is not None:
             output["old_values"] = self._values(output)
         mine = self._mine(len(output["completion_ids"]))
@@ -225,7 +225,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         with torch.no_grad(), capturing() as projections, self._reference() as model:
             given = self.scoring_inputs(inputs, [0])
             self._get_per_token_logps_and_entropies(model, ids, mask, row["completion_ids"].size(1), **given)
-        self._reference_head = projections[0]
+        self._reference_head = projections[0].bare()
 
     @contextmanager
     def _reference(self) -> Iterator[Any]:

@@ -42,7 +42,9 @@ class SavingsSide(_Trainer):  # type: ignore[misc]
         """Decides, once the trainer is built, what is left out of every step."""
         if self.objective is None:
             return
-        self._note_saving("token_budget", None if self.token_budget is not None else "no budget is set", quiet=True)
+        budget = self.token_budget is not None
+        obstacle = self._obstacle_to_dividing() if budget else "no budget is set"
+        self._note_saving("token_budget", obstacle, quiet=not budget)
         self._note_saving("skip_flat_groups", self._obstacle_to_skipping() if skip_flat_groups else OFF)
         obstacle = self._obstacle_to_reuse() if reuse_old_logps else OFF
         self._note_saving("reuse_old_logps", obstacle, quiet=self._needs_no_old_logps())
@@ -51,6 +53,13 @@ class SavingsSide(_Trainer):  # type: ignore[misc]
         self.savings_report[name] = ON if obstacle is None else obstacle
         if obstacle not in (None, OFF) and not quiet:
             log.info("%s is off: %s", name, obstacle)
+
+    def _note_undivided(self) -> None:
+        """Takes back what was said of savings if the loss was replaced after the trainer was built."""
+        obstacle = self._obstacle_to_dividing()
+        for name in ("token_budget", "skip_flat_groups"):
+            if obstacle is not None and self.savings_report.get(name) == ON:
+                self._note_saving(name, obstacle)
 
     @property
     def skips_flat(self) -> bool:
@@ -66,14 +75,22 @@ class SavingsSide(_Trainer):  # type: ignore[misc]
         assert self.objective is not None
         if (obstacle := to_skipping(self.objective)) is not None:
             return obstacle
-        if not self._steps_by_itself():
-            return "the gradients of several processes are put together while they are computed, so all must score"
+        if (undivided := self._obstacle_to_dividing()) is not None:
+            return undivided
         if self._critic is not None:
             return "the value head learns from every completion"
         if self.aux_loss_enabled:
             return "the load balance of the router is one of all completions"
         if has_dropout(self.model):
             return "the model has dropout, and its random numbers would fall on other completions"
+        return None
+
+    def _obstacle_to_dividing(self) -> str | None:
+        """Why a micro-batch cannot be scored in parts."""
+        if not self._steps_by_itself():
+            return "the gradients of several processes are put together while they are computed, so all must score"
+        if not self._is_plain():
+            return "compute_loss is not the kit's own, and what is added to the loss would be lost in parts"
         return None
 
     def _needs_no_old_logps(self) -> bool:

@@ -37,7 +37,8 @@ class ScoringAheadSide(_Trainer):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         make = super()._generate_single_turn
         groups = len(prompt_ids) // num_generations
-        parts = min(self.chunks, groups)
+        whole_groups = groups * num_generations == len(prompt_ids)  # two processes may share one
+        parts = min(self.chunks, groups) if whole_groups else 1
         if parts < 2 or not self.model.training or not self._may_be_in_parts(prompt_ids, images, multimodal_fields):
             whole: tuple[Any, Any] = make(prompt_ids, images, multimodal_fields, num_generations, *rest, **keywords)
             return whole

@@ -30,18 +30,20 @@ def score_trimmed(
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
     tally: Callable[[int], None] = lambda tokens: None,
+    as_they_come: bool | None = None,
 ) -> Scores:
     """What `score` (TRL's scorer) gives for (B, L) rows: values (B, T) of the last `completion` columns, in the rows' order.
 
-    batch_size: rows at a time, at most. The balancing loss of a mixture of experts is a mean over batches, which are those of
-    TRL then. tally: is told the tokens of each batch.
+    batch_size: rows at a time, at most. as_they_come: in the batches of TRL; None: only for the balancing loss of a mixture of
+    experts, which is a mean over them. tally: is told the tokens of each batch.
     """
-    width, live = ids.shape[1] - completion, mask.bool()
+    as_they_come = compute_aux_loss if as_they_come is None else as_they_come
+    width, live = ids.shape[1] - completion, mask.bool().cpu()  # which a device would be asked for again and again
     given = (compute_entropy, compute_aux_loss)
     found: list[tuple[Tensor, Scores]] = []
     places: list[Tensor] = []
     with in_order_of(places):
-        for rows in _batches(live, width, batch_size or len(ids), as_they_come=compute_aux_loss):
+        for rows in _batches(live, width, batch_size or len(ids), as_they_come=as_they_come):
             columns = torch.nonzero(live[rows].any(0)).flatten()
             start = min(int(columns[0]), width - 1) if len(columns) else width - 1
             stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1
@@ -62,7 +64,7 @@ def score_trimmed(
 def _batches(live: Tensor, width: int, size: int, *, as_they_come: bool) -> Iterator[Tensor]:
     """Indices of rows: neighbours by length, of which each batch holds enough tokens."""
     if as_they_come:
-        yield from torch.split(torch.arange(len(live), device=live.device), size)
+        yield from torch.split(torch.arange(len(live)), size)
         return
     prompts, completions = live[:, :width].sum(1).tolist(), live[:, width:].sum(1).tolist()
     order = sorted(range(len(live)), key=lambda row: (-prompts[row] - completions[row], row))
@@ -72,10 +74,10 @@ def _batches(live: Tensor, width: int, size: int, *, as_they_come: bool) -> Iter
         room = max(prompts[one] for one in wider) + max(completions[one] for one in wider)
         tokens = sum(prompts[one] + completions[one] for one in wider)
         if batch and (len(batch) == size or tokens < FILLED * room * len(wider)):
-            yield torch.tensor(batch, device=live.device)
+            yield torch.tensor(batch)
             batch = []
         batch.append(row)
-    yield torch.tensor(batch, device=live.device)
+    yield torch.tensor(batch)
 
 
 def _widened(scores: Scores, completion: int) -> Scores:

@@ -209,6 +209,21 @@ def test_a_loss_of_ones_own_is_never_divided(new_trainer: NewTrainer) -> None:
     assert sum(passes.rows) >= 1
     assert all(torch.isfinite(value).all() for value in adapter(trainer).values())
     assert trainer.state.log_history[0]["grad_norm"] > 0
+    for name in ("token_budget", "skip_flat_groups"):  # it was "on" when the trainer was built
+        assert "not the kit's own" in trainer.savings_report[name]
+
+
+def test_savings_that_cannot_be_made_are_not_called_on(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kit.training.trainer import make_trainer_class
+
+    monkeypatch.setattr(make_trainer_class(), "_steps_by_itself", lambda trainer: False)
+    with caplog.at_level(logging.INFO, logger="kit"):
+        found = new_trainer(objective="dapo", extra={"token_budget": 20}).savings_report
+    assert "several processes" in found["token_budget"]
+    assert found["skip_flat_groups"] == found["token_budget"]
+    assert sum("token_budget is off" in record.message for record in caplog.records) == 1
 
 
 def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: NewTrainer) -> None:

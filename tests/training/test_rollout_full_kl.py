@@ -94,6 +94,21 @@ def test_the_full_kl_and_its_gradient_equal_whole_logits(
     assert log_of(trainer, -1)["kl/full"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_of_the_reference_pass_only_the_head_is_kept_beside_the_rollout(new_trainer: NewTrainer, packing: bool) -> None:
+    extra = {"packing": packing}
+    trainer = new_trainer(objective={"recipe": "grpo", "regularizers": FULL}, unchecked=True, extra=extra)
+    batches = rollout(trainer)
+    width = batches[0]["ref_hidden"].shape[-1]
+    for restored in (False, True):
+        if restored:
+            trainer.restore_reference_head(batches[0])
+        head = trainer._reference_head
+        assert head.hidden.shape == (0, width)
+        assert head.hidden.untyped_storage().nbytes() == 0
+        assert head.weight is trainer.accelerator.unwrap_model(trainer.model).get_output_embeddings().weight
+
+
 def test_the_full_kl_of_full_finetuning_is_to_the_model_as_it_was(
     new_trainer: NewTrainer, new_model: Callable[[], Any], tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -132,6 +132,32 @@ def test_the_comparison_would_notice_a_component_that_claims_too_much(rollouts: 
     assert not torch.equal(ahead.rewards, behind.rewards)
 
 
+@pytest.mark.parametrize(("prompts", "calls"), [(8, [4, 4]), (10, [10])])
+def test_a_process_that_has_half_a_group_generates_all_of_it(prompts: int, calls: list[int]) -> None:
+    """Two processes may share a batch of 20 in groups of 4."""
+    from types import SimpleNamespace
+
+    from kit.training.scoring_ahead import ScoringAheadSide
+
+    made: list[int] = []
+
+    class Generating:
+        def _generate_single_turn(self, prompt_ids: Any, *_: Any) -> tuple[Any, Any]:
+            made.append(len(prompt_ids))
+            return [[row[0]] for row in prompt_ids], None
+
+    class Side(ScoringAheadSide, Generating):
+        model, tools, environments = SimpleNamespace(training=True), None, None
+        use_vllm, rollout_func, chunks = False, None, 2
+        _rows: ClassVar[list[dict[str, Any]]] = [{}] * prompts
+
+        def _begin_scoring(self, *_: Any) -> None: ...
+
+    ids, _ = Side()._generate_single_turn([[row] for row in range(prompts)], None, {}, 4)
+    assert made == calls
+    assert ids == [[row] for row in range(prompts)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -1,4 +1,5 @@
-"""Two processes of which one has nothing to score: neither waits, and both end with the weights of a run that scores all."""
+"""Two processes of which one has nothing to score, or less: neither waits, and both end with the weights of a run that scores
+all, in as many passes as it likes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 pytestmark = [pytest.mark.survival, pytest.mark.slow]
 
 SCRIPT = """
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -26,6 +28,7 @@ from peft import LoraConfig
 from trl import GRPOConfig
 
 from kit.training.embedded import EmbeddedRecipe, build_model, build_tokenizer
+from kit.training import packed_scoring, packing_proof
 from kit.training.trainer import make_trainer_class
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter
@@ -33,6 +36,7 @@ from training.rollouts import adapter
 OUT = Path(sys.argv[1])
 RECIPE = EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
 OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
+KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # so that each micro-batch goes through at once
 
 
 def rewards(rank):
@@ -42,7 +46,7 @@ def rewards(rank):
     return only_the_second
 
 
-def trained(rank, **switches):
+def trained(rank, objective="dapo", pack_tokens=None, **switches):
     tokenizer = build_tokenizer(RECIPE)
     tokenizer.padding_side = "left"
     spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
@@ -57,21 +61,29 @@ def trained(rank, **switches):
     torch.manual_seed(0)
     trainer = make_trainer_class()(
         model=model, reward_funcs=rewards(rank), args=args, train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tokenizer, objective="dapo", first_step_checks=True,
+        processing_class=tokenizer, objective=objective, first_step_checks=True,
         peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False), **switches,
     )
+    trainer.pack_tokens = pack_tokens or trainer.pack_tokens
     scored, score = [], trainer._score
     trainer._score = lambda model, inputs: (scored.append(len(inputs["completion_ids"])), score(model, inputs))[1]
     torch.manual_seed(rank)
     trainer.train()
     return {"adapter": adapter(trainer), "scored": scored, "report": trainer.savings_report,
+            "way": trainer.packing_report["packing"],
             "log": [line for line in trainer.state.log_history if "loss" in line]}
 
 
 def one_of_two(rank):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    torch.distributed.init_process_group("gloo", f"file://{OUT}/rendezvous", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", f"file://{OUT}/rendezvous", rank=rank, world_size=2,
+                                         timeout=datetime.timedelta(seconds=60))
     found = {"off": trained(rank, **OFF), "on": trained(rank, token_budget=60)}
+    found["plain"] = trained(rank, KL, packing=False)
+    packed_scoring.LONG_PROMPT = 0
+    found["packed"] = trained(rank, KL, pack_tokens=(4096, 1)[rank])
+    packing_proof._hindrance_to_packs = lambda text: "told to"
+    found["trimmed"] = trained(rank, KL)
     torch.save(found, OUT / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -81,16 +93,21 @@ if __name__ == "__main__":
 """
 
 
-def test_one_that_skips_all_and_one_that_skips_nothing_make_the_same_steps(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("two")
+    script = folder / "script.py"
     script.write_text(SCRIPT)
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(script), str(tmp_path)]
+    command = [sys.executable, str(script), str(folder)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
-    ranks: list[dict[str, Any]] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+def test_one_that_skips_all_and_one_that_skips_nothing_make_the_same_steps(ranks: list[dict[str, Any]]) -> None:
     assert all(state == "on" for state in ranks[0]["on"]["report"].values())
     assert sum(ranks[0]["on"]["scored"]) <= 1  # one row showed which weights a pass reaches
     assert sum(ranks[0]["off"]["scored"]) == sum(ranks[1]["on"]["scored"]) == 4 * 2 * 4
@@ -101,3 +118,14 @@ def test_one_that_skips_all_and_one_that_skips_nothing_make_the_same_steps(tmp_p
     for got, want in pairs:
         assert got["loss"] == pytest.approx(want["loss"], abs=1e-6)
         assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("way", ["packed", "trimmed"])
+def test_a_wrapped_model_is_called_as_often_by_each(ranks: list[dict[str, Any]], way: str) -> None:
+    """Each forward pass of a model in DistributedDataParallel waits for the other process; one has room for a pack only."""
+    assert [rank[way]["way"] for rank in ranks] == [way, way]
+    assert [rank["plain"]["way"] for rank in ranks] == ["plain", "plain"]
+    assert "on" not in (ranks[0][way]["report"][name] for name in ("token_budget", "skip_flat_groups"))
+    for name, value in ranks[0]["plain"]["adapter"].items():
+        assert torch.equal(ranks[0][way]["adapter"][name], ranks[1][way]["adapter"][name])
+        torch.testing.assert_close(ranks[0][way]["adapter"][name], value, rtol=0, atol=5e-6, msg=name)
