@@ -30,7 +30,8 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## Train
@@ -52,6 +53,10 @@ run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT
 #
 # The run is a directory, and `run` is a handle on it: everything below reads files, also next week, by
 # `kit.Run("its-name")`. Held-out problems are never trained on; each score has a 95 % interval.
+#
+# Three curves to look at first. *Held-out problems solved* is what counts. *Entropy* is how undecided the model is from token
+# to token: it falls as it settles on a way to answer. *Groups without a lesson* are problems whose answers all earned the
+# same: nothing can be learned from them, and no training is spent on them (`docs/selection.md` has methods that make fewer).
 
 # %%
 run.plot()
@@ -65,20 +70,22 @@ metrics[["reward", "reward_std", "completions/mean_length", "entropy", "grad_nor
 # %% [markdown]
 # ## What it wrote
 #
-# Every completion is kept with the value of each part of its reward. A *group* is one problem's completions; the
-# **advantage** says how much better than its group a completion was, and that is what the loss learns from. Where a whole
-# group has the same reward there is nothing to learn.
+# Every completion is kept with the value of each part of its reward: here the right number (weight 1), and the layout (weight
+# 0.2). A *group* is one problem's completions; the **advantage** says how much better than its group a completion was, and that
+# is what the loss learns from: above 0 it becomes likelier, below 0 less likely. First a group of the first step, then one of
+# the last.
 
 # %%
 pd.set_option("display.max_colwidth", 90)
+columns = ["completion", "tokens", "reward/accuracy", "reward/format", "advantage"]
 first = pd.DataFrame(run.completions(step=1))
 print(first.prompt[0])
-first.loc[first.prompt == first.prompt[0]].drop(columns=["step", "prompt", "finish_reason"])
+first.loc[first.prompt == first.prompt[0], columns]
 
 # %%
 last = pd.DataFrame(run.completions(step=len(metrics)))
 print(last.prompt[0])
-last.loc[last.prompt == last.prompt[0]].drop(columns=["step", "prompt", "finish_reason"])
+last.loc[last.prompt == last.prompt[0], columns]
 
 # %% [markdown]
 # ## Score it again
@@ -107,7 +114,8 @@ another.watch()
 # %% [markdown]
 # ## Take it with you
 #
-# The report is one file with everything: scores, curves, samples, configuration, and how to do it again.
+# The report is one file with everything: scores, curves, samples, configuration, and how to do it again. (Where the link does
+# not open, as on Colab: the folder symbol on the left shows `runs/`; download `report.html` from there.)
 
 # %%
 from IPython.display import FileLink

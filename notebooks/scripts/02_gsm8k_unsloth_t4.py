@@ -37,7 +37,8 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## Where the run lives
@@ -58,8 +59,11 @@ if HOST == "Colab":
 # ## The configuration
 #
 # The preset `gsm8k` (Qwen2.5-1.5B-Instruct, LoRA of rank 32, a reward for the right number and a little for the layout) with
-# what a T4 needs. It has no bfloat16, so float16 it is; four completions a problem are the least from which a group can be
-# compared with profit, eight are better where memory allows.
+# what a T4 needs. It has no bfloat16, so float16 it is. A step is 4 problems with 8 completions each, half of the preset's: it is
+# time that a T4 lacks rather than memory. With fewer than 8 a problem, more groups would be all right or all wrong, and teach
+# nothing.
+#
+# The file that is written has every key with its value. `validate` then checks all that can be checked without training.
 
 # %%
 from pathlib import Path
@@ -70,25 +74,25 @@ from kit.smoke import smoke
 SETTINGS = [
     "model.backend=unsloth",
     "model.dtype=float16",
-    "generation.num_generations=4",
     "generation.max_completion_tokens=400",
     "optimisation.batch_size=32",
-    "optimisation.micro_batch_size=4",
     "optimisation.steps=250",
     "evaluation.every=50",
     "evaluation.prompts=100",
+    "evaluation.batch_size=64",
     "run.save_every=25",
     f"run.root={ROOT}",
     *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
 ]
-config = kit.load_config("gsm8k", SETTINGS)
-Path("gsm8k-t4.yaml").write_text(config.to_yaml())
-config.model, config.generation, config.optimisation
+Path("gsm8k-t4.yaml").write_text(kit.load_config("gsm8k", SETTINGS).to_yaml())
+# !grpo-kit validate gsm8k-t4.yaml
 
 # %% [markdown]
 # ## Will it fit, and will it learn?
 #
-# `plan` counts the memory by its parts and says what to change where it is too much. *Peak ... fits* is the line to look for.
+# `plan` counts the memory by its parts and says what to change where it is too much. *Peak ... fits* is the line to look for; the
+# table below it is for other cards. Time is an estimate from the card's data sheet, and not checked on a T4: after ten steps the
+# card of the run knows better.
 
 # %%
 # !grpo-kit plan gsm8k-t4.yaml
@@ -105,10 +109,11 @@ config.model, config.generation, config.optimisation
 #
 # What to expect: the first step takes longest (compilation); after it the card says how much time is left. The reward for
 # the layout rises first. **The accuracy then stays flat, often for the first 100 steps; that is normal.** Look at the
-# held-out score, not at single steps: eight problems of four completions are a noisy sample.
+# held-out score, not at single steps: four problems are a noisy sample.
 #
 # Worry when the run says so (alerts stand in the card), when completions are cut at the limit more and more, or when the
-# held-out score falls while the reward rises.
+# held-out score falls while the reward rises. When memory runs out, the run goes on by itself with smaller parts of the same
+# step (`docs/gpu.md`).
 
 # %%
 run = kit.train("gsm8k-t4.yaml", run_id="gsm8k-t4")
@@ -130,7 +135,8 @@ run.plot()
 
 # %% [markdown]
 # Reading the curves: *Held-out problems solved* is the one that counts, with 95 % intervals. *Groups without a lesson* should
-# not approach 100 %: there nothing is left to learn, or nothing is learnable yet. *Cut at the length limit* should stay low.
+# not approach 100 %: there nothing is left to learn, or nothing is learnable yet (`selection.dynamic_sampling` makes such groups
+# again from other problems: `docs/selection.md`). *Cut at the length limit* should stay low.
 
 # %% [markdown]
 # ## What it says now
@@ -139,7 +145,9 @@ run.plot()
 import pandas as pd
 
 pd.set_option("display.max_colwidth", 200)
-pd.DataFrame(run.completions(step=len(run.metrics()))).filter(regex="prompt|completion|reward|advantage").head(4)
+last = pd.DataFrame(run.completions(step=run.metrics()[-1]["step"]))
+print(last.prompt[0])
+last.filter(regex=r"^(completion|reward/\w+|advantage)$").head(8)
 
 # %% [markdown]
 # ## Keep it

@@ -28,7 +28,8 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## A reward
@@ -47,8 +48,11 @@ def short(prompts, completions, **columns):
 # %% [markdown]
 # ## A hook
 #
-# A function of the batch is a *clip*: the per-token loss, (B, T). Its other parameters are hyper-parameters, found by
-# name and checked. This one is a `tanh` in place of PPO's cut: the gradient fades smoothly.
+# A function of the batch is a *clip*: the per-token loss, (B, T) for B completions of at most T tokens. Its other parameters are
+# hyper-parameters, found by name and checked. This one is a `tanh` in place of PPO's cut: the gradient fades smoothly.
+#
+# Nothing is assumed of a function that the kit does not know. The last two lines say what is true of this one, so that memory
+# can be bounded without extra work and groups without a lesson are not computed (`docs/performance.md`).
 
 # %% file="my_hooks.py"
 import torch
@@ -59,6 +63,10 @@ from kit.objective import TokenBatch
 def tanh_clip(batch: TokenBatch, width: float = 0.2) -> torch.Tensor:
     """Per-token surrogate -A·w·tanh(log r / w), (B, T)."""
     return -batch.advantages * width * torch.tanh(batch.log_ratio / width)
+
+
+tanh_clip.row_separable = True  # the loss of a completion depends on no other completion
+tanh_clip.zero_at_zero_advantage = True
 
 
 # %% [markdown]
@@ -114,16 +122,16 @@ run.plot()
 # %%
 import pandas as pd
 
-pd.DataFrame(run.completions(step=1)).filter(regex="completion|tokens|reward|advantage").head(8)
+pd.set_option("display.max_colwidth", 90)
+pd.DataFrame(run.completions(step=1)).filter(regex=r"^(completion|tokens|reward/\w+|advantage)$").head(8)
 
 # %% [markdown]
 # ## A mistake is told before anything runs
+#
+# `kit.train` refuses it with the same sentence.
 
 # %%
-try:
-    kit.train("quickstart", overrides=["objective.clip={name: 'my_hooks.py:tanh_clip', widht: 0.3}"])
-except kit.errors.KitError as error:
-    print(error)
+# !grpo-kit validate quickstart -o objective.clip.name=my_hooks.py:tanh_clip -o objective.clip.widht=0.3 || echo "refused"
 
 # %% [markdown]
 # Every hook that comes with the kit, with formula and source: `grpo-kit objective list` and `docs/objective.md`.

@@ -29,24 +29,25 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## The recipes
 #
 # An objective is made of five kinds of parts: advantage, clip, weights, regularizers, reduction. A recipe is a set of them
-# that a paper or a library uses.
+# that a paper or a library uses; `grpo-kit objective list` shows all of both. These are the two of this notebook.
 
 # %%
-# !grpo-kit objective list --kind clip
+# !grpo-kit objective show dapo
 # !grpo-kit objective show dr_grpo
 
 # %% [markdown]
 # ## Compare
 #
 # `dapo` is the quickstart's objective; `dr_grpo` divides neither by the group's deviation nor by a completion's length. Two
-# arms and two seeds are four runs: about five minutes on a CPU. Give the same call again, with more seeds or arms if you
-# like, and what is finished is kept.
+# arms and three seeds are six runs, each of about 80 seconds on a CPU: eight minutes. Give the same call again, with more seeds
+# or arms if you like, and what is finished is kept.
 
 # %%
 import kit
@@ -55,7 +56,7 @@ from kit.smoke import smoke
 comparison = kit.compare(
     "quickstart",
     ["dr-grpo:objective={recipe: dr_grpo}"],  # an arm a line; what differs, as on the command line
-    seeds=1 if smoke() else 2,
+    seeds=1 if smoke() else 3,  # three are the least that tell seeds from luck
     overrides=["optimisation.steps=30", *smoke(), "evaluation.every=0"],
 )
 
@@ -88,7 +89,7 @@ runs[0].plot()
 # %%
 from IPython.display import FileLink
 
-FileLink(comparison.page)
+FileLink(comparison.page)  # on Colab: download it by the folder symbol on the left
 
 # %% [markdown]
 # How the verdict is made: `docs/compare.md`. To search over values in place of comparing a few: `docs/sweep.md`.

@@ -36,14 +36,21 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## The configuration
 #
 # The preset `countdown`, with another engine and room to think. vLLM shares the GPU with training (`colocate`).
 # `gpu_memory_utilization` is its share; with `standby` it sleeps while the weights are updated, and its memory is free for the
-# update. Completions of up to 4,096 tokens: what is cut there is counted as cut, and not taken for a wrong answer that ended.
+# update. With weights in 4-bit it is Unsloth that drives vLLM, so the backend is named. Completions of up to 4,096 tokens: those
+# that are cut there weigh 0 in the update (`drop_truncated`), since nobody knows where they would have ended.
+#
+# Lengths differ from step to step, and memory with them. `token_budget` bounds it: one pass holds at most 9,216 tokens, be
+# it two of the longest completions with their prompts or eight short ones. Held-out scores are made by transformers'
+# `generate`, whose cache grows with the length, therefore 32 at a time. `validate` checks all that can be checked without
+# training.
 
 # %%
 from pathlib import Path
@@ -53,22 +60,26 @@ from kit.smoke import smoke
 
 LARGE = "A100" in GPU or "H100" in GPU
 SETTINGS = [
+    "model.backend=unsloth",
     "generation.engine=vllm",
     "generation.max_completion_tokens=4096",
     f"generation.vllm={{gpu_memory_utilization: {0.5 if LARGE else 0.4}, standby: true}}",
     "objective.weights=[sampler_correction, drop_truncated]",
-    "optimisation.micro_batch_size=1",
+    "optimisation.micro_batch_size=8",
+    "optimisation.token_budget=9216",
     "optimisation.steps=200",
+    "evaluation.batch_size=32",
     *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model and no vLLM: so the notebook is tested
 ]
-config = kit.load_config("countdown", SETTINGS)
-Path("countdown-long.yaml").write_text(config.to_yaml())
-config.generation, config.optimisation
+Path("countdown-long.yaml").write_text(kit.load_config("countdown", SETTINGS).to_yaml())
+# !grpo-kit validate countdown-long.yaml
 
 # %% [markdown]
 # ## Will it fit?
 #
-# The last column says what would fit on other cards.
+# The plan reckons with the worst: every completion as long as the limit allows. So its time, for 200 steps on an L4 most of
+# a day, shrinks with the length of what is really written; after ten steps the card of the run knows better. The last
+# column says what would fit on other cards.
 
 # %%
 # !grpo-kit plan countdown-long.yaml

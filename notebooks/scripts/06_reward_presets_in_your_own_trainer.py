@@ -2,7 +2,7 @@
 # # Reward presets in your own trainer
 #
 # `rewards` is a library of its own: it needs neither the kit's trainer nor its runs. Here it rewards TRL's plain
-# `GRPOTrainer`; then the kit's loss is put into the same script by changing one line.
+# `GRPOTrainer`; then the kit's loss is put into the same script by another class name and one argument.
 
 # %%
 # Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
@@ -28,10 +28,13 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## The presets
+#
+# `grpo-kit reward show NAME` has the components, weights and parameters of one.
 
 # %%
 # !grpo-kit reward list
@@ -39,7 +42,8 @@ print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need on
 # %% [markdown]
 # ## Score a few completions
 #
-# A preset says *why* a score is what it is: each component has a value and a status.
+# A preset says *why* a score is what it is: each component has a value and a status. `ok` is right, `wrong` is an answer that is
+# not, `format` is none where one has to be. An answer of two numbers is not taken for a right one.
 
 # %%
 import pandas as pd
@@ -58,7 +62,8 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 # %% [markdown]
 # ## Known hacks
 #
-# What a policy finds when a reward is careless: hedged answers, empty tags, repeated answers. Each preset stands them.
+# What a policy finds when a reward is careless: hedged answers, empty tags, repeated answers. Good and bad completions come
+# first, then the hacks; none of them may score as high as a right answer, and the last lines say so.
 
 # %%
 # !grpo-kit reward test gsm8k-reasoning
@@ -67,7 +72,8 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 # ## TRL's trainer
 #
 # The functions share one evaluation a batch, and the weights go into TRL's arguments. A dataset needs a reference column
-# (`reference`, `answer`, `solution` or `ground_truth`).
+# (`reference`, `answer`, `solution` or `ground_truth`). The prompt has to name the layout that the reward reads: without it every
+# completion earns 0, and a group of equals teaches nothing.
 
 # %%
 from datasets import load_dataset
@@ -79,8 +85,10 @@ if smoke():  # KIT_SMOKE=1: a tiny model and sums, in place of what comes from a
 else:
     name = "Qwen/Qwen2.5-0.5B-Instruct"
     dataset = load_dataset("openai/gsm8k", "main", split="train[:512]")
+layout = "Think between <think> and </think>, then give the final number between <answer> and </answer>."
+system = [] if smoke() else [{"role": "system", "content": layout}]  # the tiny model knows it already
 tokenizer = AutoTokenizer.from_pretrained(name)
-dataset = dataset.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]})
+dataset = dataset.map(lambda row: {"prompt": [*system, {"role": "user", "content": row["question"]}]})
 dataset[0]
 
 # %%
@@ -123,7 +131,8 @@ plain.train()
 # ## The same script with the kit's loss
 #
 # `HookedGRPOTrainer` takes what TRL's takes. Without `objective` it is numerically equal to it, and it also runs without
-# a GPU; with one, every part of the loss can be exchanged.
+# a GPU; with one, every part of the loss can be exchanged, and padding, repeated prompts and groups without a lesson are not
+# computed. What of that is on for this model stands in `trainer.packing_report` and `trainer.savings_report`.
 
 # %%
 from kit import HookedGRPOTrainer, Objective
@@ -139,9 +148,12 @@ trainer = HookedGRPOTrainer(
 )
 trainer.train()
 
+# %% [markdown]
+# A step whose groups are all flat has a loss of 0 and no entropy: nothing of it was scored.
+
 # %%
 history = pd.DataFrame(trainer.state.log_history)
-history.filter(regex="^(step|loss|reward|completions/mean_length|entropy)$").dropna()
+history.dropna(subset=["reward"]).filter(regex="^(step|loss|reward|completions/mean_length|entropy)$")
 
 # %% [markdown]
 # Other trainers (verl, EasyR1, verifiers) and a preset of your own: `docs/rewards.md`.

@@ -28,7 +28,8 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## Choose one
@@ -47,7 +48,7 @@ if smoke():  # KIT_SMOKE=1: the same architecture at a toy size, without the net
 #
 # A tiny copy with random weights goes through everything that training does: forward, padding on the left against no padding,
 # the loss, LoRA, generation, one step of GRPO. The card says what works, what fails and why, and what could not be tried
-# here. `--weights` tries the real ones.
+# here, each with the figure that was measured. `--weights` tries the real ones.
 
 # %%
 # !grpo-kit model check {MODEL}
@@ -75,7 +76,8 @@ Path("unlisted.yaml").write_text(kit.load_config("quickstart", SETTINGS).to_yaml
 # %% [markdown]
 # ## Does the task teach it anything?
 #
-# Small sums are too easy for a 1B model, and a random one cannot do them: `doctor` says so before you train.
+# Small sums may be too easy for a model of 1B, and one with random weights cannot do them: `doctor` says so before you train. Its
+# last lines are the verdict and the one change that it asks for.
 
 # %%
 # !grpo-kit doctor unlisted.yaml --prompts 8
@@ -90,8 +92,12 @@ Path("unlisted.yaml").write_text(kit.load_config("quickstart", SETTINGS).to_yaml
 # %%
 run = kit.train("unlisted.yaml")
 
+# %% [markdown]
+# What it found stands among the run's events: `packing` is the way in which completions are scored without padding, or why not
+# (`docs/performance.md`).
+
 # %%
-[event for event in run.events() if event["kind"] != "checkpoint"]
+[event for event in run.events() if event["kind"] == "packing"]
 
 # %% [markdown]
 # Where introspection is wrong for an architecture, a few lines correct it: `docs/models.md`.

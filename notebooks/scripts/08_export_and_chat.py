@@ -28,7 +28,8 @@ if importlib.util.find_spec("kit") is None:
     importlib.invalidate_caches()
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-print(f"{HOST}: {GPU or 'no GPU; the tiny models of this notebook do not need one'}")
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %% [markdown]
 # ## Something to export
@@ -66,7 +67,9 @@ answered.assign(reward=[reward["total"] for reward in answered.reward])[["text",
 # %% [markdown]
 # ## The adapter
 #
-# Small, and for whoever has the base model. `export` checks that the file gives the same answers as the run.
+# Small, and for whoever has the base model. `export` checks that the file gives the same answers as the run: on 16 held-out
+# prompts, the share of tokens and of whole answers that agree, how far log-probabilities lie apart (nats), how much
+# training has changed them (`training_effect`), and which share of that the file keeps (`effect_kept`).
 
 # %%
 adapter = run.export("adapter")
@@ -77,7 +80,7 @@ pd.Series(adapter["verification"]["comparison"], name="adapter").to_frame()
 # ## Whole weights
 #
 # Adapter and base merged, in 16 bit, for vLLM, TGI and everything that loads a model folder. Merging rounds: how far
-# log-probabilities moved stands in the result, and an export that is not what was trained is an error, not a file.
+# log-probabilities moved stands in the result, and an export that is not what was trained raises `NotVerified`.
 
 # %%
 merged = run.export("merged_16bit")

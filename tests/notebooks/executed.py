@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 RUNS = re.compile(r"\bkit\.train\(|\.watch\(\)|\bkit\.start\(")
-TABLE = re.compile(r"\b(pd|metrics|history|answered|first|last)\b[.(]")
+TABLE = re.compile(r"\b(pd|metrics|history|answered|first|last)\b[.(\[]")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def faults(path: Path) -> Iterator[str]:
@@ -27,7 +28,7 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def _of_cell(source: str, outputs: list[dict[str, Any]]) -> Iterator[str]:
-    printed = "".join("".join(output.get("text", "")) for output in outputs)
+    printed = COLOURS.sub("", "".join("".join(output.get("text", "")) for output in outputs))
     shown = [output.get("data", {}) for output in outputs]
     kinds = {kind for data in shown for kind in data}
     lines = source.strip().splitlines()

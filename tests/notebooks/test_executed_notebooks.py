@@ -47,10 +47,12 @@ BAD = [
     ("!grpo-kit plan a.yaml", stream("/bin/bash: line 1: grpo-kit: command not found\n"), "was not found"),
     ("!grpo-kit plan a.yaml", stream("sh: 1: grpo-kit: not found\n"), "was not found"),
     ("!grpo-kit plan a.yaml", stream("error: There is no a.yaml.\n"), "printed an error"),
+    ("!grpo-kit plan a.yaml", stream("\x1b[31merror:\x1b[0m There is no a.yaml.\n"), "printed an error"),
     ("!grpo-kit plan a.yaml", None, "printed nothing"),
     ("f()", {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}, "it raised"),
     ("run.plot()", shown(text_plain="<Figure>"), "no picture"),
     ("import pandas as pd\npd.DataFrame([1])", shown(text_plain="0"), "no table"),
+    ("metrics[['reward']].tail()", shown(text_plain="0"), "no table"),
     ("run = kit.train('a')", shown(text_html="<b>The run failed.</b>"), "no card"),
     ("run.watch()", None, "no card"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     import subprocess
 
     asked: list[list[str]] = []
+    for name in ("PATH", "COLUMNS"):  # which the cell sets: put back afterwards
+        monkeypatch.setenv(name, os.environ.get(name, ""))
 
     def run(command: list[str], **how: Any) -> Any:
         asked.append(command)

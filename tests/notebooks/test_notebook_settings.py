@@ -1,0 +1,93 @@
+"""Notebooks for a GPU ask for what their card has: nothing is refused, and the plan fits. Needs no card and no hub."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import RunConfig, load_config
+from kit.planning.cards import find_card
+from kit.planning.plan import plan
+from kit.training import engine
+from kit.training.backend import Machine
+from kit.training.backend_rules import settle_backend
+from kit.training.preparation import build_objective
+
+SCRIPTS = Path(__file__).parents[2] / "notebooks" / "scripts"
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "tie_word_embeddings": True,
+        "num_key_value_heads": 2, "max_position_embeddings": 32768}  # fmt: skip
+SHAPES = {
+    "Qwen/Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12),
+    "Qwen/Qwen2.5-3B-Instruct": (2048, 11008, 36, 16),
+}
+"""Hidden size, feed-forward width, layers, heads, as they stand in the models' config.json."""
+CARDS = {"t4": ("Tesla T4", (7, 5)), "l4": ("NVIDIA L4", (8, 9)), "a100 40": ("NVIDIA A100-SXM4-40GB", (8, 0))}
+CASES = [("02_gsm8k_unsloth_t4", "gsm8k", "t4"), ("05_long_context_vllm", "countdown", "l4"),
+         ("05_long_context_vllm", "countdown", "a100 40")]  # fmt: skip
+
+
+def settings(name: str, gpu: str) -> list[str]:
+    """The overrides of a notebook as it has them on a machine with this GPU."""
+    values: dict[str, Any] = {"GPU": gpu, "ROOT": "runs", "smoke": lambda **_: []}
+    for node in ast.parse((SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LARGE", "SETTINGS"):
+            exec(ast.unparse(node), values)
+    found: list[str] = values["SETTINGS"]
+    return found
+
+
+@pytest.fixture
+def with_shape(tmp_path: Path) -> Any:
+    """The configuration with a folder of the model's config.json in the place of its name on the hub."""
+
+    def local(config: RunConfig) -> RunConfig:
+        hidden, width, layers, heads = SHAPES[config.model.name]
+        sizes = {
+            "hidden_size": hidden,
+            "intermediate_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(QWEN | sizes))
+        return config.model_copy(update={"model": config.model.model_copy(update={"name": str(tmp_path)})})
+
+    return local
+
+
+def refused(config: RunConfig, card: str) -> list[str]:
+    """What keeps the run from this card, with the packages that the notebooks' first cell installs there."""
+    gpu, capability = CARDS[card]
+    if config.generation.engine == "vllm":
+        objective = build_objective(config)
+        return [str(each) for each in engine.obstacles(config, "cuda", engine.Installed("vllm", "0.31.0"), objective)]
+    settle_backend(config, (), Machine(capability, gpu, "2026.10.9"))
+    return []
+
+
+@pytest.mark.parametrize(("name", "preset", "card"), CASES)
+def test_nothing_is_refused_on_the_card_that_it_is_for(name: str, preset: str, card: str) -> None:
+    gpu, capability = CARDS[card]
+    config = load_config(preset, settings(name, gpu))
+    assert refused(config, card) == []
+    assert settle_backend(config, (), Machine(capability, gpu, "2026.10.9")).model.backend == "unsloth"
+
+
+@pytest.mark.parametrize(("name", "preset", "card"), CASES)
+def test_it_fits_by_the_plan(name: str, preset: str, card: str, with_shape: Any) -> None:
+    config = with_shape(load_config(preset, settings(name, CARDS[card][0])))
+    found = plan(config, card=find_card(card))
+    assert found["fits"], (found["memory"], found["fixes"])
+
+
+def test_what_would_not_run_is_found(with_shape: Any) -> None:
+    """The backend not named with vLLM and 4-bit weights; held-out scores of 4,096 tokens in batches of 128."""
+    name, preset, card = CASES[1]
+    wanted = settings(name, CARDS[card][0])
+    unnamed = load_config(preset, [line for line in wanted if not line.startswith("model.backend")])
+    assert any("model.backend: unsloth" in why for why in refused(unnamed, card))
+    large = load_config(preset, [line for line in wanted if not line.startswith("evaluation.batch_size")])
+    assert not plan(with_shape(large), card=find_card(card))["fits"]
