@@ -68,7 +68,7 @@ def page(name: str) -> str:
     parts = [_NOTE.format(path=found.path), f"# `{name}`", _text(found.summary)]
     parts += [f"**{section}:** {_text(found.sections[section])}" for section in SECTIONS if section != "Hacks"]
     if found.parameters:
-        rows = [f"| `{name}` | {default} | {_text(meaning)} |" for name, default, meaning in found.parameters]
+        rows = [f"| `{name}` | {default} | {_cell(meaning)} |" for name, default, meaning in found.parameters]
         parts += ["## Parameters", "| name | default | meaning |\n|---|---|---|\n" + "\n".join(rows)]
     if found.raises:
         parts.append(f"Raises {_text(found.raises)}")
@@ -83,7 +83,7 @@ def index() -> str:
     for name in rewards.names():
         found = documented(name)
         reach = found.sections["Range"].partition(". ")[0].removesuffix(".")
-        rows.append(f"| [`{name}`]({name}.md) | {_text(found.summary)} | {_text(reach)} |")
+        rows.append(f"| [`{name}`]({name}.md) | {_cell(found.summary)} | {_cell(reach)} |")
     parts = [
         _NOTE.format(path="rewards/presets/"),
         "# Reward presets",
@@ -129,6 +129,11 @@ def _short(value: Any, limit: int = 300) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = text.replace("\n", "\\n")
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _cell(text: str) -> str:
+    """The same within a table, where a line is a row."""
+    return " ".join(_text(text).split())
 
 
 def _text(text: str) -> str:

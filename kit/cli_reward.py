@@ -34,7 +34,7 @@ def reward_list() -> None:
 def reward_show(
     name: Annotated[str, typer.Argument(help="A preset of `grpo-kit reward list`.")], override: Parameters = None
 ) -> None:
-    """Show what a reward preset is made of: formula, range, columns, source, known hacks, components."""
+    """Show a preset: formula, range, columns, source, known hacks."""
     import rewards
 
     typer.echo(rewards.describe(name).strip() + "\n")
@@ -137,5 +137,5 @@ def _parameters(overrides: list[str] | None) -> dict[str, Any]:
 
 
 def _summary(text: str) -> str:
-    """The first line below a signature."""
-    return text.partition("\n\n")[2].strip().partition("\n")[0]
+    """The first paragraph below a signature, in one line."""
+    return " ".join(text.partition("\n\n")[2].strip().partition("\n\n")[0].split())

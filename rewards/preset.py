@@ -102,8 +102,13 @@ class Preset:
         return {component.name: weight_at(weight, step, total_steps) for component, weight in self.components}
 
     def __repr__(self) -> str:
+        return f"Preset({self.name!r}: {self.parts})"
+
+    @property
+    def parts(self) -> str:
+        """Components and their weights in words: `accuracy x 1, format x 0.1`."""
         parts = (f"{c.name} x {'(schedule)' if callable(weight) else f'{weight:g}'}" for c, weight in self.components)
-        return f"Preset({self.name!r}: {', '.join(parts)})"
+        return ", ".join(parts)
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
         """Every component's verdict on every sample. Never raises for what a component or a completion does."""

@@ -53,6 +53,14 @@ def test_every_docstrings_example_runs(name):
     assert result.failed == 0
 
 
+def test_a_row_of_a_table_is_one_line():
+    """The summary of a preset may be two lines in its docstring."""
+    for page in (ROOT / "docs" / "rewards").glob("*.md"):
+        for block in re.findall(r"^\|.*?(?=\n\n|\Z)", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            for row in block.strip().splitlines():
+                assert (row[0], row[-1]) == ("|", "|"), (page.name, row)
+
+
 def test_links_between_the_pages_lead_somewhere():
     for page in [ROOT / "docs" / "rewards.md", *(ROOT / "docs" / "rewards").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
