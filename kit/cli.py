@@ -91,7 +91,7 @@ def quickstart(
     run_id: RunId = None,
     detach: Detach = False,
 ) -> None:
-    """Run the whole thing on the embedded default: no GPU, a few minutes."""
+    """Run all of it on the embedded model: a few minutes, no GPU."""
     _train("quickstart", override, detach, seed=seed, steps=steps, objective=objective, run_id=run_id)
 
 

@@ -41,7 +41,7 @@ def export(
     as_json: AsJson = False,
     root: Root = Path("runs"),
 ) -> None:
-    """Write RUN_ID's weights in another form, and check that it answers as the trained model does."""
+    """Write RUN_ID's weights in another form, verified. It must answer as the trained model does."""
     from kit.exporting.face import NotVerified
     from kit.run import Run
 
@@ -76,7 +76,7 @@ def chat(
     as_json: AsJson = False,
     root: Root = Path("runs"),
 ) -> None:
-    """Ask the base model and the tuned one the same, side by side, with the same seed."""
+    """Ask the base model and the tuned one, side by side. Both answer with the same seed."""
     from kit.chat.terminal import ask_once, converse
     from kit.run import Run
 

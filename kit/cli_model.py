@@ -29,7 +29,10 @@ def model_check(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
-    """Try forward, padding, loss, LoRA, 4-bit, generation and a GRPO step. Exit code 1 where it does not train."""
+    """Try whether a model trains here. Exit code 1 where not.
+
+    Tried are forward, padding, loss, LoRA, 4-bit, generation and a GRPO step.
+    """
     from kit.training.family_check import check_model
 
     card = check_model(source, weights=weights, trust_remote_code=trust_remote_code)

@@ -53,7 +53,7 @@ def objective_list(
 
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Show a recipe or a hook: formula, hyper-parameters, what it needs, and what that costs."""
+    """Show a recipe or a hook: formula, settings, needs, costs."""
     from kit.objective.recipes import recipe_names
 
     if kind is None and name in recipe_names():
@@ -66,7 +66,7 @@ def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> 
 
 @objective_app.command("check")
 def objective_check(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Try a hook, or every hook of a recipe, on random batches: is it sound? Nothing is trained."""
+    """Try a hook, or all of a recipe, on random batches. Is it sound? Nothing is trained."""
     from kit.errors import ObjectiveError
     from kit.objective.check import check_hook
     from kit.objective.recipes import recipe_names

@@ -28,13 +28,19 @@ def doctor(
     as_json: AsJson = False,
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs.")] = None,
 ) -> None:
-    """Check this machine; with CONFIG also whether its task gives the model anything to learn from."""
+    """Check this machine; with CONFIG also whether it will learn.
+
+    The model is sampled, to see whether the task gives it anything to learn from.
+    """
     from kit.config import load_config
     from kit.planning.machine import check_machine, failed, report
 
     loaded = load_config(config, override or []) if config is not None else None
-    places = (root or loaded.run.root, loaded.model) if loaded is not None else (root or "runs", None)
-    checks = check_machine(*places)
+    checks = (
+        check_machine(root or loaded.run.root, loaded.model, loaded.run.threads)
+        if loaded is not None
+        else check_machine(root or "runs")
+    )
     result: dict[str, Any] = {"machine": report(checks)}
     if not as_json:
         print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
@@ -57,7 +63,7 @@ def plan(
     probe: Annotated[bool, typer.Option("--probe", help="Run 2 steps of the worst case here, and measure.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan memory and time of CONFIG, and say what to change where it does not fit."""
+    """Plan memory and time of CONFIG, and what makes it fit."""
     from kit.config import load_config
     from kit.planning.cards import find_card
     from kit.planning.plan import plan as make_plan

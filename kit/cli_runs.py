@@ -127,7 +127,7 @@ def stop(
         bool, typer.Option("--now", help="Do not wait for the step; what came after the last checkpoint is lost.")
     ] = False,
 ) -> None:
-    """Let a run finish its step, save and end; make it end if it does not."""
+    """Let a run finish its step, save and end. Make it end if it does not."""
     from kit.runs.stopping import stop as stopping
     from kit.runs.store import ALIVE, RunStore
 
@@ -155,7 +155,7 @@ def resume(
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
     ] = None,
 ) -> None:
-    """Go on with a run that was stopped, failed or was interrupted, in its directory."""
+    """Go on with a run that was stopped, killed or failed."""
     from kit.api import relaunch
 
     _, outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])

@@ -22,7 +22,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON, and nothing else.")] = False,
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
-    """Score a run's weights on its held-out problems again, e.g. -o evaluation.k=8."""
+    """Score a run on its held-out problems again."""
     from kit.evaluation.selection import weights_of
     from kit.run import Run
     from kit.runs.store import RunStore
@@ -41,7 +41,7 @@ def report(
     ] = None,
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
-    """Write RUN_ID's report: one HTML file with scores, curves, samples and how to do it again."""
+    """Write RUN_ID's report, one HTML file. It has scores, curves, samples, and how to do it again."""
     from kit.run import Run
 
     typer.echo(Run(run_id, root).report(output))
@@ -72,7 +72,7 @@ def compare(
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else CONFIG's, or runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
-    """Which is better, or is it luck? Compare runs, or make the runs from CONFIG and --change and compare them."""
+    """Compare runs: better, worse or luck. With CONFIG and --change they are made first."""
     from kit.cli_table import print_table
     from kit.evaluation.compare_arms import carry_out, make_plan
     from kit.evaluation.compare_text import compare_and_file, file_page, table

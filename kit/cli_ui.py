@@ -24,7 +24,7 @@ def ui(
         bool, typer.Option("--share", help="Also at a public address of Gradio's relay; needs --auth.")
     ] = False,
 ) -> None:
-    """Open the web page: build a run, try its reward, start it, watch it. Runs outlive the page."""
+    """Open the web page: make runs, watch them, try the results. Runs outlive the page."""
     from kit.ui.server import serve
     from kit.ui.settings import Settings, read_accounts
 

@@ -91,7 +91,7 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
-    from kit.training.backend import running_on
+    from kit.training.backend import running_on, tell_crowd
     from kit.training.lifecycle import create_run_directory, following, lifecycle
     from kit.training.processes import Onlooker, seen_from
     from kit.training.rewind import rewind
@@ -115,6 +115,8 @@ def _run(
         folder.write_text("config.yaml", config.to_yaml())
         folder.write_json("data.json", parts.data.info)
         reporter.data(parts.data.info)
+        if processes.size == 1:  # those of one run are no strangers to each other
+            tell_crowd(parts.files.backend, found.threads, reporter.say)
         job = Job(parts, folder, reporter, processes, stop, resumption)
         job, trainer, memory = build_anyhow(job, found.threads, trackers)
         learn(job, trainer, memory, found.past.step if found.past else 0)
@@ -262,7 +264,7 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     scores = earlier_scores(job.resumption) if job.resumption else {}
 
     def score(model: Any, name: str, step: int) -> dict[str, Any]:
-        with job.reporter.bar(f"Held-out score, {name}") as advance:
+        with folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
 
             def progress(done: int, total: int) -> None:
                 stop.check()
@@ -289,7 +291,7 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
         folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
         conclude(judge, stop, trainer, score)
-        job.reporter.result(folder, stop.reason)
+        job.reporter.result(folder, config, stop.reason)
 
 
 def seed_everything(seed: int) -> None:

@@ -19,7 +19,7 @@ def check(config: RunConfig) -> list[str]:
     config, data, preset, files = found.config, found.data, found.preset, found.files
     notes = []
     if files is not None:
-        notes.append(f"model: {config.model.name}, {files.parameters / 1e6:.0f}M weights, {files.backend.reason}")
+        notes.append(f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}")
         if files.shape is not None:
             from kit.planning.fit import note, planned
             from kit.training.models import free_memory
@@ -31,7 +31,7 @@ def check(config: RunConfig) -> list[str]:
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
     notes += [f"data: {note}" for note in data.info.get("notes", [])]
-    notes.append(f"reward: {preset!r}")
+    notes.append(f"reward: {preset.name}, {preset.parts}")
     if found.checker.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
     needs = ", ".join(sorted(found.objective.needs)) or "nothing beyond the policy"
@@ -48,6 +48,9 @@ def check(config: RunConfig) -> list[str]:
             f"objective: {clip} weighs completions as wholes and is meant for reduction {meant}; with {reduction} longer "
             "completions count for more"
         )
+    for name in config.selection.methods:
+        settings = getattr(config.selection, name).model_dump(exclude_none=True)
+        notes.append(f"selection: {name}, {', '.join(f'{key} {value}' for key, value in settings.items())}")
     if found.engine.name == "vllm" or found.engine.note:
         notes.append(f"engine: {found.engine.name}, {found.engine.reason}")
     prompts = config.optimisation.batch_size // config.generation.num_generations

@@ -94,7 +94,9 @@ def test_config_schema_is_json() -> None:
 
 def test_lists_name_what_there_is() -> None:
     assert "quickstart" in run("config", "presets")
-    assert "gsm8k-reasoning" in run("reward", "list")
+    listed = run("reward", "list")
+    assert "gsm8k-reasoning" in listed
+    assert "no other packages." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"
     assert "accuracy" in run("reward", "show", "gsm8k-reasoning")
 
 
@@ -171,6 +173,16 @@ def test_help_comes_at_once_and_names_every_verb() -> None:
     assert min(took) < 0.5
     for verb in ("quickstart", "train", "validate", "init", "ps", "config", "reward", "objective", "data"):
         assert f"  {verb} " in output
+
+
+@pytest.mark.parametrize("group", [[], ["config"], ["reward"], ["objective"], ["data"], ["model"]])
+def test_no_summary_of_a_verb_is_cut(group: list[str]) -> None:
+    said = (
+        CliRunner().invoke(cli.app, [*group, "--help"], env={"COLUMNS": "80"}).output
+    )  # a terminal of the usual width
+    assert "Commands:" in said
+    cut = [line for line in said.partition("Commands:")[2].splitlines() if line.endswith(("...", "e.g."))]
+    assert not cut
 
 
 @pytest.mark.parametrize("verb", ["quickstart", "train", "validate", "init", "ps", "data preview", "reward show"])

@@ -95,7 +95,7 @@ def test_the_terminal_shows_our_lines_and_nothing_else(quickstart: kit.Run) -> N
     assert "Building the embedded model" not in shown  # it was there already
     for word in ("{'", "Warning", "warning", "Loading weights", "it/s", "\r", "\x1b", "Failed"):
         assert word not in shown
-    for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "try next"):
+    for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "talk to it"):
         assert word in shown
 
 

@@ -32,11 +32,20 @@ def notes_of(tree: Any, *overrides: str) -> str:
     return "\n".join(check(load_config(tree, overrides)))
 
 
+def test_notes_name_the_methods_of_selection_and_their_settings(tree: Any) -> None:
+    assert "selection:" not in notes_of(tree)
+    notes = notes_of(tree, "selection.cppo={keep: 2}", "selection.curriculum={}")
+    assert "selection: cppo, keep 2" in notes
+    assert "selection: curriculum, candidates " in notes
+
+
 def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: Path) -> None:
     notes = notes_of(tree, "objective.recipe=grpo")
-    assert f"model: {tree['model']['name']}, 0M weights, transformers + PEFT" in notes
+    line = next(line for line in notes.splitlines() if line.startswith(f"model: {tree['model']['name']}, "))
+    assert "M weights, transformers + PEFT" in line
+    assert " 0.00M" not in line
     assert "data: 32 training and 8 held-out rows" in notes
-    assert "reward: Preset('reasoning-gym'" in notes
+    assert "reward: reasoning-gym, accuracy x 1, format x 0.2" in notes
     assert "objective: grpo, needs " in notes
     # 2 steps x 2 prompts of 32 rows
     assert "steps: 2 x 2 prompts x 4 completions, 0.12 passes over the training rows" in notes

@@ -24,6 +24,7 @@ class Change:
     harm: str
 
 
+BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_size"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
 
 
@@ -59,17 +60,20 @@ def largest(shape: ModelShape, work: Workload, room: float, context: int) -> lis
     return rows
 
 
-def fixes(config: RunConfig, plan: Planner, room: float, micro_batch: int, device: str) -> list[Change] | None:
+def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
     """The changes that make `config` fit into `room` bytes, in order of least harm; None where nothing here does.
 
     The first change that lowers what the phases exceed the room by is made, until it fits. Changes that turn out not to be
     needed are dropped again, and the others made as small as fits, the most harmful first.
     """
     chosen: list[Change] = []
-    excess = _excess(plan(config), room)
-    ladder = list(_ladder(config, micro_batch, device))
+    memory = plan(config)
+    excess = _excess(memory, room)
+    ladder = list(_ladder(config, memory.workload, device))
+    # A smaller micro-batch lowers whatever a budget does.
+    steps = [change for change in ladder if _key(change) != BUDGET]
     while excess > 0:
-        better = next((f for change in ladder if (f := _lower(config, plan, chosen, change, room, excess))), None)
+        better = next((f for change in steps if (f := _lower(config, plan, chosen, change, room, excess))), None)
         if better is None:
             return None
         chosen, excess = better
@@ -93,7 +97,10 @@ def _lower(
 
 
 def _least(config: RunConfig, plan: Planner, chosen: list[Change], ladder: list[Change], room: float) -> list[Change]:
-    """`chosen` without what is not needed, and with the mildest values of the rest that still fit."""
+    """`chosen` without what is not needed, and with the mildest values of the rest that still fit.
+
+    Where a token budget does as well as a smaller micro-batch, it is better: short completions still go through together.
+    """
 
     def fits(changes: list[Change]) -> bool:
         tried = _apply(config, changes)
@@ -101,7 +108,8 @@ def _least(config: RunConfig, plan: Planner, chosen: list[Change], ladder: list[
 
     for change in reversed(list(chosen)):
         rest = [other for other in chosen if other is not change]
-        milder = [_with(chosen, other) for other in ladder if _key(other) == _key(change)]
+        keys = [BUDGET, MICRO_BATCH] if _key(change) == MICRO_BATCH else [_key(change)]
+        milder = [_with(rest, other) for key in keys for other in ladder if _key(other) == key]
         chosen = next((changes for changes in [rest, *milder] if fits(changes)), chosen)
     return sorted(chosen, key=ladder.index)
 
@@ -110,11 +118,13 @@ def _with(chosen: list[Change], change: Change) -> list[Change]:
     return [*(known for known in chosen if _key(known) != _key(change)), change]
 
 
-def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change]:
+def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     batch, group = config.optimisation.batch_size, config.generation.num_generations
-    for size in range(micro_batch - 1, 0, -1):
+    for budget in budgets(work):
+        yield Change(f"{BUDGET}={budget}", "same result but for rounding; long completions go through in smaller parts")
+    for size in range(work.micro_batch - 1, 0, -1):
         if batch % size == 0:
-            yield Change(f"optimisation.micro_batch_size={size}", "same result but for rounding")
+            yield Change(f"{MICRO_BATCH}={size}", "same result but for rounding")
     evaluation = config.evaluation.batch_size
     while (evaluation := evaluation // 2) >= 1:
         yield Change(f"evaluation.batch_size={evaluation}", "slower evaluation, other random draws in it")
@@ -139,6 +149,12 @@ def _ladder(config: RunConfig, micro_batch: int, device: str) -> Iterator[Change
     tokens = config.generation.max_completion_tokens
     while (tokens := tokens // 2) >= 32:
         yield Change(f"generation.max_completion_tokens={tokens}", "longer answers are cut")
+
+
+def budgets(work: Workload) -> list[int]:
+    """Token budgets that lower the largest pass, the largest first: powers of two, and at last one whole completion."""
+    powers = [1 << bits for bits in range(work.tokens_at_once.bit_length(), -1, -1)]
+    return [size for size in [*(one for one in powers if one > work.tokens), work.tokens] if size < work.tokens_at_once]
 
 
 def _key(change: Change) -> str:

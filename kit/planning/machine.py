@@ -41,11 +41,16 @@ class Check:
         return asdict(self)
 
 
-def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
-    """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end."""
+def check_machine(
+    root: str | Path = "runs", model: ModelConfig | None = None, threads: int | None = None
+) -> list[Check]:
+    """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end.
+
+    `root`, `model` and `threads` are those of the run that is asked about.
+    """
     checks: list[Check] = []
     for check in (python, packages, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
-                  lambda: disk(root), memory, processors, shared_memory, sandbox, tokens, caches):  # fmt: skip
+                  lambda: disk(root), memory, lambda: processors(threads), shared_memory, sandbox, tokens, caches):  # fmt: skip
         checks += _tried(check)
     return checks
 
@@ -222,11 +227,20 @@ def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: s
     return Check(name, level, seen, fix if level != "ok" else "")
 
 
-def processors() -> Iterator[Check]:
-    """Cores that a run may use."""
-    from kit.training.backend import physical_cores
+def processors(threads: int | None = None) -> Iterator[Check]:
+    """Cores that a run may use, and whether others leave enough of them for the threads of a run on the CPU."""
+    import torch
+
+    from kit.training.backend import crowded, physical_cores, planned_threads
 
     yield Check("cores", "ok", f"{physical_cores()} physical, {os.cpu_count()} logical")
+    if torch.cuda.is_available():
+        return
+    wanted = planned_threads(threads)
+    if (found := crowded(wanted)) is not None:
+        yield Check("threads", "warn", *found)
+        return
+    yield Check("threads", "ok", f"{wanted} of torch")
 
 
 def shared_memory() -> Iterator[Check]:

@@ -6,7 +6,8 @@ in one of its phases only. The peak is what stays plus the largest phase:
     rollout      key-value cache, transients of the forward pass, sampling over the vocabulary
     evaluation   the same for `evaluation.batch_size` completions
     scoring      a forward pass of one micro-batch without gradients (reference, or old log-probabilities)
-    update       activations of one micro-batch, transients, the scorer, gradients
+    update       activations of one micro-batch, or of the part of it that a token budget lets through; transients, the
+                 scorer, gradients
     optimiser    gradients, and what the optimiser's arithmetic needs besides
 """
 
@@ -61,6 +62,7 @@ class Workload:
     evaluation: int  # completions generated at once for a held-out score; 0: none
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
+    token_budget: int | None = None
 
     @property
     def autocast(self) -> bool:
@@ -69,6 +71,15 @@ class Workload:
     @property
     def tokens(self) -> int:
         return self.prompt + self.completion
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens that a pass with a graph holds at most: a micro-batch, or the budget; one completion always goes through.
+
+        Scores without a graph are made for whole micro-batches: the trainer divides nothing outside of a training step.
+        """
+        whole = self.micro_batch * self.tokens
+        return whole if self.token_budget is None else min(whole, max(self.token_budget, self.tokens))
 
 
 @dataclass(frozen=True)
@@ -193,8 +204,12 @@ def layer_bytes(shape: ModelShape, work: Workload, padded: bool = True) -> float
 
 
 def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
-    """Bytes of the log-probability scorer for one micro-batch: rows of completions, tiles, never (N, V)."""
+    """Bytes of the log-probability scorer for one pass: rows of completions, tiles, never (N, V).
+
+    A part within a token budget may have short prompts, and so be all but made of completions.
+    """
     rows = work.micro_batch * work.completion
+    rows = min(rows, work.tokens_at_once) if gradient else rows
     width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
     tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
     hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
@@ -213,8 +228,8 @@ def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 
 def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """Forward and backward pass of one micro-batch."""
-    tokens = work.micro_batch * work.tokens
+    """Forward and backward pass of one micro-batch, or of its largest part."""
+    tokens = work.tokens_at_once
     layer = layer_bytes(shape, work) * tokens
     stream = 4 if work.autocast and work.rank is None else work.compute_bytes
     boundaries = shape.layers * shape.hidden * stream * tokens
@@ -280,6 +295,7 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
         vllm_bytes=engine_bytes(config, device, room),
         vllm_sleeps=vllm.standby,
+        token_budget=optimisation.token_budget,
     )
 
 

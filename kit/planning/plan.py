@@ -142,11 +142,7 @@ def plan(
     device, place, room = _place(card, room)
     memory = found.memory(device, room=room)
     fits = memory.peak <= room
-    changes = (
-        None
-        if fits
-        else fixes(config, lambda c: found.memory(device, c, room), room, found.work(device).micro_batch, device)
-    )
+    changes = None if fits else fixes(config, lambda c: found.memory(device, c, room), room, device)
     speed = speed_of(card) if card else cpu_speed() if device == "cpu" else speed_of(_present())
     seconds = estimate(found.shape, found.work(device), speed, config.optimisation.iterations)
     return {

@@ -215,13 +215,19 @@ def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
             {
                 "kind": case.kind,
                 "name": case.name[:80],
-                "completion": plain(case.completion)[:300],
+                "completion": None if _is_missing(case.completion) else plain(case.completion)[:300],
                 "total": case.total,
                 "why": "; ".join(dict.fromkeys(case.reasons.values()))[:200],
             }
             for case in report.cases
         ],
     }
+
+
+def _is_missing(completion: Any) -> bool:
+    """As a text, or as the content of the last message."""
+    last = completion[-1] if isinstance(completion, list) and completion else completion
+    return (last.get("content") if isinstance(last, dict) else last) is None
 
 
 def examples(config: RunConfig, request: Request) -> list[str]:
@@ -275,7 +281,7 @@ def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
     """The machine's checks."""
     from kit.planning.machine import check_machine, report
 
-    return report(check_machine(str(request.get("root", config.run.root))))
+    return report(check_machine(str(request.get("root", config.run.root)), threads=config.run.threads))
 
 
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {

@@ -77,6 +77,8 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any], fol
         change |= {"reason": None, "dir": place(folder)}
     else:
         change |= {"ended": now, "eta_seconds": None}
+    if record.get("phase") is not None:  # what was done in the earlier state
+        change["phase"] = None
     return {**change, **fields}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import threading
 import time
@@ -100,6 +101,13 @@ class RunDir:
             raise ValueError(f"unknown state {state!r}; one of {', '.join(ALIVE + ENDED)}")
         self.change_status(lambda record: signed(record, state, fields, self.path))
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Says in status.json what is done, while it is something else than training steps. Raises `RunError`."""
+        self.change_status(lambda _: {"phase": name}, durable=False)
+        yield
+        self.change_status(lambda _: {"phase": None}, durable=False)
+
     def change_status(
         self, change: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, durable: bool = True
     ) -> bool:
@@ -178,7 +186,7 @@ class RunDir:
     @property
     def root_option(self) -> str:
         """` --root FOLDER`, for commands that name the run; nothing where the folder is the default one."""
-        return "" if self.path.parent == Path("runs") else f" --root {self.path.parent}"
+        return "" if self.path.parent == Path("runs") else f" --root {shlex.quote(str(self.path.parent))}"
 
     def _forget_wishes(self) -> None:
         """Old sentinels, and requests that a killed supervisor has left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,17 +15,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kit.config import EMBEDDED_MODELS
 from kit.errors import RunError
 from kit.evaluation.selection import read_best
 from kit.run import Run
 
 if TYPE_CHECKING:
+    from kit.config import RunConfig
     from kit.runs.store import RunDir
 
 log = logging.getLogger("kit")
 LINES = 10
 """Progress lines that a piece of long work prints, at most, where there is no terminal."""
 SECONDS_BETWEEN_LINES = 4.0
+OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
 REPORT_SPACE = 4 * 1024 * 1024
 """Bytes that must be free for a report: on a full disk the last ones belong to the run's last word."""
 
@@ -121,8 +125,8 @@ class Reporter:
         for note in info.get("notes", []):
             self.say(f"note: {note}")
 
-    def result(self, run: RunDir, stopped: str | None) -> None:
-        """The last words: how it ended, the scores before and after, samples, where everything lies, what to try."""
+    def result(self, run: RunDir, config: RunConfig, stopped: str | None) -> None:
+        """The last words: how it ended, the scores before and after, samples, where everything lies, what to do next."""
         scores = Run(run.id, run.path.parent).evaluations()
         ends: dict[str, dict[str, Any]] = {name: scores[name] for name in ("before", "after") if name in scores}
         if ends:
@@ -136,7 +140,7 @@ class Reporter:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")
         self.say(f"\nEverything of this run lies in {run.path}")
-        for hint in hints(run, curves):
+        for hint in hints(run, config, curves, stopped):
             self.say(f"  {hint}")
 
     def scores(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
@@ -186,16 +190,28 @@ def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
         return None
 
 
-def hints(run: RunDir, curves: Path | None) -> list[str]:
-    """What to look at and try next."""
-    return [
-        *([f"curves         {curves}"] if curves else []),
-        f"report         {run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)",
-        f"completions    {run.completions}/  (Parquet: every completion with its rewards)",
-        f"adapter        {run.adapter}/",
-        "try next       grpo-kit quickstart --objective dr_grpo --seed 1",
-        "your own data  grpo-kit init run.yaml, then grpo-kit train run.yaml",
+def hints(run: RunDir, config: RunConfig, curves: Path | None, stopped: str | None = None) -> list[str]:
+    """What of this run there is to look at, and the commands that go on from it."""
+    root, trained = run.root_option, run.adapter.is_dir()
+    parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
+    found = [
+        ("curves", curves),
+        ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)"),
+        ("completions", parquet if config.run.save_completions else None),
+        ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
+        ("go on", f"grpo-kit resume {run.id}{root}" if stopped else None),
+        ("talk to it", f"grpo-kit chat {run.id}{root}" if trained else None),
+        ("take it along", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
+        ("another seed", again(run, config.run.seed + 1) if not stopped else None),
+        ("your own data", OWN_DATA if config.model.name in EMBEDDED_MODELS else None),
     ]
+    return [f"{name:<13}  {text}" for name, text in found if text is not None]
+
+
+def again(run: RunDir, seed: int) -> str:
+    """The command of the same run with another seed."""
+    name = f"{run.id[:50].rstrip('-')}-seed-{seed}"[:64]
+    return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} --run-id {name}"
 
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

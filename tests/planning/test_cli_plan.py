@@ -34,9 +34,7 @@ def test_doctor_shows_every_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_exits_with_1_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        machine, "check_machine", lambda root, model: [Check("disk", "fail", "full", "Free some space.")]
-    )
+    monkeypatch.setattr(machine, "check_machine", lambda *_: [Check("disk", "fail", "full", "Free some space.")])
     done = RUNNER.invoke(app, ["doctor", "--json"])
     assert done.exit_code == 1
     assert json.loads(done.output) == {
@@ -62,7 +60,7 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
         return result
 
     monkeypatch.setattr("kit.planning.signal.check", fake)
-    monkeypatch.setattr(machine, "check_machine", lambda root, model: [Check("disk", "ok", "much")])
+    monkeypatch.setattr(machine, "check_machine", lambda *_: [Check("disk", "ok", "much")])
     done = RUNNER.invoke(app, ["doctor", config_file, "--prompts", "6", "--k", "4"])
     assert done.exit_code == 0, done.output
     assert asked == {"prompts": 6, "k": 4, "progress": True}

@@ -10,7 +10,7 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
 from kit.planning.cards import CARDS, find_card
-from kit.planning.feasible import FOUR_BIT, _apply, fixes, largest, largest_completion, largest_micro_batch
+from kit.planning.feasible import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
 from kit.planning.memory import MemoryPlan, plan_memory, workload
 from kit.planning.shapes import ModelShape
 
@@ -67,9 +67,9 @@ def test_larger_groups_leave_room_for_shorter_completions(shape: ModelShape, con
 def test_what_costs_nothing_is_changed_first(shape: ModelShape, config: RunConfig) -> None:
     plan = Planned(shape)
     room = 0.9 * plan(config).peak
-    changes = fixes(config, plan, room, 32, "cpu")
+    changes = fixes(config, plan, room, "cpu")
     assert changes is not None
-    assert [change.override.partition("=")[0] for change in changes] == ["optimisation.micro_batch_size"]
+    assert [change.override.partition("=")[0] for change in changes] == ["optimisation.token_budget"]
     fixed = load_config(config, [change.override for change in changes])
     assert plan(fixed).peak <= room
 
@@ -77,7 +77,7 @@ def test_what_costs_nothing_is_changed_first(shape: ModelShape, config: RunConfi
 def test_every_change_is_needed(shape: ModelShape, config: RunConfig) -> None:
     plan = Planned(replace(shape, layers=200))
     room = 0.03 * plan(config).peak + 1060 * 2**20
-    changes = fixes(config, plan, room, 32, "cpu")
+    changes = fixes(config, plan, room, "cpu")
     assert changes is not None
     assert len(changes) > 1
     for left_out in changes:
@@ -90,7 +90,7 @@ def test_a_tie_between_phases_does_not_hide_a_fix(shape: ModelShape, config: Run
     config = load_config(config, ["evaluation.batch_size=32", "optimisation.micro_batch_size=1"])
     phases = {name: sum(terms.values()) for name, terms in plan(config).phases.items()}
     assert phases["rollout"] == phases["evaluation"] == max(phases.values())
-    changes = fixes(config, plan, plan(config).peak - 1, 1, "cpu")
+    changes = fixes(config, plan, plan(config).peak - 1, "cpu")
     assert changes is not None
     assert [change.override for change in changes] == ["evaluation.batch_size=16", "optimisation.batch_size=16"]
     assert plan(load_config(config, [change.override for change in changes])).peak < plan(config).peak - 1
@@ -100,16 +100,19 @@ def test_a_change_is_no_larger_than_needed(shape: ModelShape, config: RunConfig)
     # Weights alone exceed the room, so every phase does, and each micro-batch lowers the excess until they are in 4 bits.
     plan = Planned(replace(shape, parameters=4 * 10**9, linear=39 * 10**8), "cuda")
     small = load_config(config, ["model.load_in_4bit=true", "model.dtype=auto", "optimisation.micro_batch_size=8"])
-    changes = fixes(load_config(config, ["model.dtype=auto"]), plan, plan(small).peak, 16, "cuda")
+    changes = fixes(load_config(config, ["model.dtype=auto"]), plan, plan(small).peak, "cuda")
     assert changes is not None
     overrides = [change.override for change in changes]
-    assert overrides == ["optimisation.micro_batch_size=8", "model.load_in_4bit=true"]
+    assert overrides == [
+        "optimisation.token_budget=4096",
+        "model.load_in_4bit=true",
+    ]  # 8 completions would be 5,120 tokens
 
 
 def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConfig) -> None:
     plan = Planned(replace(shape, parameters=4 * 10**9, linear=39 * 10**8), "cuda")
     config = load_config(config, ["model.lora=null", "model.dtype=auto"])
-    changes = fixes(config, plan, 6 * 2**30, 16, "cuda")
+    changes = fixes(config, plan, 6 * 2**30, "cuda")
     assert changes is not None
     fixed = load_config(config, [change.override for change in changes])
     assert fixed.model.load_in_4bit
@@ -118,13 +121,13 @@ def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConf
 
 
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
-    assert fixes(config, Planned(shape), 1.0, 32, "cpu") is None
+    assert fixes(config, Planned(shape), 1.0, "cpu") is None
 
 
 def test_on_a_gpu_half_precision_comes_before_quantisation(shape: ModelShape, config: RunConfig) -> None:
     plan = Planned(replace(shape, parameters=10**9, linear=9 * 10**8), "cuda")
     config = load_config(config, ["model.dtype=float32"])
-    changes = fixes(config, plan, plan(config).peak - 2e9, 16, "cuda")
+    changes = fixes(config, plan, plan(config).peak - 2e9, "cuda")
     assert changes is not None
     overrides = [change.override for change in changes]
     assert "model.dtype=auto" in overrides
@@ -133,7 +136,7 @@ def test_on_a_gpu_half_precision_comes_before_quantisation(shape: ModelShape, co
 
 def test_fixes_keep_the_batch_a_multiple_of_the_group(shape: ModelShape, config: RunConfig) -> None:
     plan = Planned(replace(shape, layers=200))
-    changes = fixes(config, plan, 1060 * 2**20 + 0.01 * plan(config).peak, 32, "cpu") or []
+    changes = fixes(config, plan, 1060 * 2**20 + 0.01 * plan(config).peak, "cpu") or []
     fixed = load_config(config, [change.override for change in changes])
     assert fixed.optimisation.batch_size % fixed.generation.num_generations == 0
 
@@ -153,3 +156,39 @@ def test_the_cards_of_the_documentation_are_there() -> None:
     assert {"T4 16", "L4 24", "RTX 3060 12", "RTX 4090 24", "A100 40", "A100 80", "H100 80"} <= names
     assert all(card.usable < float(card.name.split()[-1]) for card in CARDS)
     assert not find_card("t4").bf16
+
+
+def test_the_largest_budget_that_fits_is_taken(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(shape)
+    config = load_config(config, ["optimisation.micro_batch_size=32"])
+    fitting = load_config(config, ["optimisation.token_budget=4096"])
+    changes = fixes(config, plan, plan(fitting).peak, "cpu") or []
+    assert [change.override for change in changes] == ["optimisation.token_budget=4096"]
+    smaller = fixes(fitting, plan, plan(fitting).peak - 1, "cpu") or []
+    assert [change.override for change in smaller] == ["optimisation.token_budget=2048"]
+
+
+def test_what_is_scored_without_a_graph_asks_for_smaller_micro_batches(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(replace(shape, intermediate=400_000))  # a forward pass alone takes more than all that is kept of one
+    config = load_config(
+        config, ["optimisation.iterations=2", "optimisation.micro_batch_size=32", "optimisation.token_budget=640"]
+    )
+    assert plan(config).phase == "scoring"
+    changes = fixes(config, plan, 0.5 * plan(config).peak, "cpu") or []
+    assert [change.override.partition("=")[0] for change in changes] == ["optimisation.micro_batch_size"]
+
+
+def test_budgets_end_with_one_whole_completion(shape: ModelShape, config: RunConfig) -> None:
+    work = replace(Planned(shape).work(config), micro_batch=32)
+    assert budgets(work) == [16384, 8192, 4096, 2048, 1024, 640]
+    assert budgets(replace(work, token_budget=2048)) == [1024, 640]
+    assert budgets(replace(work, micro_batch=1)) == []
+
+
+def test_a_smaller_batch_goes_with_the_micro_batch_that_it_needs(shape: ModelShape, config: RunConfig) -> None:
+    plan = Planned(shape)
+    config = load_config(config, ["optimisation.micro_batch_size=32", "evaluation.batch_size=4"])
+    one = load_config(config, ["optimisation.micro_batch_size=1", "optimisation.batch_size=8"])
+    changes = fixes(config, plan, plan(one).peak, "cpu")
+    assert changes is not None
+    assert plan(load_config(config, [change.override for change in changes])).peak <= plan(one).peak

@@ -123,6 +123,29 @@ def test_the_value_of_a_token_is_never_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert "secretsecret" not in str(check_machine(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("threads", "idle", "level", "fix"),
+    [(2, 0.1, "warn", "run.threads: 1 "), (8, 4.6, "warn", "run.threads: 5 "), (2, 1.8, "ok", ""), (1, 0.0, "ok", "")],
+)
+def test_more_threads_than_idle_cores_are_a_warning(
+    threads: int, idle: float, level: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.training.backend.idle_cores", lambda: idle)
+    found = {check.name: check for check in machine.processors(threads)}
+    assert found["cores"].level == "ok"
+    assert found["threads"].level == level
+    assert fix in found["threads"].fix
+    assert bool(found["threads"].fix) is (level == "warn")
+
+
+def test_a_configuration_with_one_thread_is_not_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("kit.training.backend.idle_cores", lambda: 0.0)
+    monkeypatch.setattr("kit.training.backend.physical_cores", lambda: 2)
+    assert levels(check_machine(tmp_path))["threads"] == "warn"
+    assert levels(check_machine(tmp_path, threads=1))["threads"] == "ok"
+
+
 def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * 2**20, 0, 64 * 2**20))
     (found,) = machine.shared_memory()

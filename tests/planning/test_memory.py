@@ -217,3 +217,39 @@ def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: 
     assert engine("generation.engine=vllm", "generation.vllm.standby=true") == (0.4 * room, True)
     assert engine("generation.engine=vllm", "generation.vllm.mode=server") == (0.0, False)
     assert engine("generation.engine=vllm", device="cpu") == (1.5 * GIB, False)
+
+
+def test_a_token_budget_bounds_the_update_and_nothing_else(shape: ModelShape) -> None:
+    whole = replace(WORK, micro_batch=8, old_logps=True)
+    bounded = replace(whole, token_budget=100)  # of 8 x (30 + 20)
+    before, after = plan_memory(shape, whole).phases, plan_memory(shape, bounded).phases
+    for term in ("activations", "transients"):
+        assert after["update"][term] == pytest.approx(before["update"][term] * 100 / 400)
+    assert after["update"]["scorer"] < before["update"]["scorer"]
+    assert after["update"]["gradients"] == before["update"]["gradients"]
+    assert {name: after[name] for name in ("rollout", "scoring", "optimiser")} == {
+        name: before[name] for name in ("rollout", "scoring", "optimiser")
+    }
+
+
+@pytest.mark.parametrize(("budget", "tokens"), [(None, 400), (10_000, 400), (399, 399), (100, 100), (20, 50)])
+def test_a_completion_goes_through_whole_whatever_the_budget(budget: int | None, tokens: int) -> None:
+    assert replace(WORK, micro_batch=8, token_budget=budget).tokens_at_once == tokens
+
+
+def test_the_trainer_divides_as_the_plan_says() -> None:
+    from kit.training.parts import Limits, Row, divide
+
+    rows = [Row("prompt", 30, 20) for _ in range(8)]
+    for budget in (20, 50, 120, 399, 400):
+        limits = Limits(budget, padded=False)
+        most = max(limits.cost([rows[n] for n in part]) for part in divide(rows, range(8), limits))
+        planned = replace(WORK, micro_batch=8, token_budget=budget).tokens_at_once
+        assert planned - 50 < most <= planned
+
+
+def test_the_budget_is_read_from_the_configuration() -> None:
+    from kit.objective import Objective
+
+    config = load_config("quickstart", ["optimisation.token_budget=512"])
+    assert workload(config, "cpu", Objective.from_spec("grpo"), 40).token_budget == 512

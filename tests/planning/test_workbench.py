@@ -72,6 +72,8 @@ def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> N
     assert found["passed"], found["problems"]
     assert sum(case["kind"] == "hack" for case in found["cases"]) > 20
     assert found["right"] != found["wrong"]
+    (missing,) = [case for case in found["cases"] if case["name"] == "missing"]
+    assert missing["completion"] is None
 
 
 def test_a_reward_that_can_be_cheated_is_named(

@@ -337,3 +337,42 @@ def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     assert backend.use_threads(asked) == threads
     assert set_to == [threads]
+
+
+def test_processes_that_compute_are_seen_as_cores_in_use() -> None:
+    from kit.training import backend
+
+    cores = len(os.sched_getaffinity(0))
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        assert backend.idle_cores(1.0) < cores / 2
+        found = backend.crowded(cores + 1)
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    assert found is not None
+    assert "run.threads: " in found[1]
+
+
+@pytest.mark.parametrize(("device", "threads", "told"), [("cpu", 2, 1), ("cpu", 1, 0), ("cuda", 2, 0)])
+def test_a_run_on_a_crowded_cpu_says_so(device: str, threads: int, told: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.training import backend
+
+    monkeypatch.setattr(backend, "idle_cores", lambda: 0.2)
+    said: list[str] = []
+    backend.tell_crowd(Backend("transformers", device, ""), threads, said.append)
+    assert len(said) == told
+    assert all("2 threads of torch on 0.2 idle cores" in line and "Set run.threads: 1 " in line for line in said)
+
+
+def test_where_use_of_cores_is_hidden_nobody_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    from kit.training import backend
+
+    def hidden(*_: object, **__: object) -> list[float]:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_percent", hidden)
+    assert backend.crowded(len(os.sched_getaffinity(0))) is None
