@@ -14,7 +14,7 @@ from kit.ui import markup as m
 from kit.ui.chat_pool import Pool
 from kit.ui.export_screen import checkpoint_of, weights
 from kit.ui.numbers import number_of, whole_of
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
 
 LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
 MOST_TOKENS = 4096
@@ -110,7 +110,8 @@ class Screen:
                     last = time.monotonic()
                     yield view.pair(sides, answers, done, used(session.ready, how))
         except KitError as problem:
-            yield m.page(view.columns(tuple(answers), answers)) + m.error(problem) if answers else m.error(problem)
+            ended = {name: one | {"writing": False} for name, one in answers.items() if one.get("text")}
+            yield m.page(view.columns(tuple(ended), ended)) + m.error(problem) if ended else m.error(problem)
 
     def stop(self, run_id: Any, request: gr.Request | None = None) -> None:
         """Ends the answer that this browser is given; those of others, who share the model, go on."""
@@ -246,6 +247,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         screen.choices, [chosen], [which, status, picked], **quiet
     )
     chosen.input(screen.choices, [chosen], [which, status, picked], **quiet)
+    chosen.input(None, [chosen], [], js=to_address("chat"))
     load.click(screen.load, [chosen, which, search], [status, picked], **slow)
     search.submit(screen.load, [chosen, which, search], [status, picked], **slow)
     picked.input(lambda: "", [], [prompt], **quiet)

@@ -28,7 +28,7 @@ def idle(ready: bool) -> str:
 
 def ready(about: Mapping[str, Any], total: int | None, shown: int, search: str) -> str:
     """What is loaded."""
-    words = f"Loaded: weights of step {about.get('step')} on {about.get('device')}, {about.get('model')}."
+    words = f"Loaded: {about.get('model')} with the weights of step {about.get('step')}, on {about.get('device')}."
     if total is not None:
         words += (
             f" {total:,} held-out prompts"
@@ -127,7 +127,7 @@ def _ended(one: Mapping[str, Any]) -> Markup:
 
 
 def _facts(one: Mapping[str, Any]) -> Markup:
-    if one.get("writing"):
+    if one.get("writing") or one.get("tokens") is None:
         return Markup("")
     return m.tag("small", f"{m.number(one.get('tokens'))} tokens in {m.seconds(float(one.get('seconds') or 0))}")
 

@@ -21,7 +21,7 @@ from kit.ui.curves import Library, Numbers, pack, run_panels, steps_of
 from kit.ui.live import poll, stamp
 from kit.ui.numbers import number_of
 from kit.ui.run_files import flat
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+from kit.ui.site import RUN_FROM_ADDRESS, Site, run_box, to_address
 
 JOB = "kit.evaluation.compare_job"
 MOST_RUNS = 12
@@ -204,14 +204,17 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     blocks.load(lambda wanted: _choices(site, wanted), [named], [ids], js=RUN_FROM_ADDRESS, **quiet).then(**look)
     for one in (ids, together):
         one.input(lambda: ["", ""], [], [key, verdict], **quiet).then(**look)
+    ids.input(None, [ids], [], js=to_address("compare"))
     judge.click(screen.judge, [ids, together, metric, effect], [key, verdict], **quiet).then(**look)
     stop.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
     poll(look["fn"], look["inputs"], outputs)
 
 
 def _choices(site: Site, wanted: Any) -> Any:
+    """Runs; those of the address, with commas between them, are chosen."""
     try:
         found = [run.id for run in site.runs()]
     except RunError:
         found = []
-    return gr.Dropdown(choices=found, value=[wanted] if is_id(wanted) and wanted in found else [])
+    named = dict.fromkeys(wanted.split(",") if isinstance(wanted, str) else ())
+    return gr.Dropdown(choices=found, value=[name for name in named if name in found][:MOST_RUNS])

@@ -118,7 +118,8 @@ def _forest(found: Mapping[str, Any], metric: str) -> Markup:
     """The differences with their intervals on one axis, zero marked."""
     ends = [each["difference"][end] for each in found["comparisons"] for end in ("low", "value", "high")]
     low, high = min(0.0, *ends), max(0.0, *ends)
-    span = (high - low) or 1.0
+    room = 0.08 * ((high - low) or 1.0)  # so that an end of an interval is seen to be one
+    low, span = low - room, high - low + 2 * room
 
     def at(value: float) -> str:
         return f"{100 * (value - low) / span:.1f}%"

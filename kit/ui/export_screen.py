@@ -13,13 +13,14 @@ from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.exporting.face import exports
 from kit.exporting.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
+from kit.exporting.target import MARKER
 from kit.runs.store import RunDir
 from kit.ui import export_view as view
 from kit.ui import markup as m
 from kit.ui.live import poll, stamp
 from kit.ui.machine import Reading
 from kit.ui.run_files import whole
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
 
 JOB = "kit.exporting.asked"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
@@ -27,6 +28,7 @@ STEP = re.compile(r"step (\d{1,12})")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 QUANTISED = ("gguf", "ollama")
 MOST_EXPORTS = 200
+REPLACE = "Replace an earlier export of this format"
 
 
 def weights(run: RunDir) -> list[str]:
@@ -147,6 +149,11 @@ class Screen:
             run, wish = self.site.run(run_id), wish_of(*asked)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
+            if not wish["force"] and (run.path / "export" / wish["format"] / MARKER).is_file():
+                raise RunError(
+                    f"This run was exported as {wish['format']} before; the files are below. To make them anew, tick "
+                    f"'{REPLACE}'."
+                )
             self._check(run, wish)
             self.site.jobs.start(self.key(run, wish["format"]), JOB, {"run_dir": str(run.path.resolve()), "wish": wish})
         except KitError as problem:
@@ -206,7 +213,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     size = gr.HTML(elem_id="export-size")
     with gr.Row(elem_classes="tight"):
         start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
-        force = gr.Checkbox(label="Replace an earlier export of this format", elem_id="export-force")
+        force = gr.Checkbox(label=REPLACE, elem_id="export-force")
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
@@ -223,6 +230,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         screen.choices, [chosen], [which], **quiet
     ).then(**look).then(**sized, **slow)
     chosen.input(screen.choices, [chosen], [which], **quiet).then(**look).then(**sized, **slow)
+    chosen.input(None, [chosen], [], js=to_address("export"))
     kind.input(_parts, [kind], [quantization, hub, said], **quiet).then(**look).then(**sized, **slow)
     quantization.input(**sized, **slow)
     start.click(

@@ -113,9 +113,10 @@ def _verification(found: Mapping[str, Any]) -> Markup:
     rows = [row for row in rows if row[1] != "–"]
     if "prompts" in comparison:
         rows.insert(0, ["held-out prompts", _number(comparison["prompts"]), ""])
-    return faults + (
-        m.table(["held against the trained model", "found", "limit"], rows, numbers={1, 2}) if rows else Markup("")
-    )
+    if not rows:
+        return faults
+    title = m.tag("p", "Held against the trained model:")
+    return faults + title + m.table(["what", "found", "limit"], rows, numbers={1, 2})
 
 
 FIGURES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
@@ -100,10 +101,10 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
     step, total = status.get("step"), status.get("total_steps")
     share = step / total if isinstance(step, int) and isinstance(total, int) and total else 0.0
     facts = [
-        ("step", f"{m.number(step)} of {m.number(total)}"),
-        ("time left", m.duration(status.get("eta_seconds"))),
+        ("step", steps(status)),
+        ("time left", time_left(status)),
         ("reward", m.number(last_reward(run))),
-        ("phase", phase(run, status)),
+        ("phase", phase(status)),
     ]
     head = m.tag(
         "div",
@@ -120,17 +121,22 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
     )
 
 
-def phase(run: RunDir, status: dict[str, Any]) -> str:
-    """What the run is doing, by its last phase on record."""
-    if status["state"] in ("queued", "starting", "stopping"):
-        return str(status["state"])
-    with contextlib.suppress(KitError):
-        from kit.runs.files import read_last_lines
+def steps(status: Mapping[str, Any]) -> str:
+    """`30 of 60`; a dash where nothing of it is on record."""
+    step, total = (m.number(status.get(name)) for name in ("step", "total_steps"))
+    return f"{step} of {total}" if total != m.number(None) else step
 
-        for event in read_last_lines(run.events_file):
-            if event.get("kind") == "phase":
-                return str(event.get("phase") or event.get("name") or "training")
-    return "training"
+
+def phase(status: Mapping[str, Any]) -> str:
+    """What a live run is doing; held-out problems are scored before the first step, too."""
+    if status["state"] in ("queued", "stopping"):
+        return str(status["state"])
+    return str(status.get("phase") or ("starting" if status["state"] == "starting" else "training"))
+
+
+def time_left(status: Mapping[str, Any]) -> str:
+    """As the trainer estimates it; after the last step that estimate is 0, while held-out problems are still scored."""
+    return m.duration(status.get("eta_seconds") or None)
 
 
 def last_reward(run: RunDir) -> float | None:

@@ -160,7 +160,13 @@ def _case(case: dict[str, Any], works: bool) -> list[Any]:
         case["kind"], ("works", "fail") if works else ("hack", "")
     )
     name = {"good": "right answer", "bad": "wrong answer"}.get(case["kind"], case["name"])
-    return [m.badge(*kind), name, m.number(case["total"], 2), m.tag("code", _short(case["completion"])), case["why"]]
+    return [m.badge(*kind), name, m.number(case["total"], 2), _said(case["completion"]), case["why"]]
+
+
+def _said(text: str | None) -> Markup:
+    if text is None or not text.strip():
+        return m.tag("small", "no completion at all" if text is None else "(empty)")
+    return m.tag("code", _short(text))
 
 
 def _short(text: str, limit: int = 110) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.curves import Numbers
-from kit.ui.home import phase
+from kit.ui.home import phase, steps, time_left
 from kit.ui.site import address
 
 Event = Mapping[str, Any]
@@ -87,9 +87,9 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
     taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
     found = [
-        ("step", f"{m.number(status.get('step'))} of {m.number(status.get('total_steps'))}"),
-        ("phase", phase(run, dict(status))) if live else ("took", m.duration(taken)),
-        ("time left", m.duration(status.get("eta_seconds"))) if live else ("ended", m.ago(status.get("ended"))),
+        ("step", steps(status)),
+        ("phase", phase(status)) if live else ("took", m.duration(taken)),
+        ("time left", time_left(status)) if live else ("ended", m.ago(status.get("ended"))),
     ]
     known = _finite(columns.get("reward"))
     if len(known):

@@ -21,7 +21,7 @@ from kit.ui import run_actions, run_completions, run_files, run_head
 from kit.ui.chart_view import charts
 from kit.ui.curves import Library, pack, run_panels, steps_of
 from kit.ui.live import POLL_SECONDS, stamp
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box
+from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
 
 TABS = ("charts", "completions", "log", "config", "checkpoints")
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
@@ -29,7 +29,6 @@ MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 MOST_MARKS = 24
 ENDED_POLL_SECONDS = 8.0
 """Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
-TO_ADDRESS = "(id) => { if (id) history.replaceState(null, '', '/run?run=' + encodeURIComponent(id)); }"
 
 
 class View:
@@ -190,7 +189,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         view.look, inputs, outputs, **quiet
     )
     chosen.input(view.look, inputs, outputs, **quiet).then(opened.look, opened.inputs, opened.outputs, **quiet)
-    chosen.input(None, [chosen], [], js=TO_ADDRESS)
+    chosen.input(None, [chosen], [], js=to_address("run"))
     for action in actions:
         action.then(view.look, inputs, outputs, **quiet)
     timer.tick(view.look, inputs, outputs, **quiet)

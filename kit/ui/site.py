@@ -62,6 +62,14 @@ def run_box() -> gr.Textbox:
     return gr.Textbox(visible="hidden", elem_classes="hidden-box", label="run")
 
 
+def to_address(screen: str) -> str:
+    """JavaScript for the `input` of a list of runs: a reload, and a link that is passed on, show what is chosen now."""
+    return (
+        "(chosen) => { const ids = [chosen].flat().filter(Boolean).map(encodeURIComponent).join(','); "
+        f"history.replaceState(null, '', '/{screen}' + (ids && '?run=' + ids)); }}"
+    )
+
+
 def address(screen: str, run_id: str | None = None) -> str:
     """`/run?run=<id>`."""
     return f"/{screen}" + (f"?run={run_id}" if run_id is not None else "")

@@ -54,16 +54,20 @@ def build(screen: Screen) -> None:
             show_progress="hidden",
             api_visibility="private",
         )
-    place = _row(screen)
+    place, row = _row(screen)
     with gr.Tabs():
         with gr.Tab("Score"):
-            _score(screen, place)
+            asked = _score(screen, place)
         with gr.Tab("Let it write"):
             _write(screen, place)
         with gr.Tab("Try to cheat"):
-            _cheat(screen, place)
+            asked.append(_cheat(screen, place))
         with gr.Tab("Signal check"):
             _signal(screen)
+    gr.on(
+        [button.click for button in asked], lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [row],
+        js=late(2), api_visibility="private", show_progress="hidden", concurrency_limit=4,
+    )  # fmt: skip
 
 
 def described(value: Any) -> str:
@@ -83,8 +87,8 @@ def described(value: Any) -> str:
     return m.page(m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said")))
 
 
-def _row(screen: Screen) -> gr.Number:
-    """The row that is worked on."""
+def _row(screen: Screen) -> tuple[gr.Number, gr.HTML]:
+    """The row that is worked on: its number, and where it is shown."""
     with gr.Row(elem_classes="tight low"):
         place = gr.Number(0, label="Training row", precision=0, minimum=0, scale=1, min_width=120, elem_id="lab-row")
         show = gr.Button("Show the row", size="md", scale=1, min_width=150)
@@ -94,7 +98,7 @@ def _row(screen: Screen) -> gr.Number:
     place.change(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], **listen)
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
     show.click(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], js=late(2), **listen)
-    return place
+    return place, shown
 
 
 def whole(value: Any, most: int = 10_000_000) -> int:
@@ -119,7 +123,8 @@ def _config(screen: Screen, value: Any) -> RunConfig:
     return screen.read(value).config(screen.site.settings)
 
 
-def _score(screen: Screen, place: gr.Number) -> None:
+def _score(screen: Screen, place: gr.Number) -> list[gr.Button]:
+    """Returns the buttons that read the row."""
     box = gr.Textbox(
         label="Completions",
         info="As the model would write them; a line of --- stands between two. They are scored as one group.",
@@ -144,6 +149,7 @@ def _score(screen: Screen, place: gr.Number) -> None:
     examples.click(
         lambda draft, at: filled(screen, draft, at), [screen.draft, place], [box, out], js=late(2), **listen
     ).then(marked, inputs, [out], js=late(3), **listen)
+    return [score, examples]
 
 
 def completions(text: Any) -> list[str]:
@@ -197,7 +203,8 @@ def _write(screen: Screen, place: gr.Number) -> None:
     )
 
 
-def _cheat(screen: Screen, place: gr.Number) -> None:
+def _cheat(screen: Screen, place: gr.Number) -> gr.Button:
+    """Returns the button that reads the row."""
     gr.HTML(m.page(m.tag("p", "Known ways to earn a reward without solving anything, tried on this row: training finds each that "
                          "works. None may reach what an honest right answer earns.", class_="dim")))  # fmt: skip
     with gr.Row():
@@ -219,6 +226,7 @@ def _cheat(screen: Screen, place: gr.Number) -> None:
         api_visibility="private",
         concurrency_limit=4,
     )
+    return run
 
 
 def rewards_styles() -> list[str]:

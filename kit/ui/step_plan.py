@@ -131,6 +131,10 @@ def launch(site: Site, value: Any) -> list[str]:
             live = [run.id for run, status in site.store.statuses() if status["state"] in ALIVE]
             if len(live) >= MOST_LIVE:
                 raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop one first.")
+            if config.run.id is not None and (site.settings.root / config.run.id).exists():
+                raise RunError(
+                    f"There is a run '{config.run.id}' already. Give another name, or none: then it is made from preset and time."
+                )
             if config.run.id is None:
                 config.run.id = site.store.new_id(draft.preset)
             run = start(config)

@@ -51,7 +51,9 @@ def build(screen: Screen) -> None:
         for names in FIRST:
             with gr.Row():
                 for name, words in names.items():
-                    screen.fields.add(name, label=f"{words} ({name})", elem_id=f"first-{name.replace('.', '-')}")
+                    screen.fields.add(
+                        name, label=f"{words} ({breakable(name)})", elem_id=f"first-{name.replace('.', '-')}"
+                    )
     with gr.Column(visible=False, elem_id="every-key") as all_keys:
         search = gr.Textbox(label="Find a key", placeholder="kl, checkpoint, seed …", elem_id="find-key")
         for name, field in RunConfig.model_fields.items():
@@ -68,6 +70,11 @@ def build(screen: Screen) -> None:
         api_visibility="private",
     )
     search.input(None, [search], [], js=FILTER)
+
+
+def breakable(name: str) -> str:
+    """A dotted key that a narrow label breaks after its dots, at zero-width spaces, and not within a word."""
+    return name.replace(".", ".\u200b")
 
 
 def _section(screen: Screen, section: str) -> None:

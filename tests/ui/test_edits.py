@@ -145,6 +145,11 @@ def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.Monk
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
     assert place == "/run?run=typed-last", note
+    site.store.create("typed-last")
+    note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
+    assert "There is a run &#39;typed-last&#39; already. Give another name" in note
+    assert "-o " not in note, "the page has a box for it"
+    assert place == ""
 
 
 def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

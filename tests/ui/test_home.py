@@ -46,6 +46,25 @@ def test_a_live_run_shows_phase_progress_reward_and_time_left(site: Site) -> Non
     assert (chosen.value, chosen.visible, stop.visible) == ("alive", False, True)
 
 
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_held_out_problems_that_are_scored_are_no_training(site: Site, state: str) -> None:
+    """Before the first step and after the last one, when the trainer's estimate is 0 seconds."""
+    live = run(site, "alive", state, step=60, total_steps=60, eta_seconds=0.0)
+    with live.phase("held-out score"):
+        text = home.look(site, "")[1]
+        assert "held-out score" in text
+        assert "0 s" not in text
+        live.write_status(state)
+        assert "held-out score" not in home.look(site, "")[1], "a state that follows is not the same work any more"
+    assert live.status()["phase"] is None
+
+
+def test_a_run_of_which_nothing_is_known_has_no_steps(site: Site) -> None:
+    assert home.steps({}) == "–"
+    assert home.steps({"step": 3}) == "3"
+    assert home.steps({"step": 0, "total_steps": 1200}) == "0 of 1,200"
+
+
 def test_of_several_one_is_chosen_to_stop(site: Site) -> None:
     run(site, "one")
     run(site, "two")

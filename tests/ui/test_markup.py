@@ -46,6 +46,17 @@ def test_texts_are_escaped_everywhere() -> None:
         assert "&lt;script&gt;" in page
 
 
+def test_a_completion_that_is_missing_is_not_the_word_none() -> None:
+    cases = [
+        {"kind": "hack", "name": name, "completion": text, "total": 0.0, "why": ""}
+        for name, text in (("missing", None), ("empty", " \n"), ("said", "None"))
+    ]
+    found = {"passed": True, "problems": [], "notes": [], "right": "3", "wrong": "4", "style": "x", "cases": cases}
+    text = lab_view.hacks(found)
+    for one in ("<small>no completion at all</small>", "<small>(empty)</small>", "<code>None</code>"):
+        assert text.count(one) == 1, one
+
+
 def test_keys_in_an_error_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", "abcdefgh12345")
     assert "abcdefgh12345" not in m.error("403 for abcdefgh12345")

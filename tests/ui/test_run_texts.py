@@ -19,8 +19,6 @@ from kit.ui import (
     chat_pool,
     chat_screen,
     chat_view,
-    compare_screen,
-    compare_view,
     export_screen,
     export_view,
     run_actions,
@@ -78,6 +76,27 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
         list(screen.ask(run.id, None, "?", None, None, None, None, None, None, page))
     screen.stop(run.id, pages[1])
     assert (session.asked, session.ended) == (["one", "two"], ["two"])
+
+
+@pytest.mark.parametrize("written", ["", "half an ans"])
+def test_an_answer_that_broke_off_is_not_being_written(
+    site: Site, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    class Session:
+        alive, ready = True, dict[str, Any]()
+
+        def ask(self, **_: object) -> Iterator[dict[str, Any]]:
+            yield {"event": "began", "side": "base"}
+            yield {"event": "token", "side": "base", "text": written}
+            raise RunError("too long")
+
+    screen = chat_screen.Screen(site)
+    monkeypatch.setattr(screen.pool, "session", lambda *_: Session())
+    *_, (text, _), _ = screen.ask("one", None, "?", None, None, None, None, None, None)
+    assert "too long" in text
+    assert "writing" not in text
+    assert "tokens in" not in text
+    assert ("half an ans" in text) is bool(written)
 
 
 def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np.ndarray]:
@@ -177,49 +196,6 @@ def test_a_long_log_is_shown_from_its_end(site: Site) -> None:
     assert len(text) < 40 * 1024
 
 
-def test_runs_of_one_method_are_one_arm(site: Site) -> None:
-    root = site.settings.root
-    runs = [make(root, f"{name}-s{seed}", overrides=(f"run.seed={seed}", f"optimisation.learning_rate={rate}"))
-            for name, rate in (("slow", 1e-5), ("fast", 1e-3)) for seed in (0, 1)]  # fmt: skip
-    arms = compare_screen.arms_of(runs, together=True)
-    assert [[run.id for run in arm] for arm in arms] == [["slow-s0", "slow-s1"], ["fast-s0", "fast-s1"]]
-    assert compare_screen.arm_names(arms) == ["slow", "fast"]
-    assert len(compare_screen.arms_of(runs, together=False)) == 4
-    configs = [dict(compare_screen.configuration(arm[0])) for arm in arms]
-    text = compare_view.differences(["slow", "fast"], configs, compare_screen.NOT_THE_METHOD)
-    assert text.count("<tr>") == 2  # the head and the one key
-    assert "optimisation.learning_rate" in text
-    packed = compare_screen.overlaid(Library(), arms, ["slow", "fast"])
-    reward = packed["panels"][0]["series"]
-    assert [(one["name"], one["color"], one["grid"]) for one in reward] == [
-        ("slow-s0", 0, 0), ("slow-s1", 0, 1), ("fast-s0", 1, 2), ("fast-s1", 1, 3)
-    ]  # fmt: skip
-    same = compare_view.differences(["a", "b"], [configs[0], configs[0]], ())
-    assert "Nothing but the seed" in same
-
-
-def test_configurations_that_cannot_be_read_are_not_the_same(site: Site) -> None:
-    root = site.settings.root
-    runs = [make(root, name) for name in ("lost-s0", "lost-s1", "good")]
-    for run in runs[:2]:
-        run.config.write_text("{ half a")
-    arms = compare_screen.arms_of(runs, together=True)
-    assert [[run.id for run in arm] for arm in arms] == [["lost-s0"], ["lost-s1"], ["good"]]
-    configs = [dict(compare_screen.configuration(run)) for run in runs]
-    text = compare_view.differences(["a", "b"], configs[:2], ())
-    assert "config.yaml of a, b cannot be read" in text
-    assert "luck" not in text
-    changed = configs[2] | {"optimisation.steps": 7}
-    text = compare_view.differences(["a", "b", "c"], [configs[0], configs[2], changed], ())
-    assert "config.yaml of a cannot be read" in text
-    assert "optimisation.steps" in text
-
-
-def test_too_many_runs_are_refused(site: Site) -> None:
-    with pytest.raises(RunError, match="at most"):
-        compare_screen.chosen_runs(site, [f"run-{number}" for number in range(40)])
-
-
 def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     result = {"format": "adapter", "path": "/x", "bytes": 5, "time": 1.0, "step": 3, "stored": "float32", "holds": "adapter",
               "files": [{"name": "w.safetensors", "bytes": 5, "sha256": "ab" * 32}], "notes": [],
@@ -246,6 +222,26 @@ def test_an_adapter_is_loaded_onto_the_model_that_it_names(site: Site) -> None:
     assert export_screen.base_of(run) == "embedded"
     run.write_json("export/adapter/adapter_config.json", {"base_model_name_or_path": "org/base"})
     assert export_screen.base_of(run) == "org/base"
+
+
+def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of the command line, which the refusal of the export itself names, are nowhere on a page."""
+    run = site.run("one")
+    run.adapter.mkdir()
+    run.write_json(f"export/adapter/{export_screen.MARKER}", {"files": []})
+    screen = export_screen.Screen(site)
+    begun: list[dict[str, Any]] = []
+    monkeypatch.setattr(screen, "_check", lambda run, wish: None)
+    monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request["wish"]))
+    asked = ("one", "adapter", None, None, "", True, "adapter")
+    said = screen.begin(*asked, False)[0]
+    assert export_screen.REPLACE in said
+    assert "--" not in said
+    assert not begun
+    assert screen.begin(*asked, True) == ["", {}]
+    assert begun[0]["force"]
 
 
 def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) 
     chat = tab(page, "/chat?run=way")
     sees(chat, "loaded by the first question")
     press(chat, "Load the model")
-    chat.get_by_text(re.compile("Loaded: weights of step 2")).wait_for(timeout=SLOW)
+    chat.get_by_text(re.compile("Loaded: embedded with the weights of step 2")).wait_for(timeout=SLOW)
     chat.locator("#chat-picked input").click()
     chat.get_by_role("option").nth(1).click()
     press(chat, "Ask both")
@@ -253,6 +253,9 @@ def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
     sees(one, "fast against plain")
     expect(one.locator("#compare-verdict .verdict .badge")).to_have_text("better")
     sees(one, "95 % interval over 40 held-out problems")
+    one.reload()
+    expect(one.locator("#compare-runs .token")).to_have_count(6)
+    expect(one.locator("#compare-arms .card")).to_have_count(2)
 
 
 @pytest.mark.parametrize("path", ["/run?run=explored", "/compare?run=plain-s0", "/chat?run=way", "/export?run=way"])

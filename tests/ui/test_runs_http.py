@@ -251,13 +251,13 @@ def test_what_is_left_empty_is_as_in_training_and_what_is_no_number_is_said() ->
     for values, name in (
         (("seed", "", ""), "Seed: 'seed'"),
         (("1.5", "", ""), "Seed.*whole number"),
-        (("-1", "", ""), "Seed"),
+        (("-1", "", ""), "Seed: '-1'.*a whole number from 0 to 2,147,483,647"),
         (("0", "warm", ""), "Temperature: 'warm'.*from 0 to 10"),
         (("0", [], ""), "Temperature"),
         (("0", True, ""), "Temperature"),
         (("0", "nan", ""), "Temperature"),
         (("0", "", "inf"), "Longest answer"),
-        (("0", "", 10**9), "Longest answer.*4096"),
+        (("0", "", 10**9), "Longest answer.*from 1 to 4,096"),
         (("0", "", {}), "Longest answer"),
     ):
         with pytest.raises(ConfigError, match=name):
