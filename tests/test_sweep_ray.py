@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from kit.sweeps.study import Study
 
 pytestmark = pytest.mark.survival
 
-pytest.importorskip("ray")
+if find_spec("ray") is None:  # not imported here: it reads kit's settings when it is
+    pytest.skip("ray is not installed", allow_module_level=True)
 LR = "optimisation.learning_rate"
 
 
@@ -33,6 +35,15 @@ def searcher(tmp_path: Path) -> Any:
 
     pruning = study(tmp_path, pruner={"name": "median", "startup_trials": 1}, overrides=["evaluation.every=10"])
     return pruning, make_searcher(import_ray()[1], pruning, silent)
+
+
+def test_workers_run_in_this_environment_also_under_uv_run() -> None:
+    from kit.sweeps.ray_tune import import_ray
+
+    import_ray()
+    from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
+
+    assert not RAY_ENABLE_UV_RUN_RUNTIME_ENV, "Ray was imported before kit.sweeps.ray_tune could set it up"
 
 
 def test_tune_is_handed_the_values_of_the_study(searcher: Any, tmp_path: Path) -> None:

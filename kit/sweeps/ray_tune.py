@@ -30,6 +30,7 @@ SWITCHES = {
     "RAY_AIR_NEW_OUTPUT": "0",  # our own lines say how it goes
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the runs keep their own records
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray is about to make its default, without the warning
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else, under `uv run`, each worker builds an environment anew
     "RAY_worker_niceness": "0",  # a trial is the work: at Ray's 15 it all but stands still beside any other busy process
 }
 """Ray has these settings in the environment only; what is set there already stays."""
