@@ -217,4 +217,5 @@ def _choices(site: Site, wanted: Any) -> Any:
     except RunError:
         found = []
     named = dict.fromkeys(wanted.split(",") if isinstance(wanted, str) else ())
-    return gr.Dropdown(choices=found, value=[name for name in named if name in found][:MOST_RUNS])
+    chosen = [name for name in named if name in found][:MOST_RUNS]
+    return gr.Dropdown(choices=found, value=chosen, multiselect=True)
