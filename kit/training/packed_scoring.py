@@ -95,7 +95,7 @@ class PackedScoring(_Trainer):  # type: ignore[misc]
             if found is not None:
                 return found
         if way != "plain":
-            return score_trimmed(plain, *given, tally=tally, as_they_come=_waits(model) or compute_aux_loss)
+            return score_trimmed(plain, *given, tally=tally, as_they_come=_waits(model))
         tally(input_ids.numel())
         return plain(*given, **inputs)
 

@@ -30,20 +30,19 @@ def score_trimmed(
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
     tally: Callable[[int], None] = lambda tokens: None,
-    as_they_come: bool | None = None,
+    as_they_come: bool = False,
 ) -> Scores:
     """What `score` (TRL's scorer) gives for (B, L) rows: values (B, T) of the last `completion` columns, in the rows' order.
 
-    batch_size: rows at a time, at most. as_they_come: in the batches of TRL; None: only for the balancing loss of a mixture of
+    batch_size: rows at a time, at most. as_they_come: in the batches of TRL, as always with the balancing loss of a mixture of
     experts, which is a mean over them. tally: is told the tokens of each batch.
     """
-    as_they_come = compute_aux_loss if as_they_come is None else as_they_come
     width, live = ids.shape[1] - completion, mask.bool().cpu()  # which a device would be asked for again and again
     given = (compute_entropy, compute_aux_loss)
     found: list[tuple[Tensor, Scores]] = []
     places: list[Tensor] = []
     with in_order_of(places):
-        for rows in _batches(live, width, batch_size or len(ids), as_they_come=as_they_come):
+        for rows in _batches(live, width, batch_size or len(ids), as_they_come=as_they_come or compute_aux_loss):
             columns = torch.nonzero(live[rows].any(0)).flatten()
             start = min(int(columns[0]), width - 1) if len(columns) else width - 1
             stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1

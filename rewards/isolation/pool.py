@@ -45,7 +45,7 @@ class Pool:
 
         Args:
             tasks: calls to make, shared out among the workers.
-            deadline: seconds a task may take; then its worker is killed, and the other tasks go on.
+            deadline: seconds a task may take; then, or after its `grace`, its worker is killed, and the others go on.
             memory_mb: address space a task may take beside the code that was loaded for it, MiB.
             budget: seconds for all tasks together; what has no result by then is a `timeout`.
 
