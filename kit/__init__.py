@@ -6,13 +6,16 @@
 
     from kit import HookedGRPOTrainer, Objective  # a drop-in for trl.GRPOTrainer whose loss is made of hooks
 
-Names are imported on first use, so that `import kit` loads neither torch nor pydantic.
+Names are imported on first use, so that `import kit` loads neither torch nor pydantic. What it does at once is to say how
+the threads of a torch that is loaded later wait for each other (`kit.threads`), here and in every process started from here.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from kit.threads import let_threads_sleep
 
 if TYPE_CHECKING:
     from kit.api import resume as resume
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from kit.run import Run as Run
 
 __version__ = "0.1.0"
+
+let_threads_sleep()
 
 _HOME = {
     "Comparison": "kit.comparison",

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import kit  # noqa: F401  (before any torch: its threads sleep while they wait, here and in what tests start)
+
 Tree = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "d
 
 # From the bottom up. A file may import its own layer and those before it; "kit" itself, the lazy face, may import all.
 LAYERS = [
-    ["kit.errors", "kit.environments"],
+    ["kit.errors", "kit.environments", "kit.threads"],
     ["kit.registry"],
     ["kit.loading"],
     ["kit.sections"],
@@ -58,6 +58,7 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 ALLOWED = {
     "kit.errors": set(),
     "kit.environments": {"kit.environments"},
+    "kit.threads": set(),
     "kit.registry": {"kit.errors"},
     "kit.loading": {"kit.errors", "kit.registry", "pydantic", "yaml"},
     "kit.sections": {"kit.errors", "kit.registry", "kit.loading", "kit.sections", "pydantic"},

@@ -1,0 +1,71 @@
+"""OpenMP threads that sleep while they wait: set by `import kit`, in all that it starts, and never over a user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.threads import SLEEPY, WAIT_POLICY, let_threads_sleep
+
+ROOT = Path(__file__).parents[1]
+CLEAN = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY} | {"PYTHONPATH": str(ROOT)}
+
+
+def python(code: str, *arguments: str, **own: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a process of its own, in whose environment the user has set `own`, and of the wait policy nothing else."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=CLEAN | own, capture_output=True, text=True, check=True)
+
+
+def openmp_of_torch(code: str, **own: str) -> str:
+    """What torch's own libgomp says of its settings when it is loaded after `code`."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).parent / "lib/libgomp.so.1"
+    if not library.exists():
+        pytest.skip("this torch uses another OpenMP than libgomp")
+    load = f"{code}\nimport ctypes, sys\nctypes.CDLL(sys.argv[1])"
+    return python(load, str(library), OMP_DISPLAY_ENV="VERBOSE", **own).stderr
+
+
+def test_openmp_of_a_torch_loaded_after_the_kit_sleeps() -> None:
+    assert "GOMP_SPINCOUNT = '100'" in openmp_of_torch("import kit")
+    assert "GOMP_SPINCOUNT = '100'" not in openmp_of_torch("import sys")
+
+
+def test_openmp_keeps_to_the_users_own_wait_policy() -> None:
+    shown = openmp_of_torch("import kit", OMP_WAIT_POLICY="active")
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in shown
+    assert "GOMP_SPINCOUNT = '100'" not in shown
+
+
+@pytest.mark.parametrize("name", sorted(WAIT_POLICY))
+@pytest.mark.parametrize("value", ["active", "7", ""])
+def test_nothing_is_set_beside_a_variable_of_the_users_own(name: str, value: str) -> None:
+    own = {name: value}
+    let_threads_sleep(own)
+    assert own == {name: value}
+
+
+def test_other_settings_of_openmp_leave_it_to_the_kit() -> None:
+    own = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"}
+    let_threads_sleep(own)
+    assert own == {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"} | SLEEPY
+
+
+def test_processes_that_the_kit_starts_get_the_setting() -> None:
+    shown = python("import json; from kit.runs.child import environment; print(json.dumps(environment()))").stdout
+    assert SLEEPY.items() <= json.loads(shown).items()
+
+
+def test_the_suite_and_ci_use_the_same_setting() -> None:
+    assert WAIT_POLICY & os.environ.keys()
+    ci = (ROOT / ".ci/run").read_text()
+    assert "export " + " ".join(f"{name}={value}" for name, value in SLEEPY.items()) in ci
