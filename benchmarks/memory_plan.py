@@ -99,14 +99,14 @@ def model_config(case: dict[str, Any]) -> Any:
 def build(case: dict[str, Any], folder: Path) -> None:
     """A random model and a tokenizer in `folder`, and prompts, a quarter of them shorter than the rest."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+    from kit.training.embedded import source_of
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(model_config(case), dtype=getattr(torch, case["dtype"]))
     model.save_pretrained(folder / "model")
-    build_tokenizer(EmbeddedRecipe()).save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(source_of("embedded")).save_pretrained(folder / "model")
     length = case["prompt"]
     lengths = [length if row % 4 else length - length // 4 for row in range(48)]
     rows = [{"prompt": f"{row:02d}".ljust(count, "7"), "reference": "1"} for row, count in enumerate(lengths)]

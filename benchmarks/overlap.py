@@ -53,10 +53,10 @@ def make_trainer(wait: float) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig
 
-    from kit.training.embedded import embedded_model_folder
+    from kit.training.embedded import source_of
     from kit.training.trainer import make_trainer_class
 
-    folder = embedded_model_folder()
+    folder = source_of("embedded")
     rows = [{"prompt": f"{number} + {number + 1} ="} for number in range(COMPLETIONS // GROUP)]
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, per_device_train_batch_size=COMPLETIONS,

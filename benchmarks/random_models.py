@@ -30,14 +30,14 @@ def build_model(name: str, folder: Path, four_bit: bool) -> Path:
     import torch
     import transformers
 
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+    from kit.training.embedded import source_of
 
     place = folder / name
     if (place / "config.json").is_file():
         return place
     shape = dict(SHAPES[name])
     kind = shape.pop("kind")
-    tokenizer = build_tokenizer(EmbeddedRecipe())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source_of("embedded"))
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = getattr(transformers, f"{kind}Config")(max_position_embeddings=4096, **shape, **ids)
     torch.manual_seed(0)

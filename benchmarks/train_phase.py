@@ -46,10 +46,10 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
     """A trainer whose weights are the same for every way. `options`: sizes, as `main` has them."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+    from kit.training.embedded import source_of
     from kit.training.trainer import make_trainer_class
 
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
         "reward_funcs": lambda completion_ids, **_: [0.0] * len(completion_ids),
         "args": args,
         "train_dataset": Dataset.from_dict({"prompt": ["1 ="] * options.group}),
-        "processing_class": build_tokenizer(EmbeddedRecipe()),
+        "processing_class": AutoTokenizer.from_pretrained(source_of("embedded")),
         "peft_config": LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False),
     }
     if WAYS[way] is None:

@@ -48,11 +48,11 @@ def smoke_model(architecture: str | None = None, folder: str = "smoke-model") ->
         architecture: a `model_type` of transformers; a tiny model of it with random weights is written.
         folder: where to, with the embedded model's tokenizer.
     """
-    from kit.training.embedded import embedded_model_folder
+    from kit.training.embedded import source_of
 
-    embedded = embedded_model_folder()
+    embedded = source_of("embedded")
     if architecture is None:
-        return str(embedded)
+        return embedded
     from transformers import AutoConfig, AutoTokenizer
 
     from kit.training.family_tiny import tiny_config, tiny_model

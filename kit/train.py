@@ -139,8 +139,7 @@ def check(
         check_run_id(config)
     past = look_back(config, adopt=adopt) if resume and first else None
     threads = use_threads(config.run.threads or (past.threads if past else None))
-    with reporter.bar("Building the embedded model (once)") as advance:
-        parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=fresh)
+    parts = prepare(config, fresh=fresh)
     return Checked(parts, threads, past, check_resumable(past, parts, force=force) if past else None)
 
 

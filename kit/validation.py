@@ -11,22 +11,18 @@ WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": 
 def check(config: RunConfig) -> list[str]:
     """Takes the steps that a run takes before its first one, and returns notes worth knowing.
 
-    Raises `KitError` for whatever would keep the run from starting. The embedded model is not built for this.
+    Raises `KitError` for whatever would keep the run from starting.
     """
-    from kit.training.preparation import examine
+    from kit.planning.fit import note, planned
+    from kit.training.models import free_memory
+    from kit.training.preparation import prepare
 
-    found = examine(config, build=False)
+    found = prepare(config)
     config, data, preset, files = found.config, found.data, found.preset, found.files
-    notes = []
-    if files is not None:
-        notes.append(f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}")
-        if files.shape is not None:
-            from kit.planning.fit import note, planned
-            from kit.training.models import free_memory
-
-            device = files.backend.device
-            plan = planned(config, files.shape, device, found.objective)
-            notes.append(note(plan, free_memory(device)))
+    notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
+    if files.shape is not None:
+        device = files.backend.device
+        notes.append(note(planned(config, files.shape, device, found.objective), free_memory(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")

@@ -1,11 +1,12 @@
-"""What end-to-end tests share: a tiny embedded model, built once a session, and runs of it that take a second."""
+"""What end-to-end tests share: a small model, made once a session, and runs of it that take a second."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
-import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,27 @@ import pytest
 
 import kit  # noqa: F401  (before any torch: its threads sleep while they wait, here and in what tests start)
 
+ROOT = Path(__file__).parents[1]
 Tree = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def small_recipe() -> Any:
-    """An embedded model that keeps to the answer format and cannot calculate, built in two seconds."""
-    from kit.training.embedded import EmbeddedRecipe
+def embedded_models() -> Any:
+    """benchmarks/embedded_models.py as a module."""
+    spec = importlib.util.spec_from_file_location("embedded_models", ROOT / "benchmarks/embedded_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
-    return EmbeddedRecipe(
+
+@pytest.fixture(scope="session")
+def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller embedded model in HF layout, made in two seconds: it keeps to the answer format and cannot calculate."""
+    import torch
+
+    recipe = embedded_models.Recipe(
         hidden=64,
         layers=1,
         heads=2,
@@ -34,30 +47,10 @@ def small_recipe() -> Any:
         batch=16,
         learning_rate=0.01,
     )
-
-
-@pytest.fixture(scope="session")
-def model_folder(small_recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model and tokenizer of `small_recipe` in HF layout."""
-    import torch
-
-    from kit.training.embedded import build
-
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    folder.mkdir()
     with torch.random.fork_rng():
-        build(small_recipe, folder)
+        embedded_models.build(recipe, folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def embedded_cache(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache in which the embedded model is found: the tiny one, in the place of the one that takes a minute."""
-    from kit.training.embedded import EmbeddedRecipe
-
-    cache = tmp_path_factory.mktemp("cache")
-    shutil.copytree(model_folder, cache / f"embedded-{EmbeddedRecipe().key}")
-    return cache
 
 
 @pytest.fixture

@@ -51,11 +51,10 @@ def varied(attempt: Any, *overrides: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def quickstart(embedded_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
     """`kit.train("quickstart")` in a process of its own, with what must never be written in its environment."""
     root = tmp_path_factory.mktemp("quickstart")
     with pytest.MonkeyPatch.context() as patch, terminal_into(root / "shown.txt"):
-        patch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
         patch.setenv("HF_TOKEN", "hf_planted_secret")
         patch.setenv("OMP_NUM_THREADS", "1")
         return kit.train(
@@ -179,13 +178,15 @@ def test_quickstart_leaves_a_log_a_picture_and_a_checkpoint(quickstart: kit.Run)
 
 
 @pytest.mark.slow
-def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.Run, embedded_cache: Path) -> None:
+def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.Run) -> None:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    (base,) = embedded_cache.glob("embedded-*")
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(quickstart.path / "adapter"))
+    from kit.training.embedded import source_of
+
+    base = AutoModelForCausalLM.from_pretrained(source_of("embedded"))
+    model = PeftModel.from_pretrained(base, str(quickstart.path / "adapter"))
     ids = torch.arange(20, 40).unsqueeze(0)
     with torch.no_grad():
         tuned = model(ids).logits
@@ -195,10 +196,7 @@ def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.
 
 @pytest.mark.slow
 @pytest.mark.survival
-def test_a_run_is_scored_again_from_what_it_left(
-    quickstart: kit.Run, embedded_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+def test_a_run_is_scored_again_from_what_it_left(quickstart: kit.Run, tmp_path: Path) -> None:
     with terminal_into(tmp_path / "shown.txt"):
         again = quickstart.evaluate()
     after = quickstart.evaluations()["after"]
@@ -219,13 +217,13 @@ def test_a_run_is_not_scored_on_data_that_has_changed(tmp_path: Path) -> None:
         unchanged(run, SimpleNamespace(info={"sha256": "b" * 64}))  # type: ignore[arg-type]
 
 
-def grpo_kit(cache: Path, *arguments: str) -> subprocess.Popen[str]:
+def grpo_kit(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "kit.cli", *arguments, *(part for key in FEW for part in ("-o", key))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"GRPO_KIT_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
 
@@ -233,13 +231,13 @@ def grpo_kit(cache: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.survival
 def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
-    embedded_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other in the same test: both runs start while the other is being watched."""
     monkeypatch.chdir(tmp_path)
     plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
-    stopped = grpo_kit(embedded_cache, "train", "quickstart", "--run-id", "stopped", *plain)
-    killed = grpo_kit(embedded_cache, "train", "quickstart", "--run-id", "killed", *plain)
+    stopped = grpo_kit("train", "quickstart", "--run-id", "stopped", *plain)
+    killed = grpo_kit("train", "quickstart", "--run-id", "killed", *plain)
     try:
         one, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
         wait_for(lambda: one.metrics() and two.metrics())

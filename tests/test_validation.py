@@ -56,10 +56,11 @@ def test_a_reference_is_named_when_it_is_needed(tree: Any) -> None:
     assert "ref_logps" in notes_of(tree, "objective.regularizers=[{name: kl, coef: 0.1}]")
 
 
-def test_the_embedded_model_is_not_built_to_validate(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.training.embedded.build", lambda *_: pytest.fail("built"))
-    monkeypatch.setenv("GRPO_KIT_CACHE", "/nonexistent")
-    assert "steps: 2" in notes_of(tree, "model.name=embedded")
+def test_the_embedded_model_is_checked_like_any_other(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "model: embedded, 0.66M weights" in notes_of(tree, "model.name=embedded")
+    monkeypatch.setattr("kit.training.embedded.MODELS", Path("nowhere"))
+    with pytest.raises(ModelError, match=r"nowhere/embedded/SHA256SUMS.*cannot be read.*Install grpo-kit again"):
+        notes_of(tree, "model.name=embedded")
 
 
 def test_bad_rows_left_out_are_counted(tree: Any) -> None:

@@ -81,8 +81,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         config = load_config(request["config"])
         places = [int(place) for place in request["rows"]][:MOST_ROWS]
         use_threads(config.run.threads)
-        with reporter.bar("Building the embedded model (once)") as advance:
-            parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=False)
+        parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
         with explained(), reporter.bar("Writing completions") as bar:
             model = load_model(parts.files, config.model).model

@@ -286,7 +286,7 @@ def _stored_hub_token() -> bool:
 
 def caches() -> Iterator[Check]:
     """Where models are kept, and whether that can be written."""
-    from kit.training.embedded import cache_folder
+    from kit.runs.lock import cache_folder
 
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     for name, folder, variable in (("kit cache", cache_folder(), "GRPO_KIT_CACHE"), ("hub cache", hub, "HF_HOME")):

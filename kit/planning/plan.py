@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EMBEDDED_MODELS, RunConfig
+from kit.config import RunConfig
 from kit.errors import KitError, ModelError
 from kit.planning.cards import CARDS, Card
 from kit.planning.feasible import fixes, largest
@@ -63,11 +62,9 @@ def read_config(config: RunConfig) -> Any:
     """The model's configuration; the folder may hold nothing else. Raises `ModelError`."""
     from transformers import AutoConfig
 
-    name = config.model.name
-    if name in EMBEDDED_MODELS:
-        from kit.training.embedded import model_config, recipe_of
+    from kit.training.embedded import source_of
 
-        return model_config(recipe_of(name))
+    name = source_of(config.model.name)
     try:
         return AutoConfig.from_pretrained(
             name, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
@@ -87,9 +84,6 @@ def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
     from kit.training.interaction import load_interaction
 
     limit = config.data.max_prompt_tokens
-    built = config.model.name not in EMBEDDED_MODELS or (_embedded_folder(config.model.name) / "config.json").is_file()
-    if not built:
-        return limit, [f"the embedded model is not built yet; prompts are taken to have {limit} tokens"]
     try:
         tools = load_interaction(config.generation).all_tools()
         lengths = lengths_of(tokenizer_of(config), load_data(config.data).train, tools)
@@ -102,25 +96,13 @@ def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
 
 
 def tokenizer_of(config: RunConfig) -> Any:
-    """The tokenizer alone. Raises `ModelError` where it cannot be read, or the embedded model is not built yet."""
+    """The tokenizer alone. Raises `ModelError` where it cannot be read."""
+    from kit.training.embedded import source_of
     from kit.training.models import load_tokenizer
 
-    source = config.model.name
-    if source in EMBEDDED_MODELS:
-        folder = _embedded_folder(source)
-        if not (folder / "config.json").is_file():
-            raise ModelError(
-                "The embedded model is not built yet; the first run or check builds it, in about a minute."
-            )
-        source = str(folder)
+    source = source_of(config.model.name)
     keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
     return load_tokenizer(source, chat=config.data.chat, chat_template=config.model.chat_template, **keywords)
-
-
-def _embedded_folder(name: str) -> Path:
-    from kit.training.embedded import cache_folder, recipe_of
-
-    return cache_folder() / f"embedded-{recipe_of(name).key}"
 
 
 def plan(

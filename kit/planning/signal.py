@@ -273,8 +273,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
         config = load_config(request["config"])
         use_threads(config.run.threads)
-        with reporter.bar("Building the embedded model (once)") as advance:
-            parts = prepare(config, lambda done, total, loss: advance(done, total, f"loss {loss:.3f}"), fresh=False)
+        parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
         with explained(), reporter.bar("Sampling the base model") as bar:
             model = load_model(parts.files, config.model).model

@@ -111,17 +111,22 @@ class GpuLock:
 
 
 def lock_folder() -> Path:
-    """`$GRPO_KIT_CACHE/locks`, else `$XDG_CACHE_HOME/grpo-kit/locks`, else `~/.cache/grpo-kit/locks`.
+    """Where the locks of GPUs are."""
+    return cache_folder() / "locks"
 
-    For a user without a home it is `grpo-kit-UID/locks` in the folder for temporary files.
+
+def cache_folder() -> Path:
+    """`$GRPO_KIT_CACHE`, else `$XDG_CACHE_HOME/grpo-kit`, else `~/.cache/grpo-kit`: GPUs' locks, and what Unsloth compiles.
+
+    For a user without a home it is `grpo-kit-UID` in the folder for temporary files.
     """
     if folder := os.environ.get("GRPO_KIT_CACHE"):
-        return Path(folder) / "locks"
+        return Path(folder)
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # neither HOME nor an entry among the system's users
-        return Path(tempfile.gettempdir()) / f"grpo-kit-{os.getuid()}" / "locks"
-    return Path(cache) / "grpo-kit" / "locks"
+        return Path(tempfile.gettempdir()) / f"grpo-kit-{os.getuid()}"
+    return Path(cache) / "grpo-kit"
 
 
 def _unlock(handle: int) -> None:

@@ -32,7 +32,7 @@ class ModelConfig(Section):
     """The policy: weights, precision, adapters."""
 
     name: str = EMBEDDED
-    """`embedded` (the tiny model that the kit builds itself; `embedded-tools`: one that can call tools), a model folder, or a
+    """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), a model folder, or a
     hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; null is its default branch."""

@@ -162,7 +162,7 @@ def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
         return {}
     if backend.name == UNSLOTH_CPU:
         return _NEUTRAL | {"UNSLOTH_FORCE_CPU": "1"}
-    from kit.training.embedded import cache_folder
+    from kit.runs.lock import cache_folder
 
     place = os.environ.get("UNSLOTH_COMPILE_LOCATION") or str(cache_folder() / "unsloth_compiled_cache")
     return _NEUTRAL | {"UNSLOTH_COMPILE_LOCATION": place, "UNSLOTH_VLLM_STANDBY": "1" if standby else "0"}

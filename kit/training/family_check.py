@@ -119,8 +119,8 @@ def find_config(source: str, trust_remote_code: bool = False) -> Any:
 
 
 def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[Any, Any | None, str]:
-    """Tokenizer, processor (None without), and in words which. Where there is none, one that the kit builds."""
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
+    """Tokenizer, processor (None without), and in words which. Where there is none, the embedded model's."""
+    from kit.training.embedded import source_of
     from kit.training.families import is_multimodal
     from kit.training.models import TOKENIZER_FILES, load_processor, load_tokenizer
 
@@ -131,8 +131,7 @@ def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[A
         tokenizer = load_tokenizer(source, chat=False, **keywords)
         processor = load_processor(source, tokenizer, **keywords) if is_multimodal(config) else None
         return tokenizer, processor, "its own" + (", with its processor" if processor is not None else "")
-    tokenizer = build_tokenizer(EmbeddedRecipe(vocabulary=STAND_IN))
-    tokenizer.padding_side = "left"
+    tokenizer = load_tokenizer(source_of("embedded"), chat=False)
     return tokenizer, None, "a stand-in: there is none beside config.json"
 
 

@@ -33,8 +33,6 @@ from kit.training.unsloth_model import Loading
 if TYPE_CHECKING:
     import torch
 
-    from kit.training.embedded import Progress
-
 log = logging.getLogger("kit")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
@@ -79,15 +77,12 @@ class LoadedModel:
         return self.processor if pictures and self.processor is not None else self.tokenizer
 
 
-def find_model(config: ModelConfig, *, chat: bool, progress: Progress | None = None) -> ModelFiles:
-    """Finds the model, and reads its configuration and tokenizer.
-
-    Builds the embedded model if that is asked for and not in the cache. Raises `ModelError` when something is missing.
-    """
+def find_model(config: ModelConfig, *, chat: bool) -> ModelFiles:
+    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` when something is missing."""
     backend = choose_backend(config)
     check_quantization(config, backend)
     weights_dtype(config, backend)
-    source = source_of(config.name, progress)
+    source = source_of(config.name)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     check_folder(source)
     tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kit.config import EMBEDDED_MODELS, RunConfig
+from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
 from kit.training.backend_rules import settle
 from kit.training.engine import HF, Engine, check_server, choose_engine, reports_logps
@@ -17,7 +17,6 @@ from kit.training.interaction import NOTHING, Interaction, open_row
 if TYPE_CHECKING:
     from kit.data import DataSplit
     from kit.objective import Objective
-    from kit.training.embedded import Progress
     from kit.training.models import ModelFiles
     from rewards import Preset, Sample
 
@@ -46,32 +45,11 @@ class Parts:
     interaction: Interaction = NOTHING
 
 
-@dataclass(frozen=True)
-class Examined:
-    """`Parts`, with `files` None where the embedded model was not built; prompts are then not measured."""
-
-    config: RunConfig
-    objective: Objective
-    preset: Preset
-    files: ModelFiles | None
-    data: DataSplit
-    checker: Preset
-    engine: Engine = HF
-    interaction: Interaction = NOTHING
-
-
-def prepare(config: RunConfig, progress: Progress | None = None, *, fresh: bool = True) -> Parts:
+def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later.
 
     A `fresh` run must not have a directory yet.
     """
-    found = examine(config, progress, fresh=fresh)
-    assert found.files is not None, "only examine(build=False) goes without"
-    return Parts(**vars(found))
-
-
-def examine(config: RunConfig, progress: Progress | None = None, *, build: bool = True, fresh: bool = True) -> Examined:
-    """The steps of `prepare`, for `validate` too: without `build` the embedded model is left out, and nothing else."""
     from kit.data import load_data
     from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
@@ -103,34 +81,17 @@ def examine(config: RunConfig, progress: Progress | None = None, *, build: bool 
     check_heldout(config, len(data.heldout))
     check_reward(config, preset, data, interaction)
     check_checker(config, checker, *trial_samples(config, data, interaction))
-    files = None
-    if build or config.model.name not in EMBEDDED_MODELS:
-        files = find_model(config, progress)
-        check_memory(config, files.shape, files.backend.device, objective)
-        check_context(config, files)
-        check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
-        check_template(config, data, files)
-        check_pictures(config, data, files)
-        data = fit_prompts(config, data, files.tokenizer, interaction)
-        data = fit_pictures(config, data, files)
-        check_heldout(config, len(data.heldout))
-        tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
-    else:
-        check_model_options(config)
-        check_embedded(config, data, interaction)
-    return Examined(config, objective, preset, files, data, checker, engine, interaction)
-
-
-def check_embedded(config: RunConfig, data: DataSplit, interaction: Interaction) -> None:
-    """What the embedded model's tokenizer says of ids and tools, without the model. Raises `KitError`."""
-    from kit.data.vocabulary import keep_known
-    from kit.training.embedded import build_tokenizer, recipe_of
-    from kit.training.interaction import check_turns
-
-    recipe = recipe_of(config.model.name)
-    keep_known(data, recipe.vocabulary, skip=config.data.skip_bad_rows)
-    if interaction.has_turns:
-        check_turns(interaction, build_tokenizer(recipe), chat=config.data.chat, source=config.model.name)
+    files = find_model(config)
+    check_memory(config, files.shape, files.backend.device, objective)
+    check_context(config, files)
+    check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
+    check_template(config, data, files)
+    check_pictures(config, data, files)
+    data = fit_prompts(config, data, files.tokenizer, interaction)
+    data = fit_pictures(config, data, files)
+    check_heldout(config, len(data.heldout))
+    tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
+    return Parts(config, objective, preset, files, data, checker, engine, interaction)
 
 
 def check_greedy_pass(objective: Objective, interaction: Interaction) -> None:
@@ -143,21 +104,11 @@ def check_greedy_pass(objective: Objective, interaction: Interaction) -> None:
         )
 
 
-def check_model_options(config: RunConfig) -> None:
-    """What `find_model` checks of the options alone, no file read. Raises `KitError`."""
-    from kit.training.backend import choose_backend
-    from kit.training.models import check_quantization, weights_dtype
-
-    backend = choose_backend(config.model)
-    check_quantization(config.model, backend)
-    weights_dtype(config.model, backend)
-
-
-def find_model(config: RunConfig, progress: Progress | None = None) -> ModelFiles:
+def find_model(config: RunConfig) -> ModelFiles:
     """The model's files, found and checked; imported late, because it brings transformers."""
     from kit.training import models
 
-    return models.find_model(config.model, chat=config.data.chat, progress=progress)
+    return models.find_model(config.model, chat=config.data.chat)
 
 
 def build_objective(config: RunConfig) -> Objective:

@@ -184,8 +184,8 @@ def filled(screen: Screen, value: Any, at: Any) -> list[Any]:
 
 
 def _write(screen: Screen, place: gr.Number) -> None:
-    gr.HTML(m.page(m.tag("p", "The model as it is now answers this row and the ones after it, sampled as in training. The first "
-                         "time the embedded model is built, which takes about a minute.", class_="dim")))  # fmt: skip
+    gr.HTML(m.page(m.tag("p", "The model as it is now answers this row and the ones after it, sampled as in training.",
+                         class_="dim")))  # fmt: skip
     with gr.Row():
         rows = gr.Slider(1, MOST_ROWS, 2, step=1, label="Rows")
         each = gr.Slider(2, MOST_EACH, 4, step=1, label="Completions each")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from exporting_runs import make_run
+from tiny_qwen import tiny_qwen, tiny_tokenizer
 
 from kit.chat.answering import Talker
 from kit.errors import ConfigError, RunError
@@ -31,13 +32,10 @@ SAMPLING = {"seed": 1, "temperature": 1.0, "max_tokens": 160}
 
 @pytest.fixture(scope="module")
 def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from kit.training.embedded import build_model, build_tokenizer
-    from kit.training.embedded_tools import ToolRecipe
-
-    recipe = ToolRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=512, init_std=0.3)
     folder = tmp_path_factory.mktemp("tools") / "model"
-    build_model(recipe, build_tokenizer(recipe)).save_pretrained(folder)
-    build_tokenizer(recipe).save_pretrained(folder)
+    tokenizer = tiny_tokenizer("embedded-tools")
+    tiny_qwen(tokenizer, context=512).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -222,14 +222,13 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def names(request: pytest.FixtureRequest, embedded_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
     import kit
     import kit.api
     from kit.smoke import SHORT
 
     prepare = kit.api.prepare
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
     monkeypatch.setattr(
         kit.api, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_qwen import tiny_tokenizer
 
 from kit.errors import ModelError
-from kit.training.embedded import CHAT_TEMPLATE, EmbeddedRecipe, build_tokenizer
 from kit.training.families import OVERRIDES, FamilyAdapter, adapter_of, auto_class, override
 from kit.training.family_fields import extended, joined, pieces, take
 from kit.training.family_template import end_ids, read_template
@@ -18,7 +18,7 @@ from kit.training.parts import Row, part_of
 
 @pytest.fixture
 def tokenizer() -> Any:
-    return build_tokenizer(EmbeddedRecipe())
+    return tiny_tokenizer()
 
 
 def config_of(name: str) -> Any:
@@ -28,16 +28,15 @@ def config_of(name: str) -> Any:
 
 
 def test_a_template_is_read_by_rendering_it(tokenizer):
+    chatml = tokenizer.chat_template
     found = read_template(tokenizer)
     assert (found.system, found.tools, found.generation_prompt) == (True, False, True)
     assert found.turn_end == "<|im_end|>"
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    tokenizer.chat_template = chatml.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     assert read_template(tokenizer).opens_thinking
-    tokenizer.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHAT_TEMPLATE
-    )
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + chatml
     assert not read_template(tokenizer).system
-    tokenizer.chat_template = CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}"
+    tokenizer.chat_template = chatml + "{% if tools %}{{ tools | tojson }}{% endif %}"
     assert read_template(tokenizer).tools
     tokenizer.chat_template = None
     assert read_template(tokenizer) is None
@@ -168,7 +167,9 @@ def test_samples_without_pictures_bring_none():
 
 def test_what_a_family_refuses_is_refused_before_the_run(tree, attempt, tmp_path):
     template = tmp_path / "own.jinja"
-    template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHAT_TEMPLATE)
+    template.write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + tiny_tokenizer().chat_template
+    )
     tree["model"]["chat_template"] = str(template)
     refused = attempt("data.system_prompt=Be brief.")
     assert refused.code == 2

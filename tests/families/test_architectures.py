@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 import pytest
+from tiny_qwen import tiny_tokenizer
 
 from kit.planning.shapes import shape_of
-from kit.training.embedded import EmbeddedRecipe, build_tokenizer
 from kit.training.families import adapter_of
 from kit.training.family_step import fuse, grpo_step, score_three_ways
 from kit.training.family_tiny import tiny_config, tiny_model
@@ -44,9 +44,7 @@ def tiny(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    made = build_tokenizer(EmbeddedRecipe())
-    made.padding_side = "left"
-    return made
+    return tiny_tokenizer()
 
 
 @pytest.mark.parametrize("name", MATRIX)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tiny_qwen import tiny_tokenizer
+
 TURNS = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -18,9 +20,7 @@ def tokenizer(extra: list[str], **named: str) -> Any:
     """The embedded model's tokenizer with further special tokens, some by name; 512 tokens in all at most."""
     from transformers import PreTrainedTokenizerFast
 
-    from kit.training.embedded import EmbeddedRecipe, build_tokenizer
-
-    made = build_tokenizer(EmbeddedRecipe(vocabulary=480))
+    made = tiny_tokenizer()
     made.add_tokens([*extra, *named.values()], special_tokens=True)
     return PreTrainedTokenizerFast(
         tokenizer_object=made.backend_tokenizer,

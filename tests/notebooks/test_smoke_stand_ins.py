@@ -9,8 +9,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def cache(embedded_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 

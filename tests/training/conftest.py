@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 PROMPTS = [
@@ -43,27 +44,14 @@ def offline() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_recipe() -> Any:
-    from kit.training.embedded import EmbeddedRecipe
-
-    return EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
+def tokenizer() -> Any:
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tiny_recipe: Any) -> Any:
-    from kit.training.embedded import build_tokenizer
-
-    tokenizer = build_tokenizer(tiny_recipe)
-    tokenizer.padding_side = "left"
-    return tokenizer
-
-
-@pytest.fixture(scope="session")
-def new_model(tiny_recipe: Any, tokenizer: Any) -> Callable[[], Any]:
+def new_model(tokenizer: Any) -> Callable[[], Any]:
     """Builds the model anew: the same random weights every time, in evaluation mode."""
-    from kit.training.embedded import build_model
-
-    return lambda: build_model(tiny_recipe, tokenizer).eval()
+    return lambda: tiny_qwen(tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -85,12 +73,12 @@ def reward() -> Callable[..., list[float]]:
 
 
 @pytest.fixture(scope="session")
-def arguments(tiny_recipe: Any, tokenizer: Any) -> Callable[..., Any]:
+def arguments(tokenizer: Any) -> Callable[..., Any]:
     """`GRPOConfig` on the CPU in float32: 4 completions of one prompt a micro-batch, of 1 to 8 tokens."""
     from trl import GRPOConfig
 
     spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
-    silent = [token for token in range(tiny_recipe.vocabulary) if token not in spoken]
+    silent = [token for token in range(VOCABULARY) if token not in spoken]
 
     def make(folder: Path, **changes: Any) -> Any:
         given: dict[str, Any] = {

@@ -29,13 +29,12 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.training.embedded import EmbeddedRecipe, build_model, build_tokenizer
 from kit.training.trainer import make_trainer_class
+from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter, drift
 
 OUT = Path(sys.argv[1])
-RECIPE = EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
 PPO = {
     "recipe": "ppo",
     "regularizers": [{"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}],
@@ -47,8 +46,7 @@ def placed_ids(completion_ids, **_):
 
 
 def new_trainer(objective, **changes):
-    tokenizer = build_tokenizer(RECIPE)
-    tokenizer.padding_side = "left"
+    tokenizer = tiny_tokenizer()
     spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
     given = {
         "output_dir": str(OUT / "run"),
@@ -62,13 +60,13 @@ def new_trainer(objective, **changes):
         "max_steps": 4,
         "learning_rate": 0.01,
         "lr_scheduler_type": "constant",
-        "generation_kwargs": {"suppress_tokens": [t for t in range(RECIPE.vocabulary) if t not in spoken]},
+        "generation_kwargs": {"suppress_tokens": [t for t in range(VOCABULARY) if t not in spoken]},
         "report_to": "none",
         "logging_steps": 1,
         "save_strategy": "no",
         "disable_tqdm": True,
     }
-    model = build_model(RECIPE, tokenizer).eval()
+    model = tiny_qwen(tokenizer)
     torch.manual_seed(0)
     return make_trainer_class()(
         model=model,

@@ -27,14 +27,13 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.training.embedded import EmbeddedRecipe, build_model, build_tokenizer
 from kit.training import packed_scoring, packing_proof
 from kit.training.trainer import make_trainer_class
+from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter
 
 OUT = Path(sys.argv[1])
-RECIPE = EmbeddedRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
 OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
 KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # so that each micro-batch goes through at once
 
@@ -47,17 +46,16 @@ def rewards(rank):
 
 
 def trained(rank, objective="dapo", pack_tokens=None, **switches):
-    tokenizer = build_tokenizer(RECIPE)
-    tokenizer.padding_side = "left"
+    tokenizer = tiny_tokenizer()
     spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
     args = GRPOConfig(
         output_dir=str(OUT / "run"), use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=4,
         num_generations=4, gradient_accumulation_steps=2, num_iterations=2, max_completion_length=8, max_steps=4,
         learning_rate=0.01, lr_scheduler_type="constant", weight_decay=0.1, report_to="none", logging_steps=1,
         save_strategy="no", disable_tqdm=True,
-        generation_kwargs={"suppress_tokens": [t for t in range(RECIPE.vocabulary) if t not in spoken]},
+        generation_kwargs={"suppress_tokens": [t for t in range(VOCABULARY) if t not in spoken]},
     )
-    model = build_model(RECIPE, tokenizer).eval()
+    model = tiny_qwen(tokenizer)
     torch.manual_seed(0)
     trainer = make_trainer_class()(
         model=model, reward_funcs=rewards(rank), args=args, train_dataset=Dataset.from_dict({"prompt": PROMPTS}),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_qwen import tiny_qwen, tiny_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,26 +21,13 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tool_recipe() -> Any:
-    from kit.training.embedded_tools import ToolRecipe
-
-    return ToolRecipe(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3)
+def tokenizer() -> Any:
+    return tiny_tokenizer("embedded-tools")
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tool_recipe: Any) -> Any:
-    from kit.training.embedded import build_tokenizer
-
-    tokenizer = build_tokenizer(tool_recipe)
-    tokenizer.padding_side = "left"
-    return tokenizer
-
-
-@pytest.fixture(scope="session")
-def new_model(tool_recipe: Any, tokenizer: Any) -> Callable[[], Any]:
-    from kit.training.embedded import build_model
-
-    return lambda: build_model(tool_recipe, tokenizer).eval()
+def new_model(tokenizer: Any) -> Callable[[], Any]:
+    return lambda: tiny_qwen(tokenizer)
 
 
 @pytest.fixture(scope="session")

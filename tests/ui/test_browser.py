@@ -37,8 +37,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def page(open_page: Any, embedded_cache: Path) -> Any:
-    return open_page(environment={"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"})
+def page(open_page: Any) -> Any:
+    return open_page(environment={"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture
@@ -239,17 +239,15 @@ def test_a_phone_shows_every_screen(page: Any, tab: Callable[..., Tab], path: st
 
 
 def test_two_browsers_see_the_same_and_a_killed_server_loses_nothing(
-    page: Any, tab: Callable[..., Tab], open_page: Any, embedded_cache: Path
+    page: Any, tab: Callable[..., Tab], open_page: Any
 ) -> None:
     import kit
 
     config = {key: json.loads(value) for key, value in QUICK.items()} | {"optimisation.steps": 400, "run.id": "long"}
-    own = open_page(environment={"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"})
+    own = open_page(environment={"OMP_NUM_THREADS": "1"})
     first, second = tab(own), tab(own)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_KIT_CACHE", str(embedded_cache))
-        run = kit.start("quickstart", overrides=[*(f"{k}={json.dumps(v)}" for k, v in config.items()), f"run.root={own.root}",
-                                                 "evaluation.before=false", "evaluation.after=false"])  # fmt: skip
+    run = kit.start("quickstart", overrides=[*(f"{k}={json.dumps(v)}" for k, v in config.items()), f"run.root={own.root}",
+                                             "evaluation.before=false", "evaluation.after=false"])  # fmt: skip
     for one in (first, second):
         sees(one, "long")
     wait_for(lambda: status(own, "long").get("step", 0) >= 2)

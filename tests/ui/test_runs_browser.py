@@ -27,18 +27,16 @@ def choose(tab: Tab, elem_id: str, name: str) -> None:
     tab.get_by_role("option", name=name, exact=True).click()
 
 
-def started(page: Any, run_id: str, steps: int, cache: Path, **more: Any) -> Any:
+def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
     """A run of the tiny model, begun as the command line does."""
     import kit
 
     given = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_KIT_CACHE", str(cache))
-        overrides = [f"{key}={value}" for key, value in given.items()]
-        return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
 
 
-def test_a_newcomers_whole_way_to_a_verified_adapter(page: Any, tab: Callable[..., Tab], embedded_cache: Path) -> None:
+def test_a_newcomers_whole_way_to_a_verified_adapter(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
     sees(new, "The schema accepts it")
     step(new, "4 Settings")
@@ -106,11 +104,11 @@ def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) 
 
 
 def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
-    tab: Callable[..., Tab], open_page: Any, embedded_cache: Path
+    tab: Callable[..., Tab], open_page: Any
 ) -> None:
-    environment = {"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     own = open_page(environment=environment)
-    run = started(own, "long", 4000, embedded_cache)
+    run = started(own, "long", 4000)
     first, second = (tab(own, "/run?run=long") for _ in range(2))
     for one in (first, second):
         sees(one, "running")
@@ -154,9 +152,9 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     sees(third, "stopped")
 
 
-def test_a_refused_resume_says_why(tab: Callable[..., Tab], open_page: Any, embedded_cache: Path) -> None:
-    own = open_page(environment={"GRPO_KIT_CACHE": str(embedded_cache), "OMP_NUM_THREADS": "1"})
-    run = started(own, "changed", 4000, embedded_cache)
+def test_a_refused_resume_says_why(tab: Callable[..., Tab], open_page: Any) -> None:
+    own = open_page(environment={"OMP_NUM_THREADS": "1"})
+    run = started(own, "changed", 4000)
     wait_for(lambda: status(own, "changed").get("step", 0) >= 2)
     run.stop()
     text = run.path / "data.json"

@@ -20,7 +20,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     import torch
 
     folder = tmp_path_factory.mktemp("unsloth")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     for which in ("stock", "unsloth"):
         command = [sys.executable, str(WORKER), which, str(folder)]

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
+
 SWITCHES = {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
@@ -43,22 +45,14 @@ class Bench:
     """Builds trainers of the same tiny model, and losses of the same rollouts."""
 
     def __init__(self, folder: Path) -> None:
-        from kit.training.embedded import EmbeddedRecipe, build_tokenizer
-
         self.folder = folder
-        self.recipe = EmbeddedRecipe(
-            hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, context=256, init_std=0.3
-        )
-        self.tokenizer = build_tokenizer(self.recipe)
-        self.tokenizer.padding_side = "left"
+        self.tokenizer = tiny_tokenizer()
 
     def model(self) -> Any:
         import torch
         from peft import LoraConfig, get_peft_model
 
-        from kit.training.embedded import build_model
-
-        model = build_model(self.recipe, self.tokenizer)
+        model = tiny_qwen(self.tokenizer)
         torch.manual_seed(0)
         lora = LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False, task_type="CAUSAL_LM")
         wrapped = get_peft_model(model, lora)
@@ -85,7 +79,7 @@ class Bench:
             "max_completion_length": 8,
             "max_steps": 1,
             "learning_rate": 0.01,
-            "generation_kwargs": {"suppress_tokens": [n for n in range(self.recipe.vocabulary) if n not in spoken]},
+            "generation_kwargs": {"suppress_tokens": [n for n in range(VOCABULARY) if n not in spoken]},
             "report_to": "none",
             "save_strategy": "no",
             "disable_tqdm": True,
