@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ import kit  # noqa: F401  (before any torch: its threads sleep while they wait, 
 
 ROOT = Path(__file__).parents[1]
 Tree = dict[str, Any]
+
+# Hundreds of processes import torch: let only the first one compile it, whatever this environment says of bytecode.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")
