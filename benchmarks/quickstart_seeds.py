@@ -1,8 +1,8 @@
 """Held-out scores of the quickstart over seeds: `python benchmarks/quickstart_seeds.py [--seeds 0 1 2] [--out FILE]`.
 
-Runs `grpo-kit quickstart` once a seed, one after the other, and prints a table: greedy accuracy and pass@1 before and after
-with 95 % intervals, and wall-clock seconds. Exits with 1 unless every seed at least doubles its greedy accuracy, or gains
-25 points, with intervals that do not overlap.
+Runs `grpo-kit quickstart` once a seed, one after the other. Prints the tables of README and docs/getting-started.md (scores
+before and after with 95 % intervals), and wall-clock seconds. Exits with 1 unless every seed at least doubles its greedy
+accuracy, or gains 25 points, with intervals that do not overlap.
 """
 
 from __future__ import annotations
@@ -49,6 +49,23 @@ def cell(estimate: dict[str, float]) -> str:
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
+def scores(run: dict[str, Any]) -> str:
+    """The scores of one run, as README shows them."""
+    keys = [("greedy accuracy", "greedy_accuracy"), ("pass@1", "pass@1"), ("pass@4", "pass@4")]
+    rows = [f"| {name} | {cell(run['before'][key])} | {cell(run['after'][key])} |" for name, key in keys]
+    return "\n".join(["| | before | after |", "|---|---|---|", *rows])
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Scores over seeds, as docs/getting-started.md shows them."""
+    head = "| seed | greedy accuracy before | after | pass@1 before | after |"
+    rows = []
+    for run in runs:
+        cells = [cell(run[when][key]) for key in ("greedy_accuracy", "pass@1") for when in ("before", "after")]
+        rows.append(f"| {run['seed']} | {' | '.join(cells)} |")
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
 def main() -> int:
     """Runs the seeds, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -57,11 +74,9 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         rows = [measure(seed, root) for seed in arguments.seeds]
-    print("| seed | greedy before | greedy after | pass@1 before | pass@1 after | seconds | s/step |")
-    print("|---|---|---|---|---|---|---|")
+    print(scores(rows[0]), table(rows), sep="\n\n", end="\n\n")
     for row in rows:
-        cells = [cell(row[when][key]) for key in ("greedy_accuracy", "pass@1") for when in ("before", "after")]
-        print(f"| {row['seed']} | {' | '.join(cells)} | {row['seconds']:.0f} | {row['seconds_per_step']:.2f} |")
+        print(f"seed {row['seed']}: {row['seconds']:.0f} s, {row['seconds_per_step']:.2f} s a step")
     if arguments.out:
         machine = f"{os.cpu_count()} cores, {platform.machine()}, no GPU"
         arguments.out.write_text(json.dumps({"machine": machine, "runs": rows}, indent=2) + "\n")

@@ -1,4 +1,5 @@
-"""The fenced code blocks of README.md and docs/, each with what its language and its marker ask for."""
+"""The fenced code blocks of all pages (README.md, AGENTS.md, CONTRIBUTING.md, docs/), each with what its language and its
+marker ask for."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README.md and every page of docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The pages beside the code, and every page of docs/."""
+    beside = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")]
+    return [*beside, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -49,6 +51,13 @@ def blocks(path: Path) -> Iterator[Block]:
         mark = MARK.search(before)
         yield Block(path, start, opening["language"], text, mark["reason"] if mark else None)
         place, before = end + 1, ""
+
+
+def the_block(path: Path, language: str, containing: str) -> str:
+    """The text of the one block of that language which contains a text."""
+    found = [block.text for block in blocks(path) if block.language == language and containing in block.text]
+    assert len(found) == 1, f"{path.name}: {len(found)} {language} blocks contain {containing!r}"
+    return found[0]
 
 
 def everything() -> list[Block]:
@@ -79,8 +88,11 @@ def _bare(words: list[str]) -> list[str]:
 
 
 def shell(block: Block) -> str:
-    """What of a block is typed into a shell: all of a bash block, the lines that begin with our command of a plain one."""
+    """What of a block is typed into a shell: all of a bash block; of a plain one the lines that begin with our command, and
+    the commands that a run names at its end (`  talk to it     grpo-kit chat ID`)."""
     if block.language == "bash":
         return block.text
-    typed = [line for line in block.text.splitlines() if re.match(r"(uv run )?grpo-kit ", line)]
-    return "\n".join(typed)
+    named = re.finditer(
+        r"^(?:  [a-z ]+  )?((?:uv run )?grpo-kit .*?)(?:, then (grpo-kit .*))?$", block.text, re.MULTILINE
+    )
+    return "\n".join(command for line in named for command in line.groups() if command)

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/: commands are those of the command line, YAML is valid, Python runs."""
+"""Every code block of the pages: commands are those of the command line, YAML is valid, Python runs."""
 
 from __future__ import annotations
 

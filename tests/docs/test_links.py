@@ -1,0 +1,81 @@
+"""Every link of every page leads somewhere, and the map of docs/index.md has every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from code_blocks import ROOT, pages
+
+DOCS = ROOT / "docs"
+LINKED = [*pages(), ROOT / "CHANGELOG.md"]
+FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def written_with_the_site() -> dict[str, Callable[[], str]]:
+    """Pages that exist only in the site, by their path below docs/, and what writes them."""
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "site/pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return dict(module.PAGES)
+
+
+def exists(page: Path) -> bool:
+    return page.exists() or (page.is_relative_to(DOCS) and page.relative_to(DOCS).as_posix() in written_with_the_site())
+
+
+def text_of(page: Path) -> str:
+    if page.exists():
+        return page.read_text(encoding="utf-8")
+    return written_with_the_site()[page.relative_to(DOCS).as_posix()]()
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which headings are linked to, on GitHub and on the site."""
+    headings = re.findall(r"^#+ (.+?) *$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path, text: str) -> Iterator[str]:
+    """Links of a page to files that do not exist, or to headings that are not there."""
+    for target in re.findall(r"\]\(([^()\s]+)\)", FENCED.sub("", text)):
+        if re.match(r"(https?|mailto):", target):
+            continue
+        name, _, anchor = target.partition("#")
+        leads_to = (page.parent / name).resolve() if name else page
+        if not exists(leads_to) or (anchor and anchor not in anchors(text_of(leads_to))):
+            yield target
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(broken(page, page.read_text(encoding="utf-8"))) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    page = DOCS / "index.md"
+    good = "[a](concepts.md) [b](concepts.md#the-loss) [c](https://example.org/x) ![d](images/growth.png) [e](reference/cli.md)"
+    assert list(broken(page, good)) == []
+    bad = "[a](nothing.md) [b](concepts.md#nothing) [c](#nothing) ![d](images/nothing.png)"
+    assert list(broken(page, bad)) == ["nothing.md", "concepts.md#nothing", "#nothing", "images/nothing.png"]
+    assert list(broken(page, "```\n[a](nothing.md)\n```\n")) == []
+
+
+def test_readme_links_to_nothing_that_only_the_site_has() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in written_with_the_site() if name in readme] == []
+
+
+def test_the_map_has_every_page() -> None:
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^()\s]+)\)", text)}
+    presets = set(DOCS.glob("rewards/*.md")) - {DOCS / "rewards/index.md"}  # one page each, which their index lists
+    every = {page.relative_to(DOCS).as_posix() for page in set(DOCS.rglob("*.md")) - presets}
+    assert sorted((every | set(written_with_the_site())) - linked - {"index.md"}) == []
