@@ -36,11 +36,8 @@ def doctor(
     from kit.planning.machine import check_machine, failed, report
 
     loaded = load_config(config, override or []) if config is not None else None
-    checks = (
-        check_machine(root or loaded.run.root, loaded.model, loaded.run.threads)
-        if loaded is not None
-        else check_machine(root or "runs")
-    )
+    folder, model = (loaded.run.root, loaded.model) if loaded is not None else ("runs", None)
+    checks = check_machine(root or folder, model)
     result: dict[str, Any] = {"machine": report(checks)}
     if not as_json:
         print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])

@@ -10,10 +10,14 @@ import os
 from collections.abc import MutableMapping
 
 SLEEPY = {
-    "GOMP_SPINCOUNT": "100",  # libgomp: torch's wheels for Linux, MKL in them included
-    "KMP_BLOCKTIME": "0",  # LLVM's and Intel's libomp: torch's wheels for macOS and Windows, conda, an LD_PRELOAD
+    "GOMP_SPINCOUNT": "10000",  # libgomp: torch's wheels for Linux, MKL in them included; of itself 300,000, about 14 ms
+    "KMP_BLOCKTIME": "1",  # LLVM's and Intel's libomp: torch's wheels for macOS and Windows, an LD_PRELOAD; of itself 200 ms
 }
-"""Rounds (GOMP) and milliseconds (KMP) for which a thread spins before it sleeps. Each runtime ignores the other's."""
+"""Rounds (GOMP) and milliseconds (KMP) for which a thread spins before it sleeps; each runtime ignores the other's.
+
+As short as crowded cores allow without sleeping at every barrier, which small layers on idle cores would pay for
+(docs/performance.md). On a GPU the setting is the same: only what is computed on the CPU comes to such barriers.
+"""
 
 WAIT_POLICY = {"OMP_WAIT_POLICY", "KMP_LIBRARY", *SLEEPY}
 """Every variable by which a user says how threads wait."""

@@ -91,7 +91,7 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
-    from kit.training.backend import running_on, tell_crowd
+    from kit.training.backend import running_on
     from kit.training.lifecycle import create_run_directory, following, lifecycle
     from kit.training.processes import Onlooker, seen_from
     from kit.training.rewind import rewind
@@ -115,8 +115,6 @@ def _run(
         folder.write_text("config.yaml", config.to_yaml())
         folder.write_json("data.json", parts.data.info)
         reporter.data(parts.data.info)
-        if processes.size == 1:  # those of one run are no strangers to each other
-            tell_crowd(parts.files.backend, found.threads, reporter.say)
         job = Job(parts, folder, reporter, processes, stop, resumption)
         job, trainer, memory = build_anyhow(job, found.threads, trackers)
         learn(job, trainer, memory, found.past.step if found.past else 0)

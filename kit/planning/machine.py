@@ -41,16 +41,14 @@ class Check:
         return asdict(self)
 
 
-def check_machine(
-    root: str | Path = "runs", model: ModelConfig | None = None, threads: int | None = None
-) -> list[Check]:
+def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
     """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end.
 
-    `root`, `model` and `threads` are those of the run that is asked about.
+    `root` and `model` are those of the run that is asked about.
     """
     checks: list[Check] = []
-    for check in (python, packages, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
-                  lambda: disk(root), memory, lambda: processors(threads), shared_memory, sandbox, tokens, caches):  # fmt: skip
+    for check in (versions, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
+                  lambda: disk(root), memory, processors, shared_memory, sandbox, tokens, caches):  # fmt: skip
         checks += _tried(check)
     return checks
 
@@ -66,6 +64,18 @@ def _tried(check: Callable[[], Iterator[Check]]) -> list[Check]:
 def failed(checks: list[Check]) -> bool:
     """Whether something must be mended before a run can start."""
     return any(check.level == "fail" for check in checks)
+
+
+def versions() -> Iterator[Check]:
+    """Python and packages against the ranges that the installed kit declares; one warning where it is not installed."""
+    if installed("grpo-kit") is None:
+        seen = (
+            f"the kit in {Path(__file__).parents[2]} is not installed here, so nothing says which versions it supports"
+        )
+        yield Check("packages", "warn", seen, "Install it: uv sync, or pip install -e . in that folder")
+        return
+    yield from python()
+    yield from packages()
 
 
 def python() -> Iterator[Check]:
@@ -227,20 +237,11 @@ def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: s
     return Check(name, level, seen, fix if level != "ok" else "")
 
 
-def processors(threads: int | None = None) -> Iterator[Check]:
-    """Cores that a run may use, and whether others leave enough of them for the threads of a run on the CPU."""
-    import torch
-
-    from kit.training.backend import crowded, physical_cores, planned_threads
+def processors() -> Iterator[Check]:
+    """Cores that a run may use."""
+    from kit.training.backend import physical_cores
 
     yield Check("cores", "ok", f"{physical_cores()} physical, {os.cpu_count()} logical")
-    if torch.cuda.is_available():
-        return
-    wanted = planned_threads(threads)
-    if (found := crowded(wanted)) is not None:
-        yield Check("threads", "warn", *found)
-        return
-    yield Check("threads", "ok", f"{wanted} of torch")
 
 
 def shared_memory() -> Iterator[Check]:

@@ -281,7 +281,7 @@ def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
     """The machine's checks."""
     from kit.planning.machine import check_machine, report
 
-    return report(check_machine(str(request.get("root", config.run.root)), threads=config.run.threads))
+    return report(check_machine(str(request.get("root", config.run.root))))
 
 
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {

@@ -29,8 +29,7 @@ class RunSection(Section):
     """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
     at most), or end the run."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of torch; null: OMP_NUM_THREADS, or else the number of physical cores that this process may use. On a machine
-    that others use as well, fewer threads than cores are often faster: they wait for each other."""
+    """CPU threads of torch; null: OMP_NUM_THREADS, or else the number of physical cores that this process may use."""
     report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
     """Trackers that mirror the metrics. The run directory stays the truth."""
 

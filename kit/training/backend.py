@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -238,65 +238,20 @@ def is_unsloths(base: type) -> bool:
 
 # --- device -----------------------------------------------------------------------------------------------------------
 
-TOLERANCE = 0.5
-"""Cores in use that are no crowd: a desktop, a moment's work."""
-
 
 def use_threads(threads: int | None) -> int:
-    """Sets torch's CPU threads to `planned_threads`, and returns the number."""
+    """Sets torch's CPU threads and returns the number: as many as asked for, else OMP_NUM_THREADS, else one a physical core.
+
+    Cores are those that this process may use; processes that a launcher has started on one machine share them.
+    """
     import torch
 
-    threads = planned_threads(threads)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def planned_threads(threads: int | None) -> int:
-    """As many as asked for, else OMP_NUM_THREADS, else one a physical core that this process may use.
-
-    Processes that a launcher has started on one machine share its cores.
-    """
     given, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
     if threads is None and processes is None and given.isdecimal():  # launchers set it by themselves
         threads = int(given)
-    return threads or max(1, physical_cores() // int(processes or "1"))
-
-
-def crowded(threads: int) -> tuple[str, str] | None:
-    """What is seen and what to do where others leave fewer cores than torch has threads; None where there are enough.
-
-    Looks for a moment at how busy the cores are that this process may use, itself asleep meanwhile.
-    """
-    if threads <= 1:
-        return None
-    free = idle_cores()
-    if threads <= free + TOLERANCE:
-        return None
-    fewer = max(1, int(free + TOLERANCE))
-    seen = (
-        f"{threads} threads of torch on {free:.1f} idle cores: they wait for each other, and a step may take many times as "
-        "long"
-    )
-    return seen, f"Set run.threads: {fewer} (or OMP_NUM_THREADS={fewer}), or end what else is running."
-
-
-def tell_crowd(backend: Backend, threads: int, say: Callable[[str], object]) -> None:
-    """Says at the beginning of a run on the CPU what `crowded` finds."""
-    found = crowded(threads) if backend.device == "cpu" else None
-    if found is not None:
-        say(f"note: {found[0]}. {found[1]}")
-
-
-def idle_cores(seconds: float = 0.3) -> float:
-    """Cores that nobody uses, of those that this process may use, hyper-threads counted; all where that cannot be seen."""
-    import psutil
-
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    try:
-        busy = psutil.cpu_percent(seconds, percpu=True)
-    except (OSError, ValueError, RuntimeError, psutil.Error):  # a container that hides /proc/stat
-        return float(len(allowed))
-    return sum(1 - busy[core] / 100 if core < len(busy) else 1.0 for core in allowed)
+    threads = threads or max(1, physical_cores() // int(processes or "1"))
+    torch.set_num_threads(threads)
+    return threads
 
 
 def physical_cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 from collections import namedtuple
@@ -38,6 +39,20 @@ def test_this_machine_can_train(tmp_path: Path) -> None:
     } <= named
     assert all(check.fix for check in checks if check.level == "fail")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkout_that_is_not_installed_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(name: str) -> Any:
+        if name == "grpo-kit":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    real = importlib.metadata.distribution
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    checks = check_machine(tmp_path)
+    (found,) = [check for check in checks if "not installed" in check.seen]
+    assert (found.name, found.level, "pip install -e ." in found.fix) == ("packages", "warn", True)
+    assert not [check for check in checks if "could not be looked at" in check.seen or check.name.lower() == "python"]
 
 
 def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,29 +136,6 @@ def test_the_value_of_a_token_is_never_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert found["HF_TOKEN"].startswith("set")
     assert found["WANDB_API_KEY"].startswith("not set")
     assert "secretsecret" not in str(check_machine(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("threads", "idle", "level", "fix"),
-    [(2, 0.1, "warn", "run.threads: 1 "), (8, 4.6, "warn", "run.threads: 5 "), (2, 1.8, "ok", ""), (1, 0.0, "ok", "")],
-)
-def test_more_threads_than_idle_cores_are_a_warning(
-    threads: int, idle: float, level: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kit.training.backend.idle_cores", lambda: idle)
-    found = {check.name: check for check in machine.processors(threads)}
-    assert found["cores"].level == "ok"
-    assert found["threads"].level == level
-    assert fix in found["threads"].fix
-    assert bool(found["threads"].fix) is (level == "warn")
-
-
-def test_a_configuration_with_one_thread_is_not_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("kit.training.backend.idle_cores", lambda: 0.0)
-    monkeypatch.setattr("kit.training.backend.physical_cores", lambda: 2)
-    assert levels(check_machine(tmp_path))["threads"] == "warn"
-    assert levels(check_machine(tmp_path, threads=1))["threads"] == "ok"
 
 
 def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
