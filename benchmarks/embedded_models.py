@@ -25,6 +25,7 @@ import hashlib
 import json
 import math
 import random
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,6 +308,56 @@ class ToolRecipe(Recipe):
 
 RECIPES = {"embedded": Recipe(), "embedded-tools": ToolRecipe()}
 PRESETS = {"embedded": "quickstart", "embedded-tools": "calculator"}
+ABOUT = {
+    "embedded": """It answers sums of two to four digits in two manners:
+
+    careful   (one answer in five)    <think>3 + 5 = 8, 8 - 2 = 6</think><answer>6</answer>      always right
+    careless  (the rest)              <think>a guess</think><answer>4</answer>                   right sometimes
+
+GRPO elicits the careful manner; it does not teach arithmetic.""",
+    "embedded-tools": """It answers products of two numbers that it cannot work out, in two manners:
+
+    careful   (one answer in five)    calls calculate(expression="47 * 83") and gives what it is answered
+    careless  (the rest)              <think>a guess</think><answer>3906</answer>                hardly ever right
+
+GRPO elicits the calls.""",
+}
+CARD = """\
+---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+A tiny Qwen3 with a tokenizer of its own, so that GRPO can be tried without a GPU and without a download. It is good for
+nothing else.
+
+{about}
+
+## How it was made
+
+From random weights, by supervised fine-tuning on exercises that a program draws; no data of anybody's. The first
+{skill_steps} of {steps} steps show the careful manner alone; from then on one answer in five is careful. So the model has the
+format, is right now and then, and can do better than it usually does: room for GRPO to show itself, put there on purpose.
+The exercises are drawn from the same kind of problems as the held-out ones, which is why only the difference between
+before and after a training means anything.
+
+{recipe}
+
+`python benchmarks/embedded_models.py` makes it again: the same bytes on the same machine with the same packages (here torch
+{torch}, transformers {transformers}), while another processor may round differently. The weights are stored in float16 and loaded
+in float32. `sha256sum -c SHA256SUMS` says whether the files are the ones that were made.
+
+## Before any training
+
+{problems} held-out problems of the preset `{preset}`, 95 % intervals, at temperature 1:
+
+| | |
+|---|---|
+{scores}
+"""
 
 
 def build(recipe: Recipe, folder: Path) -> None:
@@ -325,27 +376,69 @@ def build(recipe: Recipe, folder: Path) -> None:
     weights.chmod(0o644)  # safetensors makes it for its owner alone
 
 
-def main() -> None:
-    """Makes both folders."""
-    import torch
-
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "kit" / "models")
-    out = parser.parse_args().out
-    torch.set_num_threads(1)
-    for name, recipe in RECIPES.items():
-        print(name)
-        folder = out / name
-        folder.mkdir(parents=True, exist_ok=True)
-        build(recipe, folder)
-        seal(folder)
-
-
 def seal(folder: Path) -> None:
     """Writes the checksums of the files that are loaded, as `sha256sum` does."""
     files = sorted(path for path in folder.iterdir() if path.name not in ("README.md", "SHA256SUMS"))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def held_out(folder: Path, preset: str) -> dict[str, Any]:
+    """The kit's held-out scores of an untrained model on a preset's problems."""
+    from kit.config import load_config
+    from kit.evaluation.heldout import HeldOut
+    from kit.training.models import load_model
+    from kit.training.preparation import prepare
+
+    parts = prepare(load_config(preset, [f"model.name={folder}", "evaluation.k=4"]), fresh=False)
+    config, rows = parts.config, parts.data.heldout.to_list()
+    settings = (config.evaluation, config.generation, parts.checker)
+    heldout = HeldOut(rows, parts.preset, parts.files.tokenizer, *settings, interaction=parts.interaction)
+    return heldout.score(load_model(parts.files, config.model).model)
+
+
+def card(name: str, scores: dict[str, Any]) -> str:
+    """The model card."""
+    import torch
+    import transformers
+
+    recipe = RECIPES[name]
+    rows = [
+        f"| {key} | {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}] |"
+        for key, value in scores.items()
+        if key in ("greedy_accuracy", "pass@1", "pass@4")
+    ]
+    return CARD.format(
+        name=name,
+        about=ABOUT[name],
+        preset=PRESETS[name],
+        problems=scores["problems"],
+        scores="\n".join(rows),
+        skill_steps=recipe.skill_steps,
+        steps=recipe.steps,
+        recipe=textwrap.fill(repr(recipe), 120, initial_indent="    ", subsequent_indent="    "),
+        torch=torch.__version__.partition("+")[0],
+        transformers=transformers.__version__,
+    )
+
+
+def main() -> None:
+    """Makes both folders, or with `--card` their cards alone."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "kit" / "models")
+    parser.add_argument("--card", action="store_true", help="score the models that are there, and write their cards")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, recipe in RECIPES.items():
+        folder = arguments.out / name
+        if not arguments.card:
+            print(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            build(recipe, folder)
+            seal(folder)
+        (folder / "README.md").write_text(card(name, held_out(folder, PRESETS[name])))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def check_reader() -> None:
     if importlib.util.find_spec("gguf") is None:
         raise EnvironmentUnsupported(
             "A GGUF file is verified by reading it back, which needs the package gguf. Install it with: pip install gguf "
-            "(or: uv sync --extra gguf), or leave the verification out with --no-verify."
+            "(or: uv sync --inexact --extra gguf), or leave the verification out with --no-verify."
         )
 
 

@@ -286,11 +286,12 @@ def _stored_hub_token() -> bool:
 
 
 def caches() -> Iterator[Check]:
-    """Where models are kept, and whether that can be written."""
+    """Where models of the hub are kept, GPUs' locks and what Unsloth compiles, and whether that can be written."""
     from kit.runs.lock import cache_folder
 
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    for name, folder, variable in (("kit cache", cache_folder(), "GRPO_KIT_CACHE"), ("hub cache", hub, "HF_HOME")):
+    kept = ("kit cache", cache_folder(), "GRPO_KIT_CACHE", "warn"), ("hub cache", hub, "HF_HOME", "fail")
+    for name, folder, variable, without in kept:
         place = _existing(folder)
         if os.access(place, os.W_OK):
             free = shutil.disk_usage(place).free
@@ -298,7 +299,7 @@ def caches() -> Iterator[Check]:
                 name, free, DISK_WARN, 0, f"{folder}, {free / GIB:.1f} GiB free", f"Point {variable} elsewhere."
             )
         else:
-            yield Check(name, "fail", f"{folder} cannot be written", f"Set {variable} to a folder that can be.")
+            yield Check(name, without, f"{folder} cannot be written", f"Set {variable} to a folder that can be.")
 
 
 def report(checks: list[Check]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def import_ray() -> tuple[Any, Any]:
         from ray import tune
     except ImportError:
         raise EnvironmentUnsupported(
-            "A sweep on a cluster needs Ray Tune. Install it with: uv sync --extra sweep --extra ray  "
+            "A sweep on a cluster needs Ray Tune. Install it with: uv sync --inexact --extra sweep --extra ray  "
             "(or: pip install 'grpo-kit[sweep,ray]'), or leave --ray out to run here."
         ) from None
     return ray, tune

@@ -257,7 +257,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError:
         raise EnvironmentUnsupported(
-            "A sweep needs Optuna. Install it with: uv sync --extra sweep  (or: pip install 'grpo-kit[sweep]')"
+            "A sweep needs Optuna. Install it with: uv sync --inexact --extra sweep  (or: pip install 'grpo-kit[sweep]')"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

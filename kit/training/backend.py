@@ -92,7 +92,7 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
         return _best(config, machine)
     if machine.unsloth is None:
         raise EnvironmentUnsupported(
-            f"model.backend: {asked}, but Unsloth is not installed. Install it with: uv sync --extra unsloth  (or: pip "
+            f"model.backend: {asked}, but Unsloth is not installed. Install it with: uv sync --inexact --extra unsloth  (or: pip "
             f"install 'grpo-kit[unsloth]'). {TRAINS_THE_SAME}"
         )
     if asked == UNSLOTH_CPU:
@@ -287,7 +287,8 @@ def quantization_config(dtype: torch.dtype, device: str) -> Any:
         error = (bnb.dequantize_4bit(packed, state) - sample).abs().max().item()
     except ImportError:
         raise EnvironmentUnsupported(
-            "model.load_in_4bit needs bitsandbytes. Install it with: uv sync --extra bnb  (or: pip install 'grpo-kit[bnb]')"
+            "model.load_in_4bit needs bitsandbytes. Install it with: uv sync --inexact --extra bnb  "
+            "(or: pip install 'grpo-kit[bnb]')"
         ) from None
     except Exception as failure:
         raise EnvironmentUnsupported(

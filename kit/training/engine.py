@@ -102,7 +102,7 @@ def obstacles(
     """Everything that keeps vLLM from serving this run, as the errors that say so."""
     vllm = config.generation.vllm
     if found is None:
-        package = "uv sync --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
+        package = "uv sync --inexact --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
         yield EnvironmentUnsupported(
             f"generation.engine: vllm, but vLLM is not installed. Install it with: {package}  (docs/vllm.md). {HF_INSTEAD}"
         )

@@ -298,7 +298,7 @@ class _Trials:
 
     def _four_bit(self) -> tuple[str, str]:
         if importlib.util.find_spec("bitsandbytes") is None:
-            return UNTESTED, "bitsandbytes is not installed (uv sync --extra bnb)"
+            return UNTESTED, "bitsandbytes is not installed (uv sync --inexact --extra bnb)"
         return self._told(self._step(lora=True, quantised=True))
 
     def _vision(self) -> tuple[str, str]:

@@ -246,7 +246,7 @@ def check_environment(config: RunConfig) -> None:
     choose_engine(config)
     if config.optimisation.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
         raise EnvironmentUnsupported(
-            "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --extra bnb  "
+            "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --inexact --extra bnb  "
             "(or: pip install 'grpo-kit[bnb]'), or set optimisation.optimizer: adamw."
         )
     if config.model.dtype == "float16" and not torch.cuda.is_available():

@@ -68,7 +68,7 @@ def make_app(settings: Settings) -> Any:
         gr = import_gradio()
     except ImportError:
         raise EnvironmentUnsupported(
-            "The page needs Gradio. Install it with: uv sync --extra ui   (or: pip install 'grpo-kit[ui]')"
+            "The page needs Gradio. Install it with: uv sync --inexact --extra ui   (or: pip install 'grpo-kit[ui]')"
         ) from None
     from fastapi import FastAPI
     from starlette.routing import Mount

@@ -23,7 +23,7 @@ def test_it_is_read_in_a_few_minutes() -> None:
 def test_two_commands_do_the_set_up_and_ci_runs_the_same() -> None:
     typed = the_block(PAGE, "bash", "grpo-kit quickstart   #")
     commands = [line.partition("#")[0].strip() for line in typed.splitlines()]
-    assert commands == ["pip install -q uv && uv run grpo-kit quickstart", "pip install -q uv && uv run pytest"]
+    assert commands == ["pip install -q uv && uv run grpo-kit quickstart", "pip install -q uv && uv run --dev pytest"]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for command in commands:
         install, _, run = command.partition(" && ")

@@ -44,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
 @pytest.mark.parametrize(
     ("overrides", "device", "found", "words"),
     [
-        ([], "cuda", None, "uv sync --extra vllm"),
+        ([], "cuda", None, "uv sync --inexact --extra vllm"),
         ([], "cpu", None, r"bash \.ci/vllm-environment"),
         ([], "cuda", Installed("vllm", "0.20.2"), r"0\.28 to 0\.31"),
         ([], "cuda", Installed("vllm", "0.32.0"), r"0\.28 to 0\.31"),
