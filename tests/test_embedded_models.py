@@ -58,3 +58,9 @@ def test_careless_answers_are_right_as_often_as_the_recipe_says(embedded_models:
         assert answer.startswith("<think>a guess</think>")
         right += answer.endswith(f"<answer>{eval(sum_)}</answer>")
     assert right / 2000 == pytest.approx(0.15, abs=0.03)  # standard error 0.008
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded-tools"])
+def test_the_card_beside_a_model_tells_its_recipe(embedded_models: Any, name: str) -> None:
+    card = (ROOT / "kit/models" / name / "README.md").read_text(encoding="utf-8")
+    assert repr(embedded_models.RECIPES[name]) in " ".join(card.split())
