@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,13 @@ def test_the_counts_of_presets_and_recipes_are_true() -> None:
     started = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
     assert f"one of {len(rewards.names())} presets" in started
     assert f"one of {len(recipe_names())} recipes" in started
+
+
+def test_sizes_are_those_of_getting_started() -> None:
+    sizes = re.findall(r"[\d.]+ GB", README)
+    assert len(sizes) == 4  # to download and on disk, for each command
+    started = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
+    assert [size for size in sizes if size not in started] == []
 
 
 def test_every_block_is_short() -> None:
