@@ -33,7 +33,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 
-STEPS = 14
+STEPS = 12
 PROBLEMS = 16  # a step
 GROUP = 8  # answers to each of them
 UPDATES = 2  # of the weights on the answers of one step
