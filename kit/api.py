@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -126,20 +125,17 @@ def start(
 def _make(config: RunConfig) -> RunDir:
     """The directory of a new run, for a training process to adopt."""
     assert config.run.id is not None, "prepare() gives every run an id"
-    folder = RunStore(config.run.root).create(config.run.id)
-    try:
-        folder.write_text("config.yaml", config.to_yaml())
-        folder.write_status("starting", step=0, total_steps=config.optimisation.steps, face=True)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    return folder
+    return RunStore(config.run.root).create(
+        config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps, face=True
+    )
 
 
 def resume(
     run_id: str, root: str | Path = "runs", *, force: bool = False, detach: bool = False, overrides: Sequence[str] = ()
 ) -> Run:
     """Goes on with a run that was stopped, interrupted or failed, in its directory, from its last whole checkpoint.
+
+    Where no checkpoint had been saved yet it starts again from the beginning, with its id, configuration and seed.
 
     Args:
         run_id: the run.
@@ -174,7 +170,8 @@ def relaunch(
     folder = RunDir(run.path)
     if not folder.config.is_file():
         raise RunError(
-            f"{folder.path} has no config.yaml: the run ended before it had begun. Start it again with train."
+            f"{folder.path} has no config.yaml, so how the run was configured is not known. Bring it back, or remove the folder "
+            f"and start it again with: grpo-kit train CONFIG --run-id {run_id}"
         )
     config = load_config(folder.config, overrides)
     longer = config.optimisation.steps > load_config(folder.config).optimisation.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +12,11 @@ from kit.cli_table import print_table
 if TYPE_CHECKING:
     from kit.objective import Hook, Objective
     from kit.objective.registry import HookRegistry
+    from kit.objective.schedules import Schedule
 
 KINDS = ("advantage", "clip", "weight", "regularizer", "reduction")
+CHANGING = ("schedule", "controller")
+"""Kinds of what may stand for a number: by the step, or by what was measured."""
 
 objective_app = typer.Typer(no_args_is_help=True, help="Recipes and hooks of the loss.")
 
@@ -33,12 +37,17 @@ Settings = Annotated[
 
 @objective_app.command("list")
 def objective_list(
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Hooks of one kind: {', '.join(KINDS)}.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help=f"One kind alone: {', '.join((*KINDS, *CHANGING))}.")
+    ] = None,
 ) -> None:
-    """List the recipes, and the hooks that an objective is made of."""
+    """List the recipes, the hooks that an objective is made of, and the schedules and controllers of their numbers."""
     from kit.objective.recipes import recipe, recipe_names
 
-    wanted = _registries(kind)
+    if kind in CHANGING:
+        _list_changing(kind)
+        return
+    wanted = _registries(kind, (*KINDS, *CHANGING))
     if kind is None:
         parts = ("advantage", "clip", "reduction")
         print_table(["recipe", *parts], [[n, *(_call(recipe(n)[part]) for part in parts)] for n in recipe_names()])
@@ -49,13 +58,19 @@ def objective_list(
             needs = ", ".join(sorted(hook.needs)) or "-"
             rows.append([name, registry.kind, _defaults(hook) or "-", needs, hook.factory.source or "-"])
     print_table(["hook", "kind", "hyper-parameters", "needs", "source"], rows)
+    if kind is None:
+        _list_changing()
 
 
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Show a recipe or a hook: formula, settings, needs, costs."""
+    """Show a recipe or a hook: formula, settings, needs, costs; or a schedule or controller."""
     from kit.objective.recipes import recipe_names
 
+    changing = _changing()
+    if name in changing and kind in (None, _kind_of(changing[name])) and not override:
+        _show_changing(changing[name])
+        return
     if kind is None and name in recipe_names():
         _show_recipe(name, override or [])
         return
@@ -89,14 +104,64 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
     typer.echo("No check failed.")
 
 
-def _registries(kind: str | None) -> dict[str, HookRegistry]:
-    """The registries by kind, or the one that is asked for. Raises `ConfigError` for another word."""
+def _changing() -> dict[str, type[Schedule]]:
+    """Schedules and controllers by name."""
+    import kit.objective.controllers  # noqa: F401  (files its own among the schedules)
+    from kit.objective.schedules import schedules
+
+    return {name: schedules[name] for name in schedules}
+
+
+def _kind_of(changing: type[Schedule]) -> str:
+    from kit.objective.schedules import Controller
+
+    return "controller" if issubclass(changing, Controller) else "schedule"
+
+
+def _list_changing(kind: str | None = None) -> None:
+    """Schedules before controllers, or those of one kind."""
+    found = sorted(_changing().items(), key=lambda item: (CHANGING.index(_kind_of(item[1])), item[0]))
+    rows = [
+        [name, _kind_of(each), _call_of(each).partition("(")[2].rstrip(")"), _summary(each)]
+        for name, each in found
+        if kind in (None, _kind_of(each))
+    ]
+    print_table(["schedule", "kind", "parameters", "what it is"], rows)
+
+
+def _call_of(changing: type[Schedule]) -> str:
+    """`adaptive_kl(target, horizon=10000, start=0.1)`."""
+    import dataclasses
+
+    fields = [field for field in dataclasses.fields(changing) if field.init]
+    parts = [f.name if f.default is dataclasses.MISSING else f"{f.name}={_value(f.default)}" for f in fields]
+    return f"{changing.name}({', '.join(parts)})"
+
+
+def _summary(changing: type[Schedule]) -> str:
+    """The first paragraph of its docstring, in one line."""
+    import inspect
+
+    return " ".join((inspect.getdoc(changing) or "").partition("\n\n")[0].split()).replace("`", "")
+
+
+def _show_changing(changing: type[Schedule]) -> None:
+    import inspect
+
+    controller = _kind_of(changing) == "controller"
+    typer.echo(f"{_kind_of(changing)} {_call_of(changing)}\n\n{inspect.getdoc(changing)}\n")
+    where = "any regularizer's coef" if controller else "any float hyper-parameter, and any regularizer's coef"
+    typer.echo(f'It may stand in the place of {where}, written as in coef: "{_call_of(changing)}"')
+
+
+def _registries(kind: str | None, known: Sequence[str] = KINDS) -> dict[str, HookRegistry]:
+    """The registries by kind, or the one that is asked for. Raises `ConfigError` for another word than those `known`."""
     from kit import objective
     from kit.errors import ConfigError
     from kit.registry import did_you_mean
 
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(f"'{kind}' is no kind of hook.{did_you_mean(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+    if kind is not None and kind not in known:
+        raise ConfigError(f"'{kind}' is no kind of hook.{did_you_mean(kind, known)} Kinds: {', '.join(known)}.")
     return {each: getattr(objective, f"{each}s") for each in KINDS if kind in (None, each)}
 
 
@@ -119,7 +184,13 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
         if kind is not None:
             found = list(wanted.values())  # which says what there is of this kind
         else:
-            hint = did_you_mean(name, [*recipe_names(), *(hook for registry in wanted.values() for hook in registry)])
+            if name in _changing():
+                raise ConfigError(
+                    f"'{name}' is a {_kind_of(_changing()[name])} and no hook: it stands in the place of a hook's number. "
+                    f"See: grpo-kit objective show {name}"
+                )
+            hooks = (hook for registry in wanted.values() for hook in registry)
+            hint = did_you_mean(name, [*recipe_names(), *hooks, *_changing()])
             raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
     entry: dict[str, Any] = {"name": name}
     for override in overrides:

@@ -88,7 +88,10 @@ def logs(
 
     run = RunStore(root).open(run_id)
     if not follow:
-        _write(Log(run.log).tail(number))
+        text = Log(run.log).tail(number)
+        _write(text)
+        if not text and number:
+            typer.echo(f"Its log is empty. {ending(run)}", err=True)
         return
     for text in following(run, number):
         _write(text)
@@ -113,7 +116,10 @@ def ending(run: RunDir) -> str:
 
 
 def _resume_hint(run: RunDir) -> str:
-    return f" Go on with: grpo-kit resume {run.id}{run.root_option}" if run.config.is_file() else ""
+    if not run.config.is_file():
+        return ""
+    how = "Go on with" if run.last_checkpoint is not None else "Start it again from the beginning with"
+    return f" {how}: grpo-kit resume {run.id}{run.root_option}"
 
 
 def stop(
@@ -129,13 +135,15 @@ def stop(
 ) -> None:
     """Let a run finish its step, save and end. Make it end if it does not."""
     from kit.runs.stopping import stop as stopping
+    from kit.runs.stopping import what_is_saved
     from kit.runs.store import ALIVE, RunStore
 
     run = RunStore(root).open(run_id)
-    if run.status()["state"] not in ALIVE:
+    status = run.status()
+    if status["state"] not in ALIVE:
         typer.echo(f"There is nothing to stop. {ending(run)}")
         return
-    typer.echo(f"Stopping '{run_id}': its step is finished and saved first." if not now else f"Stopping '{run_id}'.")
+    typer.echo(f"Stopping '{run_id}'." if now else f"Stopping '{run_id}': {what_is_saved(status)}.")
     stopping(run, timeout=timeout, now=now, tell=typer.echo)
     last = run.checkpoints[-1:]
     typer.echo(ending(run) + (f"\nIts last checkpoint is {last[0]}" if last else ""))
@@ -155,13 +163,16 @@ def resume(
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
     ] = None,
 ) -> None:
-    """Go on with a run that was stopped, killed or failed."""
+    """Go on with a run that was stopped, killed or failed: from its last checkpoint, or else from the beginning."""
     from kit.api import relaunch
+    from kit.runs.store import RunStore
 
+    where = RunStore(root).open(run_id).where_resumed()
     _, outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
     if outcome.error is not None and not outcome.shown:
         typer.echo(f"error: {outcome.error}", err=True)
     elif detach:
+        typer.echo(f"Run '{run_id}' {where}.")
         _say_detached(run_id, root)
     raise typer.Exit(outcome.code)
 

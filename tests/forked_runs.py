@@ -11,6 +11,8 @@
     {"line": text}                          in the middle of appending a line that begins so
     {"seconds": s}                          from outside, so long after the start
 and may name another `signal`, by number.
+
+`made=True` makes the run's directory first, as a face does for the process that it starts.
 """
 
 from __future__ import annotations
@@ -130,15 +132,19 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     """In the child: one run, and its last words."""
     for target in (1, 2):
         os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
+    import kit.api
     import kit.train
     from kit.config import load_config
     from kit.errors import KitError
 
     config = load_config(request["config"], request["overrides"])
     count = plant(request["kill"] or {}, Path(config.run.root) / str(config.run.id))
-    error, code = None, 0
+    error, code, ways = None, 0, request["ways"]
     try:
-        kit.train.run(config, **request["ways"])
+        if ways.pop("made", False):
+            kit.api._make(config)
+            ways["adopt"] = True
+        kit.train.run(config, **ways)
     except KitError as found:
         error, code = str(found), found.exit_code
     except BaseException as found:

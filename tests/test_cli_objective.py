@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -14,7 +15,12 @@ from kit.cli_objective import KINDS
 from kit.objective.costs import COSTS, ENTROPY_IN_LOSS, NOTHING, costs
 from kit.objective.hook import REMEDIES
 from kit.objective.recipes import recipe_names
+from kit.objective.schedules import schedules
 
+CHANGING = {
+    "constant": "schedule", "cosine": "schedule", "linear": "schedule", "piecewise": "schedule",
+    "adaptive_entropy": "controller", "adaptive_kl": "controller",
+}  # fmt: skip
 SIGN_CLIP = '''"""A newcomer's hook."""
 
 import torch
@@ -101,6 +107,12 @@ def test_the_list_names_every_recipe_and_hook_with_defaults_needs_and_source() -
     (kl,) = [line for line in lines if line.split()[:2] == ["kl", "regularizer"]]
     for word in ("estimator=k3", "coef=0.04", "ref_logps", "arXiv 2402.03300"):
         assert word in kl
+    for name, kind in CHANGING.items():
+        assert any(line.split()[:2] == [name, kind] for line in lines), name
+    assert set(CHANGING) == set(schedules)
+    (adaptive,) = [line for line in lines if line.split()[:1] == ["adaptive_kl"]]
+    assert "target, horizon=10000, start=0.1" in adaptive
+    assert "Steers the KL to the reference towards target" in adaptive
 
 
 def test_a_kind_can_be_listed_alone() -> None:
@@ -109,9 +121,22 @@ def test_a_kind_can_be_listed_alone() -> None:
     assert "ppo_clip" not in output
     assert "dr_grpo" not in output
     assert "Did you mean 'clip'" in run("objective", "list", "--kind", "clips", code=2)
+    for kind in ("schedule", "controller"):
+        output = run("objective", "list", "--kind", kind)
+        assert {name for name in CHANGING if f" {name} " in output} == {n for n, k in CHANGING.items() if k == kind}
+        assert "ppo_clip" not in output
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", schedules)
+def test_a_schedule_is_shown(name: str) -> None:
+    output = run("objective", "show", name)
+    assert output.startswith(f"{CHANGING[name]} {name}(")
+    assert all(field.name in output for field in dataclasses.fields(schedules[name]) if field.init)
+    assert ("any regularizer's coef," if CHANGING[name] == "controller" else "any float hyper-parameter") in output
+    assert output == run("objective", "show", name, "--kind", CHANGING[name])
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -245,6 +270,9 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
             "as the recipe; --kind advantage picks the hook of that name.",
         ),
         (["gspo", "-o", "eps_low=.1"], "--kind clip picks the hook of that name."),
+        (["linear", "-o", "end=1"], "'linear' is a schedule and no hook: it stands in the place of a hook's number."),
+        (["adaptive_ki"], "Did you mean 'adaptive_kl'"),
+        (["adaptive_kl", "--kind", "clip"], "No clip is called 'adaptive_kl'"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(verb: str, arguments: list[str], words: str) -> None:

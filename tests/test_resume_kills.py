@@ -19,6 +19,10 @@ from typing import Any
 import pytest
 from forked_runs import Forks, Tree, different, trace
 
+from kit.cli_runs import ending
+from kit.runs.stopping import stop
+from kit.runs.store import RunDir, RunStore
+
 pytestmark = [pytest.mark.survival, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILL_POINTS = os.environ.get("KIT_KILL_POINTS", "4")
@@ -44,6 +48,28 @@ PLANTED = {
     },
     "after the last step, before the score after it": {"call": "kit.training.evaluating:conclude", "nth": 1},
 }  # fmt: skip
+
+EARLY = {
+    "with the data still to be read": {"call": "kit.data:load_data", "nth": 1},
+    "with the model being prepared": {"call": "kit.training.preparation:find_model", "nth": 1},
+    "with the claim half written": {"call": "os:replace", "nth": 1},
+    "with its directory just claimed": {"call": "kit.runs.store:RunDir.change_status", "nth": 1, "when": "after"},
+    "with nothing cut yet": {"call": "kit.training.rewind:rewind", "nth": 1},
+    "with all cut that is to be written again": {"call": "kit.training.rewind:_note", "nth": 1},
+    "with config.yaml just written": {"call": "kit.runs.store:RunDir.write_text", "nth": 1, "when": "after"},
+    "with data.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 1, "when": "after"},
+    "with the weights just loaded": {"call": "kit.training.models:load_model", "nth": 1, "when": "after"},
+    "with env.json half written": {"call": "kit.runs.store:to_json", "nth": 3},
+    "with env.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 2, "when": "after"},
+    "with the trainer just built": {"call": "kit.train:build", "nth": 1, "when": "after"},
+    "in the score before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
+    "with the score before training written": {"call": "kit.training.resumption:train_on", "nth": 1},
+    "with the first completions written": {"call": "kit.training.recording:write_parquet", "nth": 1, "when": "after"},
+    "in the first step": {"call": "torch.optim:AdamW.step", "nth": 1},
+    "in the first metrics line": {"line": '{"step": 1'},
+    "with two steps made, and the first checkpoint not in place": {"call": "kit.training.checkpoints:publish", "nth": 1},
+}  # fmt: skip
+"""Before the first checkpoint is in place, in their order."""
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +169,7 @@ def test_killed(moment: str, forks: Forks, tree: Named, uninterrupted: tuple[Tre
 
 def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
     expected, changes = uninterrupted
-    points = list(range(2, changes + 1))  # the first makes the directory
+    points = list(range(1, changes + 1))  # the directory is there by then: it is made apart, and renamed
     if KILL_POINTS != "all":
         points = sorted(random.Random(6).sample(points, int(KILL_POINTS)))
     wrong: dict[str, Any] = {}
@@ -157,6 +183,54 @@ def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterru
             wrong[f"{point}"] = result
         shutil.rmtree(folder(mine))
     assert wrong == {}
+
+
+def check_truth_of_an_early_end(run: RunDir) -> None:
+    """What `ps`, `logs`, `stop` and the page say of a run that was killed before its first checkpoint."""
+    assert [(found.id, status["state"]) for found, status in RunStore(run.path.parent).statuses()] == [
+        (run.id, "interrupted")
+    ]
+    steps = run.status()["step"]
+    assert steps <= len(run.metrics()) + 1  # a step is made before its line is written
+    assert f"is interrupted at step {steps}/7: the process ended without a word" in ending(run)
+    assert f"Start it again from the beginning with: grpo-kit resume {run.id}" in ending(run)
+    assert stop(run)["state"] == "interrupted"
+    assert "starts again from the beginning" in run.where_resumed()
+
+
+def test_killed_at_every_moment_before_its_first_checkpoint(
+    forks: Forks, tree: Named, uninterrupted: tuple[Tree, int], base: Path
+) -> None:
+    """One attempt after another, so that each finds what another one left; in an order of their own."""
+    mine = tree("early")
+    mine["run"]["root"] = str(base / "early-runs")  # alone there
+    made = {"call": "kit.runs.store:RunStore.create", "nth": 1, "when": "after"}
+    assert forks.run(mine, kill=made, made=True)["signal"] == signal.SIGKILL
+    check_truth_of_an_early_end(RunDir(folder(mine)))
+    moments = random.Random(8).sample(sorted(EARLY), len(EARLY))
+    for moment in moments:
+        result = forks.run(mine, resume=True, kill=EARLY[moment])
+        assert result["signal"] == signal.SIGKILL, (moment, result)
+        check_truth_of_an_early_end(RunDir(folder(mine)))
+    assert "starts again from the beginning, with its id and seed 0" in resumed(forks, mine)
+    assert different(uninterrupted[0], trace(folder(mine))) == {}
+    events = [event for event in RunDir(folder(mine)).events() if event["kind"] == "resumed"]
+    assert {(event["step"], event["checkpoint"], event["forced"]) for event in events} == {(0, None, False)}
+    assert not any(event["changes"] for event in events)
+
+
+@pytest.mark.parametrize(
+    "moment", ["with the model being prepared", "with the score before training written", *list(EARLY)[-1:]]
+)
+def test_killed_early_and_resumed_at_once(
+    moment: str, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
+) -> None:
+    mine = tree("early")
+    assert forks.run(mine, kill=EARLY[moment], made=True)["signal"] == signal.SIGKILL
+    shown = resumed(forks, mine)
+    why = "its 2 steps had no checkpoint" if moment == list(EARLY)[-1] else "nothing had been trained"
+    assert f"Resuming: {why}, so the run starts again from the beginning" in shown
+    assert different(uninterrupted[0], trace(folder(mine))) == {}
 
 
 def test_killed_by_the_clock_and_killed_again_while_resuming(

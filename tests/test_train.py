@@ -248,7 +248,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
         status = one.status()
         assert (status["state"], status["exit"], status["reason"]) == ("stopped", 130, "SIGINT")
         assert [path.name for path in one.checkpoints] == [f"checkpoint-{status['step']}"]
-        assert "Stopping: the step in progress is finished and saved first" in shown
+        assert "Stopping: a step in progress is finished and saved first" in shown
         assert f"Stopped by SIGINT; the checkpoint is {one.checkpoints[0]}" in shown
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 1

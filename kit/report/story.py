@@ -67,6 +67,9 @@ def words(event: Tree) -> str:
 
 def _resumed(event: Tree) -> str:
     changes = "; ".join(map(str, event.get("changes") or []))
+    if event.get("checkpoint", "") is None:
+        changed = f" Changed since then: {changes}." if changes else ""
+        return f"Started again from the beginning, as no checkpoint of it was saved.{changed}"
     forced = f" Forced, although this had changed: {changes}." if event.get("forced") else ""
     return f"Resumed from {event.get('checkpoint', 'a checkpoint')}.{forced}"
 

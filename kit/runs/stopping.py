@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,13 @@ def stop(
                 )
         if ladder.wait(1.0):  # another stop is at it: a second SIGTERM from here would cost the checkpoint
             return run.status()
+
+
+def what_is_saved(status: Mapping[str, Any]) -> str:
+    """What a live run that is asked to stop does before it ends, as a sentence about it."""
+    if status["state"] in ("queued", "starting"):
+        return "it has not begun to train, so there is nothing to save"
+    return "its step is finished and saved first"
 
 
 def grace(run: RunDir, status: dict[str, Any]) -> float:

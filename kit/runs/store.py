@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
+from kit.runs.checkpoints import is_whole, numbered
 from kit.runs.files import (
     append_line,
     disk_errors,
@@ -86,9 +87,20 @@ class RunDir:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders checkpoint-STEP, the earliest first."""
-        numbered = [(p.name.partition("-")[2], p) for p in self.path.glob("checkpoint-*") if p.is_dir()]
-        return [path for _, path in sorted((int(step), path) for step, path in numbered if step.isdigit())]
+        """Folders checkpoint-STEP, whole or not, the earliest first."""
+        return numbered(self.path)
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The last whole checkpoint, from which a resumed run goes on; None where it starts again from the beginning."""
+        return next(filter(is_whole, reversed(self.checkpoints)), None)
+
+    def where_resumed(self) -> str:
+        """Where the run goes on when it is resumed; the rest of a sentence that begins with its id."""
+        last = self.last_checkpoint
+        if last is None:
+            return "starts again from the beginning, as no checkpoint of it was saved"
+        return f"goes on from its last whole checkpoint, {last.name}"
 
     def write_status(self, state: str, **fields: Any) -> None:
         """Replaces status.json at once, keeping earlier fields that are not given again.
@@ -174,6 +186,7 @@ class RunDir:
                 "face": False,
                 "stop": None,
                 "refused": None,
+                "eta_seconds": None,
                 "before": before,
             }
             return signed(record, state, fresh | fields, self.path)
@@ -204,7 +217,8 @@ class RunDir:
         def take(record: dict[str, Any]) -> Mapping[str, Any]:
             holder, supervisor = record.get("pid"), (record.get("supervisor") or {}).get("pid")
             waiting = record.get("state") in ("queued", "starting", "stopping") and not record.get("adopted")
-            if not waiting or holder not in (os.getpid(), supervisor):
+            # By its number alone, the supervisor may be that of a later attempt, and this process an orphan of an earlier.
+            if not waiting or not (holder == os.getpid() or holder == supervisor == os.getppid()):
                 raise RunError(
                     f"The run '{self.id}' does not wait for this process: it is {self.status()['state']}, in the "
                     f"hands of process {holder}. Start a run of its own with: grpo-kit train CONFIG"
@@ -286,28 +300,32 @@ class RunStore:
     def __init__(self, root: str | Path = "runs") -> None:
         self.root = Path(root)
 
-    def create(self, run_id: str) -> RunDir:
-        """Makes the directory of a new run, in state `starting`.
+    def create(self, run_id: str, *, config: str | None = None, **status: Any) -> RunDir:
+        """Makes the directory of a new run, in state `starting`: by one rename, with all that is given or not at all.
 
-        Raises `RunError` when the id is not a plain name or is taken, or when the folder cannot be written.
+        So whatever is killed, a run that is there can be resumed. `config` is the text of config.yaml, `status` what else
+        stands in status.json. Raises `RunError` when the id is not a plain name or is taken, or when the folder cannot be
+        written.
         """
         path = self._path(run_id)
         with disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
+        self.check_free(run_id)
+        made = RunDir(self.root / f".{run_id}.{os.getpid()}-{threading.get_ident()}.new")
         try:
             with disk_errors(path):
-                path.mkdir()
-        except RunError as error:
-            if isinstance(error.__cause__, FileExistsError):
-                self.check_free(run_id)
+                made.path.mkdir(exist_ok=True)
+            if config is not None:
+                made.write_text("config.yaml", config)
+            made.write_status("starting", **status)
+            with disk_errors(path):
+                made.path.rename(path)
+        except BaseException as error:
+            shutil.rmtree(made.path, ignore_errors=True)
+            if isinstance(error.__cause__, OSError):
+                self.check_free(run_id)  # another process was quicker
             raise
-        run = RunDir(path)
-        try:
-            run.write_status("starting")
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
-        return run
+        return RunDir(path)
 
     def check_free(self, run_id: str) -> None:
         """Raises `RunError` when the id is not a plain name or is taken; `create` alone can promise that it stays free."""

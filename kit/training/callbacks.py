@@ -58,7 +58,7 @@ class Stop:
                 raise KeyboardInterrupt
             self.reason, heard = signal.Signals(number).name, time.monotonic()
             with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
-                tell("Stopping: the step in progress is finished and saved first. Once more to stop at once.")
+                tell("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
 
         before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
         if self.run is not None and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import TrainerState
 
 from kit.objective import Objective
-from kit.training.checkpoints import PREFIX, STAGING, STATE, save_aside
+from kit.runs.checkpoints import PREFIX, STATE
+from kit.training.checkpoints import STAGING, save_aside
 from kit.training.critic import Critic, check_critic
 from kit.training.first_steps import FirstSteps
 from kit.training.processes import loadable_device

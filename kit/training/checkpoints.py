@@ -15,36 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
+from kit.runs.checkpoints import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
 from kit.runs.files import disk_errors, write_atomic
 
 log = logging.getLogger("kit")
 STAGING = ".saving"
 """Folder beside the checkpoints in which they are written and taken apart; nothing in it is of any worth."""
-MANIFEST = "manifest.json"
-"""Sizes (bytes) of the files of a checkpoint."""
-STATE = "trainer_state.json"
-PREFIX = "checkpoint-"
-
-
-def step_of(checkpoint: Path) -> int:
-    """Optimiser steps made before a folder `checkpoint-STEP` was written."""
-    return int(checkpoint.name.removeprefix(PREFIX))
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether nothing of a checkpoint is missing: trainer_state.json reads, and all files have their noted sizes."""
-    try:
-        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        noted = checkpoint / MANIFEST
-        sizes = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
-    """Those that training can go on from, the earliest first."""
-    return sorted(filter(is_whole, checkpoints), key=step_of)
 
 
 def clear_staging(root: Path) -> None:
@@ -138,9 +114,3 @@ def save_aside(trainer: Any, root: Path, write: Callable[[], None]) -> None:
         rotate(whole_checkpoints(numbered(root)), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
         clear_staging(root)
     trainer.accelerator.wait_for_everyone()
-
-
-def numbered(root: Path) -> list[Path]:
-    """Folders `checkpoint-STEP` in `root`, whole or not, the earliest first."""
-    found = [path for path in root.glob(f"{PREFIX}*") if path.is_dir() and path.name.removeprefix(PREFIX).isdigit()]
-    return sorted(found, key=step_of)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from kit.errors import EngineError
 from kit.objective import Mean
-from kit.training.checkpoints import PREFIX
+from kit.runs.checkpoints import PREFIX, is_whole
 from kit.training.failures import first_line, is_out_of_memory
 from kit.training.out_of_memory import rng_state, set_rng_state
 from kit.training.watchdog import Hung
@@ -138,8 +138,6 @@ class EngineSide(_Trainer):  # type: ignore[misc]
 
     def _has_checkpoint(self, step: int) -> bool:
         from pathlib import Path
-
-        from kit.training.checkpoints import is_whole
 
         return is_whole(Path(self.args.output_dir) / f"{PREFIX}{step}")
 

@@ -13,10 +13,10 @@ from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, Watch
 from kit.evaluation.decision import Decision, decide
 from kit.evaluation.selection import BEST_FILE, Mark, Result, course, metric_key, read_best
+from kit.runs.checkpoints import step_of
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
 from kit.training.callbacks import Stop, Stopped
-from kit.training.checkpoints import step_of
 
 if TYPE_CHECKING:
     from rewards import Preset

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
 from kit.errors import RunError
-from kit.training.checkpoints import MANIFEST, clear_staging, is_whole
+from kit.runs.checkpoints import MANIFEST, is_whole
+from kit.training.checkpoints import clear_staging
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -45,9 +46,7 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
     store = RunStore(config.run.root)
     RunDir(store.root / config.run.id).check_free_space(SPACE_AT_START)
     if not (resume or adopt):
-        folder = store.create(config.run.id)
-        folder.write_status("starting", total_steps=config.optimisation.steps, step=0)
-        return folder
+        return store.create(config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps)
     folder = store.open(config.run.id)
     if adopt:
         folder.adopt()

@@ -2,6 +2,7 @@
 
 A run goes on from its last whole checkpoint. It is refused where the steps to come could not be those of the run: other
 data, another configuration, other packages. (`kit.training.rewind` then makes the directory what it was at that step.)
+A run that has saved no checkpoint starts again from the beginning; nothing is refused then, as no step is gone on from.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RunError
+from kit.runs.checkpoints import step_of
 from kit.runs.store import ALIVE, RunDir, RunStore
-from kit.training.checkpoints import step_of, whole_checkpoints
 from kit.training.progress import is_over
 from kit.training.sameness import differences
 
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Past:
-    """What a run directory tells of the run so far. `checkpoint` is the last whole one; without one `step` is 0."""
+    """What a run directory tells of the run so far, and what is `asked` for now.
+
+    `checkpoint` is the last whole one; without one `step` is 0, and the run starts again from the beginning.
+    """
 
     run: RunDir
     state: str
     reason: str | None
+    asked: RunConfig
     config: RunConfig | None
     data: Mapping[str, Any]
     env: Mapping[str, Any]
@@ -65,12 +70,12 @@ def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
             f"The run '{run.id}' is {status['state']} (process {status.get('pid')} on {status.get('host')}). Stop it first "
             f"(grpo-kit stop {run.id}{run.root_option}), or follow it with: grpo-kit logs -f {run.id}{run.root_option}"
         )
-    whole = whole_checkpoints(run.checkpoints)
-    last = whole[-1] if whole else None
+    last = run.last_checkpoint
     past = Past(
         run=run,
         state=str(status["state"]),
         reason=status.get("reason"),
+        asked=config,
         config=_old_config(run),
         data=_read(run.data),
         env=_read(run.env),
@@ -126,7 +131,19 @@ def _with_aim(past: Past, config: RunConfig) -> Past:
 
 
 def check_resumable(past: Past, parts: Parts, *, force: bool) -> Resumption:
-    """Compares the run that was with what there is now. Raises `RunError` that lists what matters, unless `force`."""
+    """Compares the run that was with what there is now. Raises `RunError` that lists what matters, unless `force`.
+
+    Of a run that starts again from the beginning only its weights matter: without `force` none are thrown away.
+    """
+    if past.checkpoint is None:
+        weights = [path.name for path in (*past.run.checkpoints, past.run.adapter) if path.exists()]
+        if weights and not force:
+            raise RunError(
+                f"The run '{past.run.id}' has no whole checkpoint to go on from, but weights in {', '.join(weights)}. Bring a "
+                "whole checkpoint back, or start the run again from the beginning with --force, which removes those weights."
+            )
+        changes = list(differences(past.config, past.data, past.env, parts, asked=past.asked))
+        return Resumption(past, changes, forced=bool(weights))
     changes = list(differences(past.config, past.data, past.env, parts, past.checkpoint))
     if changes and not force:
         listed = "\n".join(f"  {change}" for change in changes)
@@ -139,6 +156,8 @@ def check_resumable(past: Past, parts: Parts, *, force: bool) -> Resumption:
 
 def with_past(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
     """The record of the environment: as it was, or where something that matters has changed, the new after the old."""
+    if resumption.past.checkpoint is None:  # none of the steps that were made in it is left
+        return env
     old = dict(resumption.past.env)
     earlier = old.pop("earlier", [])
     if old and not resumption.forced:

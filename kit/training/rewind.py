@@ -1,15 +1,21 @@
-"""The run directory as it was at the checkpoint: whatever was written later is cut, because it will be written again."""
+"""The run directory as it was at the checkpoint: whatever was written later is cut, because it will be written again.
+
+Of a run that starts again from the beginning all that it wrote is cut, the score before training and the events included:
+nothing says whether they are what the second attempt would have written.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kit.runs.files import write_atomic
-from kit.training.checkpoints import clear_staging
+from kit.runs.store import RunDir
+from kit.training.checkpoints import clear_staging, remove
 from kit.training.environment import git_state
 from kit.training.resumption import Past, Resumption
 
@@ -22,15 +28,21 @@ def rewind(resumption: Resumption, tell: Callable[[str], None]) -> None:
     Each file is replaced at once, and doing it again changes nothing: it may be interrupted, too.
     """
     past = resumption.past
+    anew = past.checkpoint is None
+    past.run.write_status("starting", step=past.step)  # first: what is cut from here on counts no more
     _file_last_score(past)
-    cut = _cut_lines(past.run.metrics_file, lambda line: _step(line) <= past.step)
-    _cut_lines(past.run.events_file, lambda line: line.get("kind") == "resumed" or _step(line) <= past.step)
+    cut = _cut_lines(past.run.metrics_file, lambda line: not anew and _step(line) <= past.step)
+    _cut_lines(
+        past.run.events_file,
+        lambda line: line.get("kind") == "resumed" or (not anew and _step(line) <= past.step),
+    )
     for path in list(_later_files(past)):
         log.info("cut: %s", path.relative_to(past.run.path))
         path.unlink(missing_ok=True)
+    if anew:
+        _remove_weights(past.run)
     clear_staging(past.run.path)
     _note(resumption)
-    past.run.write_status("starting", step=past.step)
     _tell(resumption, cut, tell)
 
 
@@ -66,6 +78,12 @@ def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
 
 def _later_files(past: Past) -> Iterator[Path]:
     """What was written after the checkpoint, and what an interrupted write left."""
+    best, after = past.run.path / "best.json", past.run.eval / "after.json"
+    if past.checkpoint is None:
+        yield from (
+            path for path in (*past.run.completions.glob("*"), *past.run.eval.glob("*"), best) if path.is_file()
+        )
+        return
     yield from past.run.completions.glob("*.partial")
     for folder in (past.run.completions, past.run.eval):
         for path in sorted(folder.glob("step-*")):
@@ -73,11 +91,17 @@ def _later_files(past: Past) -> Iterator[Path]:
             if step.isdigit() and int(step) > past.step:
                 yield path
     yield from (path for path in past.run.eval.glob("*.json") if _mapping(path.read_bytes()) is None)
-    best, after = past.run.path / "best.json", past.run.eval / "after.json"
     if best.is_file() and ((found := _mapping(best.read_bytes())) is None or _step(found) > past.step):
         yield best
     if after.is_file() and not past.over:
         yield after
+
+
+def _remove_weights(run: RunDir) -> None:
+    """Damaged checkpoints, and the result that an earlier attempt left: there are some only where that was forced."""
+    for checkpoint in run.checkpoints:
+        remove(checkpoint)
+    shutil.rmtree(run.adapter, ignore_errors=True)
 
 
 def _file_last_score(past: Past) -> None:
@@ -102,11 +126,14 @@ def _note(resumption: Resumption) -> None:
 
 def _tell(resumption: Resumption, cut: int, tell: Callable[[str], None]) -> None:
     past = resumption.past
-    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
     if past.checkpoint is None:
-        tell(f"Resuming: no checkpoint had been written, so the run starts again at step 0{again}")
-    else:
-        tell(f"Resuming from {past.checkpoint.name}{again}")
+        why = f"its {cut} step{'s' * (cut != 1)} had no checkpoint" if cut else "nothing had been trained"
+        tell(f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {past.asked.run.seed}")
+        for change in resumption.changes:
+            tell(f"Changed since then: {change}. It trains with what there is now.")
+        return
+    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
+    tell(f"Resuming from {past.checkpoint.name}{again}")
     for change in resumption.changes:
         tell(f"Warning: going on regardless (--force): {change}")
     old, new = (past.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")

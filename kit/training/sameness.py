@@ -40,12 +40,15 @@ def differences(
     env: Mapping[str, Any],
     parts: Parts,
     checkpoint: Path | None = None,
+    asked: RunConfig | None = None,
 ) -> Iterator[str]:
     """What is not as it was, as far as it may change a step or a score: a sentence each.
 
-    `config`, `data` and `env` are what the run noted at its start; what it did not note is taken for unchanged.
+    `config`, `data` and `env` are what the run noted at its start; what it did not note is taken for unchanged. `asked`:
+    the configuration as it was given now. Of a run that ended before it could note what its defaults amount to, a key
+    that was left to the kit then and now has not changed.
     """
-    yield from _changed_config(config, parts)
+    yield from _changed_config(config, parts, asked)
     yield from _changed_data(data, parts.data.info)
     yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {}, env.get("backend") or {})
     yield from _changed_inputs(env.get("inputs") or {}, inputs(parts))
@@ -53,14 +56,15 @@ def differences(
     yield from _changed_processes(checkpoint)
 
 
-def _changed_config(config: RunConfig | None, parts: Parts) -> Iterator[str]:
+def _changed_config(config: RunConfig | None, parts: Parts, asked: RunConfig | None) -> Iterator[str]:
     if config is None:
         return
-    old, new = (dict(_leaves(tree.model_dump(mode="json"))) for tree in (config, parts.config))
+    trees = (config, parts.config, asked or parts.config)
+    old, new, given = (dict(_leaves(tree.model_dump(mode="json"))) for tree in trees)
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
         why = _needs_total_steps(parts) if key == "optimisation.steps" else ""
-        if before != now and key not in HARMLESS and why is not None:
+        if before not in (now, given.get(key)) and key not in HARMLESS and why is not None:
             yield f"{key}: {before!r} when it was started, {now!r} now{why}"
 
 

@@ -14,12 +14,12 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.exporting.face import exports
 from kit.exporting.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
 from kit.exporting.target import MARKER
+from kit.runs.checkpoints import step_of, whole_checkpoints
 from kit.runs.store import RunDir
 from kit.ui import export_view as view
 from kit.ui import markup as m
 from kit.ui.live import poll, stamp
 from kit.ui.machine import Reading
-from kit.ui.run_files import whole
 from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
 
 JOB = "kit.exporting.asked"
@@ -33,11 +33,11 @@ REPLACE = "Replace an earlier export of this format"
 
 def weights(run: RunDir) -> list[str]:
     """What can be exported of a run, best first."""
-    steps = [path for path in run.checkpoints if whole(path)]
+    steps = whole_checkpoints(run.checkpoints)
     found = [RESULT] if run.adapter.is_dir() else []
     found += [BEST] if (run.path / "best.json").is_file() else []
     found += [LAST] if steps else []
-    return found + [f"step {int(path.name.partition('-')[2])}" for path in reversed(steps)]
+    return found + [f"step {step_of(path)}" for path in reversed(steps)]
 
 
 def checkpoint_of(value: Any) -> str | None:

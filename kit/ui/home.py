@@ -171,18 +171,19 @@ def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
 
 def ask_to_stop(site: Site, run_id: Any) -> str:
     """Leaves the sentinel: the run finishes its step, saves and ends. Returns at once."""
-    from kit.runs.stopping import ask
+    from kit.runs.stopping import ask, what_is_saved
 
     if not is_id(run_id):
         return m.error("Choose a run that is live.")
     try:
         run = site.run(run_id)
-        if run.status()["state"] not in ALIVE:
+        status = run.status()
+        if status["state"] not in ALIVE:
             return m.page(m.note(f"{run_id} has ended already."))
         ask(run)
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note(f"{run_id} finishes its step, saves a checkpoint and ends.", "ok"))
+    return m.page(m.note(f"{run_id} is asked to stop: {what_is_saved(status)}.", "ok"))
 
 
 def examine(site: Site) -> str:

@@ -14,10 +14,11 @@ from kit.ui.home import ask_to_stop
 from kit.ui.site import Site, is_id
 
 BUTTONS = ("stop", "save", "now", "resume", "force", "report")
+RESUME, AGAIN = "Resume", "Start again from the beginning"
 
 
-def buttons(status: Mapping[str, Any] | None) -> list[Any]:
-    """Which of `BUTTONS` a run in this state has."""
+def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
+    """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
     live = status is not None and status["state"] in ALIVE
     ended = status is not None and not live
     resumable = ended and status is not None and status["state"] != "finished"
@@ -25,7 +26,7 @@ def buttons(status: Mapping[str, Any] | None) -> list[Any]:
         gr.Button(visible=live),
         gr.Button(visible=live),
         gr.Button(visible=live),
-        gr.Button(visible=resumable),
+        gr.Button(AGAIN if anew else RESUME, visible=resumable),
         gr.Checkbox(visible=resumable and bool(status and status.get("refused"))),
         gr.Button(visible=status is not None),
     ]
@@ -40,7 +41,7 @@ def build(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
         save = gr.Button("Save a checkpoint now", visible=False, size="md", scale=0, min_width=210, elem_id="run-save")
         now = gr.Button("Stop now …", visible=False, size="md", scale=0, min_width=120, elem_id="run-now")
         resume = gr.Button(
-            "Resume", variant="primary", visible=False, size="md", scale=0, min_width=120, elem_id="run-resume"
+            RESUME, variant="primary", visible=False, size="md", scale=0, min_width=120, elem_id="run-resume"
         )
         force = gr.Checkbox(
             label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
@@ -102,7 +103,7 @@ def save_now(site: Site, run_id: Any) -> str:
         run.write_text("control/save", "page\n")
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note("A checkpoint is written after the step in progress; see Checkpoints.", "ok"))
+    return m.page(m.note("A checkpoint is written when the next step ends; see Checkpoints.", "ok"))
 
 
 def stop_now(site: Site, run_id: Any) -> str:
@@ -127,10 +128,11 @@ def go_on(site: Site, run_id: Any, forced: Any) -> str:
     try:
         run = site.run(run_id)
         force = forced is True and bool(run.status().get("refused"))
+        where = run.where_resumed()  # asked before: the run may write its first checkpoint at any moment from now on
         resume(run.id, site.settings.root, force=force, detach=True)
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note(f"{run.id} goes on from its last whole checkpoint.", "ok"))
+    return m.page(m.note(f"{run.id} {where}.", "ok"))
 
 
 def write_report(site: Site, run_id: Any) -> str:

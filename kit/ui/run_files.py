@@ -11,6 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from kit.config import RunConfig
+from kit.runs.checkpoints import step_of, whole_checkpoints
 from kit.runs.files import human_size
 from kit.runs.secrets import redact
 from kit.runs.store import RunDir
@@ -95,10 +96,10 @@ def checkpoints(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> st
     scores = {int(one["step"]): one for one in evaluations.values() if isinstance(one.get("step"), int)}
     best = _json(run.path / "best.json").get("step")
     found = run.checkpoints
-    usable = [path for path in found if whole(path)]
+    usable = whole_checkpoints(found)
     rows = []
     for path in reversed(found):
-        step = int(path.name.partition("-")[2])
+        step = step_of(path)
         marks = [m.badge("best held-out", "ok")] if step == best else []
         if path not in usable:
             marks.append(m.badge("incomplete", "fail"))
@@ -137,17 +138,6 @@ def _score(scores: Mapping[str, Any] | None) -> str:
         if isinstance(one, Mapping) and isinstance(one.get("value"), (int, float)):
             return f"{one['value']:.3f} [{m.number(one.get('low'))}, {m.number(one.get('high'))}]"
     return "–"
-
-
-def whole(checkpoint: Path) -> bool:
-    """Whether all files are there with the sizes that were noted when it was written."""
-    sizes = _json(checkpoint / "manifest.json")
-    try:
-        return (checkpoint / "trainer_state.json").is_file() and all(
-            (checkpoint / name).stat().st_size == size for name, size in sizes.items()
-        )
-    except OSError:
-        return False
 
 
 def _size(folder: Path) -> int:

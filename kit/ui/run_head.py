@@ -66,7 +66,7 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
     if status.get("reason"):
         parts.append(
             m.note(
-                _reason(str(status["reason"])),
+                _reason(run, str(status["reason"])),
                 "fail" if state == "failed" else "warn" if state == "interrupted" else "",
             )
         )
@@ -76,9 +76,13 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
     return m.page(m.card(*parts))
 
 
-def _reason(text: str) -> str:
+def _reason(run: RunDir, text: str) -> str:
     """The reason of an end; the sentinel's name is no word."""
-    return "It was asked to stop, finished its step and saved a checkpoint." if text == "control/stop" else text
+    if text != "control/stop":
+        return text
+    if not run.checkpoints:
+        return "It was asked to stop before it had made a step."
+    return "It was asked to stop, finished its step and saved a checkpoint."
 
 
 def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers]) -> list[tuple[str, str]]:

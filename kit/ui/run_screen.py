@@ -117,8 +117,9 @@ class View:
             notes = [m.note(problem, "fail")] if problem else []
             notes += [run_head.alerts(events)] + ([m.note(text, "live")] if text else [])
             found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
-            found["buttons"] = run_actions.buttons(status)
-            found["timer"] = gr.Timer(POLL_SECONDS if status["state"] in ALIVE else ENDED_POLL_SECONDS)
+            live = status["state"] in ALIVE
+            found["buttons"] = run_actions.buttons(status, anew=not live and run.last_checkpoint is None)
+            found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
         if tab == "charts":
             packed = pack(run_panels(columns, scores), [steps_of(columns)], _marks(events))
             found["charts"] = json.dumps(packed, separators=(",", ":")) if packed["panels"] else ""
@@ -129,7 +130,9 @@ class View:
 def _no_charts(status: Mapping[str, Any]) -> str:
     if status["state"] in ALIVE:
         return m.empty("No step yet", "Charts begin with the first step; scores of the model as it is come before it.")
-    return m.empty("No step was made", "The run ended before its first step. Its log says why.")
+    return m.empty(
+        "No step was made", "The run ended before its first step. What is known of why stands above and in its log."
+    )
 
 
 def _events(run: RunDir) -> list[dict[str, Any]]:

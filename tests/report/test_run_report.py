@@ -225,6 +225,7 @@ def test_alerts_and_events_are_told_in_words(make_run: Make) -> None:
     run.append_event("alert", step=5, name="reward_hacking", message="Reward up, held-out down", severity="warning")
     run.append_event("out_of_memory", step=6, micro_batch_size=4, reason="CUDA")
     run.append_event("resumed", step=10, checkpoint="checkpoint-10", forced=True, changes=["torch 2.12 -> 2.13"])
+    run.append_event("resumed", step=0, checkpoint=None, forced=False, changes=["data: other rows"])
     run.append_event("best", step=10, metric="greedy_accuracy", value=0.75)
     run.append_event("rollback", step=20, to_step=10, checkpoint="checkpoint-10")
     run.append_event("early_stop", step=20, metric="greedy_accuracy", value=0.5, best_step=10)
@@ -234,6 +235,7 @@ def test_alerts_and_events_are_told_in_words(make_run: Make) -> None:
         "Step 5: Reward up, held-out down.", "micro-batches of 4", "Forced, although this had changed: torch 2.12 -> 2.13",
         "Best held-out score so far: greedy accuracy 0.75.", "weights of step 10", "no better than at step 10",
         "1 checkpoint, the last at step 20",
+        "Started again from the beginning, as no checkpoint of it was saved. Changed since then: data: other rows.",
     ):  # fmt: skip
         assert words in text, words
     assert document.count('class="mark"') >= 4  # each chart has a line where the run was resumed, and so on

@@ -43,7 +43,7 @@ for step in range(1, 600):
     run.write_status("running", step=step, total_steps=600)
     print("step", step, flush=True)
     if (run.control / "stop").exists():
-        (run.path / f"checkpoint-{step}").mkdir()
+        run.write_json(f"checkpoint-{step}/trainer_state.json", {})
         run.write_status("stopped", reason="control/stop", exit=130)
         raise KeyboardInterrupt
 """

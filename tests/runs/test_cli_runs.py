@@ -105,7 +105,8 @@ def test_logs_show_the_last_lines(many: RunStore) -> None:
     many.open("live").log.write_text("".join(f"line {number}\n" for number in range(100)))
     assert verb("logs", "live", "-n", "2") == "line 98\nline 99\n"
     assert verb("logs", "live").count("line") == 40
-    assert verb("logs", "run-00") == ""
+    assert verb("logs", "run-00") == "Its log is empty. Run 'run-00' is finished at step 1/1.\n"
+    assert verb("logs", "run-00", "-n", "0") == ""
     assert "no run 'nothing'" in verb("logs", "nothing", code=2)
 
 
@@ -147,12 +148,41 @@ def test_a_stop_of_a_run_that_is_not_there_is_an_error(many: RunStore) -> None:
 def test_resume_in_the_background_and_its_refusals(running: RunDir) -> None:
     assert "one run is trained by one process" in verb("resume", "one", code=2)
     verb("stop", "one")
-    assert "Follow it: grpo-kit logs -f one" in verb("resume", "one", "--detach")
+    said = verb("resume", "one", "--detach")
+    assert f"Run 'one' goes on from its last whole checkpoint, {running.checkpoints[-1].name}.\n" in said
+    assert "Follow it: grpo-kit logs -f one" in said
     wait_for(lambda: running.status()["state"] == "running")
     verb("stop", "one", "--now")
     assert "no run 'nothing'" in verb("resume", "nothing", code=2)
     running.write_status("finished")
     assert "there is nothing to resume" in verb("resume", "one", code=2)
+
+
+def test_a_run_that_had_not_begun_to_train_is_stopped_and_started_again(
+    start: Callable[..., RunDir], write_job: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.runs.stopping.GRACE_STARTING", 0.1)
+    write_job(before="time.sleep(60)")  # a download
+    run = start(steps=80)
+    wait_for(lambda: run.status().get("supervisor"))
+    assert verb("ps").splitlines()[-1].split()[:3] == ["one", "starting", "0/80"]
+    said = verb("stop", "one")
+    assert "Stopping 'one': it has not begun to train, so there is nothing to save." in said
+    assert "Run 'one' is stopped at step 0/80: SIGTERM" in said
+    assert "Start it again from the beginning with: grpo-kit resume one" in said
+    write_job("run.write_status('finished')")
+    assert "Run 'one' starts again from the beginning, as no checkpoint of it was saved.\n" in verb(
+        "resume", "one", "--detach"
+    )
+    assert api.Run("one").wait(20).status["state"] == "finished"
+
+
+def test_a_run_without_its_configuration_says_what_to_do(many: RunStore) -> None:
+    many.create("bare")
+    assert (
+        "Bring it back, or remove the folder and start it again with: grpo-kit train CONFIG --run-id bare"
+        in " ".join(verb("resume", "bare", code=2).split())
+    )
 
 
 def test_resume_waits_and_ends_with_the_jobs_exit_code(running: RunDir, write_job: Callable[..., None]) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -80,6 +81,43 @@ def test_of_two_processes_that_want_one_id_exactly_one_gets_it(tmp_path: Path) -
     ]
     wins = [int(racer.communicate(timeout=60)[0]) for racer in racers]
     assert sum(wins) == 50
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "fsync", "replace", "rename"])
+def test_killed_while_it_is_made_a_run_is_not_there_and_can_be_made(store: RunStore, moment: str) -> None:
+    store.root.mkdir(parents=True)
+    if not (child := os.fork()):
+        owner = os if moment in ("fsync", "replace") else Path
+        original = getattr(owner, moment)
+
+        def killed(*given: Any, **named: Any) -> None:
+            if moment == "mkdir" and given[0] == store.root:
+                return
+            original(*given, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(owner, moment, killed)
+        store.create("one", config="run: {}\n", step=0, total_steps=3)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    if moment == "rename":  # then it is there as a whole
+        run = store.open("one")
+        assert run.config.read_text() == "run: {}\n"
+        assert (run.record()["state"], run.record()["step"], run.record()["total_steps"]) == ("starting", 0, 3)
+        assert run.status()["state"] == "interrupted"
+        assert run.status()["reason"].startswith("the process ended without a word")
+        run.claim()
+        return
+    assert store.list() == []
+    with pytest.raises(RunError, match="no run 'one'"):
+        store.open("one")
+    assert store.create("one").status()["state"] == "starting"
+
+
+def test_a_resumed_run_has_no_time_left_of_its_earlier_attempt(run: RunDir) -> None:
+    run.write_status("running", pid=2**22 + 1, step=3, eta_seconds=99)
+    run.claim()
+    assert (run.status()["state"], run.status()["eta_seconds"]) == ("starting", None)
 
 
 def test_an_unknown_run_is_met_with_the_latest_ones(store: RunStore, run: RunDir) -> None:

@@ -113,6 +113,37 @@ def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) 
     assert "without a word" in running.status()["reason"]
 
 
+@pytest.mark.parametrize(
+    ("killed", "state", "reason"),
+    [
+        ("trainer", "failed", "signal 9"),
+        ("supervisor", "starting", "goes on without it"),
+    ],
+)
+def test_killed_while_it_prepares_it_starts_again_with_its_id(
+    killed: str, state: str, reason: str, start: Start, write_job: WriteJob
+) -> None:
+    write_job(before="time.sleep(60)")  # a download
+    run = start(steps=80)
+    wait_for(lambda: run.status().get("supervisor") and run.status()["pid"] != run.status()["supervisor"]["pid"])
+    status = run.status()
+    kill(status if killed == "trainer" else status["supervisor"])
+    wait_for(lambda: run.status()["state"] == state)
+    assert reason in run.status()["reason"]
+    assert (run.status()["step"], run.status()["total_steps"]) == (0, 80)
+    if state == "starting":
+        with pytest.raises(RunError, match="one run is trained by one process"):
+            api.resume("one")
+        kill(status)  # then both are gone
+        assert run.status()["state"] == "interrupted"
+        assert "without a word while the run was starting" in run.status()["reason"]
+    assert "Start it again from the beginning with: grpo-kit resume one" in ending(run)
+    write_job("run.write_json('seen.json', request); run.write_status('finished')")
+    assert api.resume("one", detach=True).wait(20).status["state"] == "finished"
+    seen = json.loads((run.path / "seen.json").read_text())
+    assert (seen["resume"], seen["force"], seen["config"]["run"]["id"]) == (True, False, "one")
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP])
 def test_a_run_outlives_the_shell_that_started_it(shell: Callable[..., subprocess.Popen[bytes]], end: int) -> None:
     code = "import time; api.start('quickstart', run_id='one'); print('ready', flush=True); time.sleep(60)"
@@ -281,6 +312,13 @@ def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> N
     run.write_status("starting", pid=os.getppid())
     with pytest.raises(RunError, match="does not wait for this process"):
         run.adopt()
+    # This process is an orphan of an earlier attempt; the supervisor of the next one waits for its own.
+    run.write_status("starting", pid=1, supervisor=identity(1))
+    with pytest.raises(RunError, match="does not wait for this process"):
+        run.adopt()
+    run.write_status("starting", pid=os.getppid(), supervisor=identity(os.getppid()))
+    run.adopt()
+    run.write_status("starting", pid=os.getppid())
     run.write_status("finished")
     with pytest.raises(RunError, match="it is finished"):
         run.adopt()

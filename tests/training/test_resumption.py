@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 
 from kit.config import load_config
 from kit.errors import RunError
+from kit.runs.checkpoints import MANIFEST, is_whole, numbered, whole_checkpoints
 from kit.runs.store import RunDir, RunStore
-from kit.training.checkpoints import MANIFEST, STAGING, is_whole, numbered, publish, rotate, whole_checkpoints
+from kit.training.checkpoints import STAGING, publish, rotate
 from kit.training.recording import FailureWatch
 from kit.training.resumption import Past, Resumption, check_resumable, look_back, with_past
 from kit.training.rewind import earlier_scores, rewind
@@ -268,16 +270,71 @@ def test_cutting_twice_is_cutting_once(run: RunDir) -> None:
 def test_without_a_checkpoint_the_run_starts_again_in_its_directory(run: RunDir) -> None:
     told: list[str] = []
     for path in run.checkpoints:
-        (path / "trainer_state.json").unlink()
+        shutil.rmtree(path)
+    run.append_event("out_of_memory", step=0, micro_batch_size=2)  # in the score before training
     found = past(run)
     assert (found.checkpoint, found.step, found.over) == (None, 0, False)
-    rewind(Resumption(found, [], forced=False), told.append)
+    resumption = Resumption(found, [], forced=False)
+    rewind(resumption, told.append)
+    assert listing(run) == {"config.yaml", "data.json", "status.json", "metrics.jsonl", "events.jsonl"}
     assert run.metrics() == []
-    assert not (run.path / "best.json").exists()
-    assert set(earlier_scores(Resumption(found, [], forced=False))) == {"before"}
-    assert told[0].startswith(
-        "Resuming: no checkpoint had been written, so the run starts again at step 0; 7 later steps"
-    )
+    assert [(event["kind"], event["step"]) for event in run.events()] == [("resumed", 7), ("resumed", 0)]
+    assert earlier_scores(resumption) == {}
+    assert told == [
+        "Resuming: its 7 steps had no checkpoint, so the run starts again from the beginning, with its id and seed 0"
+    ]
+    told.clear()
+    rewind(resumption, told.append)
+    assert told[0].startswith("Resuming: nothing had been trained, so the run starts again from the beginning")
+    new = {"packages": {"torch": "2"}}
+    assert with_past(new, Resumption(replace(found, env={"packages": {"torch": "1"}}), [], forced=False)) == new
+
+
+def test_weights_are_thrown_away_only_where_that_is_forced(run: RunDir, parts: Any) -> None:
+    (run.checkpoints[0] / "trainer_state.json").unlink()
+    (run.checkpoints[1] / "optimizer.pt").write_bytes(b"mom")
+    run.write_json("adapter/adapter_config.json", {})
+    assert run.last_checkpoint is None
+    with pytest.raises(
+        RunError, match=r"weights in checkpoint-3, checkpoint-6, adapter\..*--force, which removes those"
+    ):
+        check_resumable(past(run), parts(), force=False)
+    resumption = check_resumable(past(run), parts(), force=True)
+    assert (resumption.changes, resumption.forced) == ([], True)
+    rewind(resumption, print)
+    assert (run.checkpoints, run.adapter.exists()) == ([], False)
+    run.write_status("interrupted")
+    assert check_resumable(past(run), parts(), force=False).forced is False
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["before its defaults were noted", "after"])
+def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
+    noted: bool, run: RunDir, parts: Any
+) -> None:
+    """A face notes the configuration as it was given; the training process writes out what its defaults amount to."""
+    from kit.training.preparation import build_objective, explicit
+
+    for path in run.checkpoints:
+        shutil.rmtree(path)
+    given = load_config(run.config)
+    as_trained = explicit(given, build_objective(given))
+    assert as_trained.objective.advantage != given.objective.advantage
+    run.write_text("config.yaml", (as_trained if noted else given).to_yaml())
+
+    def now(*overrides: str, sha256: str = "a" * 64) -> Resumption:
+        asked = load_config(run.config, overrides)
+        made = parts(sha256=sha256)
+        made.config = explicit(asked, build_objective(asked))
+        return check_resumable(look_back(asked), made, force=False)
+
+    assert (now().changes, now().forced) == ([], False)
+    changed = now("optimisation.learning_rate=0.5", "run.save_every=7", sha256="b" * 64)
+    assert [line.split(":")[0] for line in changed.changes] == ["optimisation.learning_rate", "data"]
+    told: list[str] = []
+    rewind(changed, told.append)
+    assert told[1].startswith("Changed since then: optimisation.learning_rate: ")
+    assert told[2].startswith("Changed since then: data: the rows of here are others")
+    assert run.events()[-1]["changes"] == changed.changes
 
 
 @pytest.mark.parametrize("content", ["", "5", "[]", '{"step": '])

@@ -261,7 +261,7 @@ def test_two_browsers_see_the_same_and_a_killed_server_loses_nothing(
     third = tab(again)
     sees(third, "running")
     third.get_by_role("button", name="Stop & save").click()
-    sees(third, "saves a checkpoint and ends")
+    sees(third, "its step is finished and saved first")
     run.wait(120)
     assert run.status["state"] == "stopped"
     assert list((own.root / "long").glob("checkpoint-*"))

@@ -161,8 +161,9 @@ def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.M
     site.store.create("plain").write_status("stopped")
     site.store.create("changed").write_status("stopped", refused="data.json: sha256 differs")
     for name in ("plain", "changed"):
-        assert "goes on" in run_actions.go_on(site, name, True)
-    run_actions.go_on(site, "changed", "yes")
+        assert f"{name} starts again from the beginning" in run_actions.go_on(site, name, True)
+    site.store.open("changed").write_json("checkpoint-3/trainer_state.json", {})
+    assert "changed goes on from its last whole checkpoint, checkpoint-3." in run_actions.go_on(site, "changed", "yes")
     assert forced == [False, True, False]
 
 

@@ -26,6 +26,7 @@ from kit.ui import (
     run_head,
 )
 from kit.ui.curves import Library
+from kit.ui.home import ask_to_stop
 from kit.ui.run_screen import View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
@@ -143,6 +144,35 @@ def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
     found = run_actions.buttons({"state": state})
     assert [name for name, part in zip(run_actions.BUTTONS, found, strict=True) if part.visible] == shown
     assert not any(part.visible for part in run_actions.buttons(None))
+
+
+def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: Site) -> None:
+    run = site.store.create("early", step=0, total_steps=3)
+    label = View.parts.index("timer") + 2 + run_actions.BUTTONS.index("resume")
+    run.write_status("starting", pid=2**22 + 1)
+    found = View(site, Library()).look("early", "charts", {})
+    assert found[label].visible
+    assert found[label].value == "Start again from the beginning"
+    assert "interrupted" in found[1]
+    assert "the process ended without a word while the run was starting" in found[1]
+    run.write_status("stopped", reason="control/stop")
+    assert "It was asked to stop before it had made a step." in View(site, Library()).look("early", "charts", {})[1]
+    run.write_json("checkpoint-3/trainer_state.json", {})
+    found = View(site, Library()).look("early", "charts", {})
+    assert found[label].value == "Resume"
+    assert "finished its step and saved a checkpoint" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("starting", "it has not begun to train, so there is nothing to save"),
+        ("running", "its step is finished and saved first"),
+    ],
+)
+def test_what_a_stop_saves_is_said(state: str, said: str, site: Site) -> None:
+    site.store.create("live").write_status(state)
+    assert said in ask_to_stop(site, "live")
 
 
 def test_a_refused_resume_offers_force() -> None:

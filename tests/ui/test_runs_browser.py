@@ -130,7 +130,7 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     # What was open all the time is live again, too.
     expect(second.locator("#run-charts svg").first).to_have_attribute("aria-label", re.compile(r"steps 1 to \d+"))
     third.locator("#run-stop").click()
-    sees(third, "saves a checkpoint and ends")
+    sees(third, "its step is finished and saved first")
     run.wait(120)
     sees(third, "stopped")
     for one in (second, third):
