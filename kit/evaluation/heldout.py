@@ -212,6 +212,7 @@ class HeldOut:
     def _generate(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         import torch
 
+        from kit.training.decoding import fast_decoding
         from kit.training.families import placeholders
 
         pictured = [prompt for prompt in prompts if isinstance(prompt, Pictured)]
@@ -237,7 +238,7 @@ class HeldOut:
         batch = batch.to(model.device)
         settings = self._generation_config(sample, ends)
         settings.suppress_tokens = list(placeholders(model.config)) or None
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_decoding(model):
             output = model.generate(
                 **(batch if pictured else {name: batch[name] for name in ("input_ids", "attention_mask")}),
                 generation_config=settings,

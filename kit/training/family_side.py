@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kit.evaluation.pictured import text_of, without_pictures
+from kit.training.decoding import fast_decoding
 from kit.training.families import FamilyAdapter, adapter_of
 from kit.training.family_fields import COUNTS, extended, joined, pieces, take
 
@@ -26,6 +27,7 @@ KEPT = "extra_inputs"
 class FamilySide(_Trainer):  # type: ignore[misc]
     """Mixed into `HookedGRPOTrainer`, right before TRL's class."""
 
+    objective: Any
     _further: dict[str, list[Any]] | None = None  # of the rollout in progress: pieces of the prompts' further inputs
 
     @functools.cached_property
@@ -44,7 +46,11 @@ class FamilySide(_Trainer):  # type: ignore[misc]
         self.note_further(given, images, len(prompt_ids))
         if self.family.placeholders and not self.use_vllm:
             self.generation_config.suppress_tokens = list(self.family.placeholders)
-        return super()._generate_single_turn(prompt_ids, images, given, *rest, **keywords)
+        make = super()._generate_single_turn
+        if self.objective is None or self.use_vllm or self.use_transformers_continuous_batching:
+            return make(prompt_ids, images, given, *rest, **keywords)
+        with fast_decoding(self.accelerator.unwrap_model(self.model)):
+            return make(prompt_ids, images, given, *rest, **keywords)
 
     def note_further(self, fields: Mapping[str, Any], images: Any, samples: int) -> None:
         """Keeps, of the first turn of a rollout, the prompts' parts of the inputs that TRL has no place for."""

@@ -1,0 +1,218 @@
+"""Generation on a CPU with half the work: transformers' `generate`, but for the loop over tokens.
+
+Inside `fast_decoding(model)`, `model.generate(...)` prepares everything as ever and hands over to `decode`, which gives the
+same tokens where they are chosen greedily, and samples from the same distribution (with draws of its own). It differs in this:
+
+    prompts      copies of a prompt that follow each other go through the model once; their keys and values are then copied
+    rows         a completion that has ended leaves the batch; `generate` computes it until the longest one has ended
+    draws        one random number a completion, looked up in the cumulated probabilities; `torch.multinomial` draws one for
+                 every token of the vocabulary
+    adapters     LoRA in float32 is folded into copies of the weights, as long as those are small; the weights themselves are
+                 put back afterwards
+
+Whatever this loop does not know (pictures, linear attention, beams, a processor of logits with a memory, a model with a
+`generate` of its own) goes through transformers' loop. So does everything on a GPU, which waits for launches, not for rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FOLDED_BYTES = 256 * 2**20
+"""Weights that are copied to fold adapters into them, at most. With larger ones the adapters are a small part of the work."""
+DROPPED_SHARE = 1 / 16
+"""Rows leave once so many of them have ended: leaving copies the cache of those that stay."""
+ROW_WISE = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "MinLengthLogitsProcessor",
+}
+"""Processors of logits that look at one row at a time and remember nothing."""
+ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
+INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+
+@contextmanager
+def fast_decoding(model: Any) -> Iterator[None]:
+    """Inside, `model.generate` decodes as the module says; `model` may carry adapters. Elsewhere than on a CPU: nothing."""
+    from transformers import GenerationMixin
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    plain = getattr(type(base), "generate", None) is GenerationMixin.generate and "generate" not in vars(base)
+    if not plain or base.device.type != "cpu":
+        yield
+        return
+    base.generate = functools.partial(_generate, base.generate)
+    try:
+        with folded_adapters(model):
+            yield
+    finally:
+        del base.generate
+
+
+def _generate(generate: Any, *args: Any, **keywords: Any) -> Any:
+    """`generate` with our loop, where it samples or takes the likeliest token."""
+    settings = keywords.get("generation_config")
+    mode = settings.get_generation_mode(keywords.get("assistant_model")) if settings is not None else None
+    known = mode in ("sample", "greedy_search") and "custom_generate" not in keywords
+    return generate(*args, **keywords, **({"custom_generate": decode} if known else {}))
+
+
+def decode(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Any:
+    """The loop over tokens: (B, P) prompts, padded on the left -> (B, P + T), padded on the right.
+
+    Called by `generate` with what it has prepared; hands that on to transformers' own loop where it is not `_suited`.
+    """
+    if streamer is not None or not _suited(model, logits_processor, stopping_criteria, generation_config, inputs):
+        return type(model)._sample(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **inputs,
+        )
+    (batch, width), longest = input_ids.shape, generation_config.max_length
+    mask, positions, cache = inputs.pop("attention_mask"), inputs.pop("position_ids"), inputs["past_key_values"]
+    asked = torch.cat([input_ids, mask], dim=1)
+    _, copy_of = torch.unique_consecutive(asked, dim=0, return_inverse=True)
+    first = torch.ones_like(copy_of, dtype=torch.bool)
+    first[1:] = copy_of[1:] != copy_of[:-1]
+    out = input_ids.new_full((batch, longest), int(generation_config._pad_token_tensor))
+    out[:, :width] = input_ids
+
+    logits = model(
+        input_ids=input_ids[first], attention_mask=mask[first], position_ids=positions[first], **inputs
+    ).logits
+    logits = logits[copy_of, -1]
+    if int(first.sum()) < batch:
+        cache.batch_select_indices(copy_of)
+    rows, next_position = torch.arange(batch, device=input_ids.device), positions[:, -1:] + 1
+    live = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
+    for length in range(width, longest):
+        seen = out[rows, :length]
+        scores = logits_processor(seen, logits.to(copy=True, dtype=torch.float32))
+        tokens = draw(scores) if generation_config.do_sample else scores.argmax(dim=-1)
+        tokens = torch.where(live, tokens, out[rows, length])
+        out[rows, length] = tokens
+        live = live & ~stopping_criteria(out[rows, : length + 1], None)
+        left = int(live.sum())
+        if left == 0:
+            return out[:, : length + 1]
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        if len(rows) - left >= max(1, len(rows) * DROPPED_SHARE):
+            cache.batch_select_indices(live.nonzero()[:, 0])
+            rows, mask, next_position, tokens = rows[live], mask[live], next_position[live], tokens[live]
+            live = live[live]
+        logits = model(input_ids=tokens[:, None], attention_mask=mask, position_ids=next_position, **inputs).logits[
+            :, -1
+        ]
+        next_position = next_position + 1
+    return out
+
+
+def draw(scores: Tensor) -> Tensor:
+    """(B, V) logits -> (B,) tokens, each drawn from the softmax of its row by one uniform number from torch's generator."""
+    reached = torch.softmax(scores, dim=-1).double().cumsum(dim=-1)
+    place = torch.rand(len(scores), 1, dtype=torch.float64, device=scores.device) * reached[:, -1:]
+    # The first token that reaches beyond the place: never one of probability 0, which reaches no further than the one before.
+    return torch.searchsorted(reached, place, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
+
+
+def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: dict[str, Any]) -> bool:
+    """Whether rows of this batch can be taken apart: nothing in it but text, in a cache of keys and values a row."""
+    from transformers import DynamicCache, GenerationMixin
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
+    if type(cache) is not DynamicCache or cache.get_seq_length() or mask is None or mask.dim() != 2:
+        return False
+    kinds = {type(layer) for layer in cache.layers} or {cache.layer_class_to_replicate}
+    own = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    return (
+        kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+        and all(getattr(type(model), name) is getattr(GenerationMixin, name) for name in own)
+        and set(inputs) <= INPUTS
+        and inputs.get("position_ids") is not None
+        and inputs["position_ids"].shape == mask.shape
+        and bool(inputs.get("use_cache"))
+        and {type(one).__name__ for one in processors} <= ROW_WISE
+        and {type(one).__name__ for one in criteria} <= ENDINGS
+        and settings._pad_token_tensor is not None
+        and settings.prefill_chunk_size is None
+        and not settings.return_dict_in_generate
+    )
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def folded_adapters(model: Any) -> Iterator[None]:
+    """Inside, LoRA layers compute with one product, of weights to which the adapter is added; afterwards all is as before.
+
+    Layers that it could not be exact for, up to rounding, stay as they are: quantised or half-precision weights, dropout in
+    training, several adapters, variants such as DoRA. The original weights come back untouched, not by subtraction.
+    """
+    layers = _foldable(model)
+    whole = sum(layer.base_layer.weight.nbytes for layer, _ in layers)
+    originals: list[tuple[Any, Tensor]] = []
+    try:
+        if whole <= FOLDED_BYTES:
+            with torch.no_grad():
+                for layer, name in layers:
+                    weight = layer.base_layer.weight
+                    originals.append((layer, weight.data))
+                    weight.data = weight.data + layer.get_delta_weight(name)
+                    layer.merged_adapters.append(name)
+        yield
+    finally:
+        for layer, original in originals:
+            layer.base_layer.weight.data = original
+            layer.merged_adapters.clear()
+
+
+def _foldable(model: Any) -> list[tuple[Any, str]]:
+    """The LoRA layers whose adapter can be added to the weights, each with its adapter's name."""
+    if not hasattr(model, "peft_config"):
+        return []
+    from peft.tuners.lora.layer import Linear
+
+    return [(layer, layer.active_adapters[0]) for layer in model.modules() if type(layer) is Linear and _folds(layer)]
+
+
+def _folds(layer: Any) -> bool:
+    names, base = layer.active_adapters, layer.base_layer
+    if len(names) != 1 or names[0] not in layer.lora_A or layer.disable_adapters or layer.merged_adapters:
+        return False
+    dropout = layer.lora_dropout[names[0]]
+    return (
+        type(base) is torch.nn.Linear
+        and base.weight.dtype == torch.float32 == layer.lora_A[names[0]].weight.dtype
+        and names[0] not in getattr(layer, "lora_variant", {})
+        and not layer.lora_bias.get(names[0], False)
+        and (isinstance(dropout, torch.nn.Identity) or not dropout.training)
+    )

@@ -1,0 +1,221 @@
+"""The kit's loop over tokens gives what transformers' gives, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.training import decoding
+from kit.training.decoding import draw, fast_decoding, folded_adapters
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=4, max_position_embeddings=64, initializer_range=0.6, tie_word_embeddings=False,
+)  # fmt: skip
+PAD, END, ENDS = 0, 1, range(2, 12)  # many ends: completions of several lengths
+
+
+def tiny(kind: str = "qwen3", **more: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more)).eval()
+
+
+def with_adapter(model: Any, **options: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", **options)).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name or "magnitude" in name:
+            weight.data = torch.randn_like(weight) * 0.2
+    return adapted
+
+
+def prompts(groups: int = 4, copies: int = 3) -> dict[str, Tensor]:
+    """Groups of equal prompts of several lengths, padded on the left."""
+    torch.manual_seed(1)
+    ids = torch.randint(2, 61, (groups, 7))
+    mask = torch.ones_like(ids)
+    for row in range(groups):
+        mask[row, :row] = 0
+    ids = ids * mask
+    return {"input_ids": ids.repeat_interleave(copies, 0), "attention_mask": mask.repeat_interleave(copies, 0)}
+
+
+def settings(**more: Any) -> Any:
+    from transformers import GenerationConfig
+
+    given: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=PAD, eos_token_id=[END, *ENDS])
+    return GenerationConfig(**given | {"disable_compile": True} | more)
+
+
+def both(model: Any, inputs: dict[str, Tensor], how: Any) -> tuple[Tensor, Tensor]:
+    """What transformers' loop gives, and ours."""
+    theirs = model.generate(**inputs, generation_config=how)
+    with fast_decoding(model):
+        ours = model.generate(**inputs, generation_config=how)
+    return theirs, ours
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that the model is given one token of, filled as they come."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+    forward, seen = Qwen3Model.forward, list[int]()
+
+    def counted(self: Any, input_ids: Any = None, *rest: Any, **keywords: Any) -> Any:
+        seen.append(len(input_ids))
+        return forward(self, input_ids, *rest, **keywords)
+
+    monkeypatch.setattr(Qwen3Model, "forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"attn_implementation": "eager"}),
+        ("llama", {}),
+        ("mistral", {"sliding_window": 6}),
+        ("gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 4}),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6}),
+    ],
+)
+def test_likeliest_tokens_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
+    theirs, ours = both(tiny(kind, **more), prompts(), settings())
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"repetition_penalty": 1.3},
+        {"suppress_tokens": [3, 4, 8]},
+        {"min_new_tokens": 9},
+        {"eos_token_id": END, "max_new_tokens": 1},
+        {"eos_token_id": None},
+        {"num_beams": 2},  # transformers' own way, as with what follows
+        {"no_repeat_ngram_size": 2},
+        {"return_dict_in_generate": True},
+    ],
+)
+def test_settings_mean_what_they_mean_to_transformers(how: dict[str, Any]) -> None:
+    theirs, ours = both(with_adapter(tiny()), prompts(), settings(**how))
+    assert torch.equal(getattr(ours, "sequences", ours), getattr(theirs, "sequences", theirs))
+
+
+def test_copies_of_a_prompt_go_through_once_and_ended_rows_leave(rows: list[int]) -> None:
+    model, inputs = tiny(), prompts(groups=4, copies=3)
+    theirs = model.generate(**inputs, generation_config=settings())
+    whole = list(rows)
+    rows.clear()
+    with fast_decoding(model):
+        assert torch.equal(model.generate(**inputs, generation_config=settings()), theirs)
+    assert set(whole) == {12}
+    assert len(rows) == len(whole)
+    assert rows[0] == 4  # the prompts
+    assert rows[1:] == sorted(rows[1:], reverse=True)
+    assert rows[-1] < rows[1] < 12
+
+
+def test_samples_follow_the_distribution_of_transformers() -> None:
+    """Chi-squared of 6,000 first and second tokens against the exact probabilities, after temperature, top-k and top-p."""
+    model = tiny()
+    ids = torch.tensor([[2, 7, 11]])
+    sampling = dict(do_sample=True, temperature=1.3, top_k=12, top_p=0.9, eos_token_id=None)
+
+    def next_token(ids: Tensor) -> Tensor:
+        how = settings(**sampling, max_new_tokens=1, output_scores=True, return_dict_in_generate=True)
+        return torch.softmax(model.generate(ids, generation_config=how).scores[0][0], dim=-1)
+
+    first = next_token(ids)
+    torch.manual_seed(3)
+    with fast_decoding(model):
+        made = model.generate(ids.repeat(6000, 1), generation_config=settings(**sampling, max_new_tokens=2))[:, 3:]
+    counts = torch.bincount(made[:, 0], minlength=61).float()
+    assert counts[first == 0].sum() == 0
+    possible = first > 0
+    expected = 6000 * first[possible]
+    statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
+    degrees = int(possible.sum()) - 1
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+    for token in counts.topk(2).indices.tolist():  # the second, given the first
+        chosen = made[made[:, 0] == token][:, 1]
+        second = next_token(torch.cat([ids, torch.tensor([[token]])], dim=1))
+        seen = torch.bincount(chosen, minlength=61).float() / len(chosen)
+        assert float((seen - second).abs().max()) < 4 * (0.25 / len(chosen)) ** 0.5
+
+
+def test_the_same_seed_draws_the_same_completions() -> None:
+    model, inputs, how = tiny(), prompts(), settings(do_sample=True)
+    made = []
+    for seed in (4, 4, 5):
+        torch.manual_seed(seed)
+        with fast_decoding(model):
+            made.append(model.generate(**inputs, generation_config=how))
+    assert torch.equal(made[0], made[1])
+    assert made[0].shape != made[2].shape or not torch.equal(made[0], made[2])
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    scores = torch.full((4000, 6), -torch.inf)
+    scores[:, 2], scores[:, 4] = 0.0, 1.0
+    torch.manual_seed(0)
+    drawn = draw(scores)
+    assert set(drawn.tolist()) == {2, 4}
+    assert float((drawn == 4).float().mean()) == pytest.approx(torch.e / (1 + torch.e), abs=0.03)
+
+
+def test_adapters_are_folded_and_the_very_same_weights_come_back() -> None:
+    model = with_adapter(tiny())
+    inputs = prompts()
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "merged_adapters")}
+    weights = {name: layer.base_layer.weight.data_ptr() for name, layer in layers.items()}
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        apart = model(**inputs).logits
+        with folded_adapters(model):
+            assert all(layer.merged for layer in layers.values())
+            folded = model(**inputs).logits
+    torch.testing.assert_close(folded, apart, rtol=1e-4, atol=1e-5)
+    assert weights == {name: layer.base_layer.weight.data_ptr() for name, layer in layers.items()}
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert not any(layer.merged for layer in layers.values())
+
+
+def test_weights_come_back_when_generation_fails() -> None:
+    model = with_adapter(tiny())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt), fast_decoding(model):
+        raise KeyboardInterrupt
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "generate" not in vars(model.get_base_model())
+
+
+@pytest.mark.parametrize("why", ["dropout in training", "DoRA", "half precision", "large", "switched off"])
+def test_what_folding_would_change_is_left_alone(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"dropout in training": {"lora_dropout": 0.3}, "DoRA": {"use_dora": True}}.get(why, {})
+    model = with_adapter(tiny(), **options)
+    model.train(why == "dropout in training")
+    if why == "half precision":
+        model.bfloat16()
+    if why == "large":
+        monkeypatch.setattr(decoding, "FOLDED_BYTES", 100)
+    if why == "switched off":
+        model.base_model.disable_adapter_layers()
+    with folded_adapters(model):
+        assert not any(getattr(module, "merged", False) for module in model.modules())
+
+
+def test_a_generate_of_its_own_is_not_replaced() -> None:
+    model = tiny()
+    model.generate = lambda **_: "mine"  # as Unsloth's models have
+    with fast_decoding(model):
+        assert model.generate() == "mine"
+    assert model.generate() == "mine"
