@@ -201,7 +201,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     moved = changes(args, trainer.args)
     stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
     folder.write_json("env.json", stands_on)
-    trainer.chunks = config.generation.chunks
+    trainer.chunks, trainer.fast_decoding = config.generation.chunks, True
     trainer.was_stopped = lambda: job.stop.reason is not None
     trainer.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)

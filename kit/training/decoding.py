@@ -147,7 +147,8 @@ def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: d
     from transformers import DynamicCache, GenerationMixin
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-    mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
+    mask: Any = inputs.get("attention_mask")
+    cache: Any = inputs.get("past_key_values")
     if type(cache) is not DynamicCache or cache.get_seq_length() or mask is None or mask.dim() != 2:
         return False
     kinds = {type(layer) for layer in cache.layers} or {cache.layer_class_to_replicate}

@@ -27,7 +27,8 @@ KEPT = "extra_inputs"
 class FamilySide(_Trainer):  # type: ignore[misc]
     """Mixed into `HookedGRPOTrainer`, right before TRL's class."""
 
-    objective: Any
+    fast_decoding: bool = False
+    """Generate on a CPU with `kit.training.decoding`: the same distribution, other draws than TRL's of the same seed."""
     _further: dict[str, list[Any]] | None = None  # of the rollout in progress: pieces of the prompts' further inputs
 
     @functools.cached_property
@@ -47,7 +48,7 @@ class FamilySide(_Trainer):  # type: ignore[misc]
         if self.family.placeholders and not self.use_vllm:
             self.generation_config.suppress_tokens = list(self.family.placeholders)
         make = super()._generate_single_turn
-        if self.objective is None or self.use_vllm or self.use_transformers_continuous_batching:
+        if not self.fast_decoding or self.use_vllm or self.use_transformers_continuous_batching:
             return make(prompt_ids, images, given, *rest, **keywords)
         with fast_decoding(self.accelerator.unwrap_model(self.model)):
             return make(prompt_ids, images, given, *rest, **keywords)
