@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import json
 import os
@@ -23,6 +24,14 @@ Tree = dict[str, Any]
 # Hundreds of processes import torch: let only the first one compile it, whatever this environment says of bytecode.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: no child would ever hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +108,7 @@ def attempt(
     from kit.runs.store import RunDir
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kit.training.console.draw_curves", lambda *_: None)  # a second of drawing, another's test
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*overrides: str) -> Attempt:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import every_pair
 from torch import Tensor
 from trl.trainer.utils import nanstd
 
@@ -281,10 +282,14 @@ def trl_normalize_then_sum(components: Tensor, weights: Tensor, generations: int
     return torch.nan_to_num((rewards - torch.nanmean(rewards)) / (spread + 1e-4), nan=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("unscorable", [(), (1,), (4, 5, 6), (4, 5, 6, 7), tuple(range(11)), tuple(range(12))])
-@pytest.mark.parametrize("gaps", [(), (0,), (8, 9, 10), (8, 9, 10, 11)])
-@pytest.mark.parametrize("generations", [1, 4])
+@every_pair(
+    {
+        "generations": [1, 4],
+        "gaps": [(), (0,), (8, 9, 10), (8, 9, 10, 11)],
+        "unscorable": [(), (1,), (4, 5, 6), (4, 5, 6, 7), tuple(range(11)), tuple(range(12))],
+        "dtype": [torch.float32, torch.float64],
+    }
+)
 def test_gdpo_equals_trl(
     generations: int, gaps: tuple[int, ...], unscorable: tuple[int, ...], dtype: torch.dtype
 ) -> None:

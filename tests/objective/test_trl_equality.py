@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import every_pair
 from torch import Tensor
 from trl.experimental.gmpo import GMPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -146,11 +147,15 @@ def equivalent(loss_type: str, beta: float, level: str, delta: float | None, bia
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-7}, torch.float64: {"rtol": 1e-12, "atol": 1e-14}}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("off_policy", [True, False])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("loss_type", list(REDUCTIONS))
+@every_pair(
+    {
+        "loss_type": list(REDUCTIONS),
+        "beta": [0.0, 0.04],
+        "off_policy": [True, False],
+        "accumulation": [1, 3],
+        "dtype": list(TOLERANCE),
+    }
+)
 def test_loss_and_gradient_equal_trl(
     loss_type: str, beta: float, off_policy: bool, accumulation: int, dtype: torch.dtype
 ) -> None:
@@ -164,12 +169,16 @@ def test_loss_and_gradient_equal_trl(
         torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("off_policy", [True, False])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("bias_corrected", [False, True])
-@pytest.mark.parametrize(("level", "delta"), [("sequence", None), ("sequence", 1.3), ("token", 1.5), ("token", None)])
-@pytest.mark.parametrize("loss_type", list(REDUCTIONS))
+@every_pair(
+    {
+        "loss_type": list(REDUCTIONS),
+        "level, delta": [("sequence", None), ("sequence", 1.3), ("token", 1.5), ("token", None)],
+        "bias_corrected": [False, True],
+        "beta": [0.0, 0.04],
+        "off_policy": [True, False],
+        "dtype": list(TOLERANCE),
+    }
+)
 def test_levels_delta_and_kl_correction_equal_trl(
     loss_type: str,
     level: str,
@@ -257,11 +266,15 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 EVERY_LOSS = pytest.mark.parametrize("loss_type", list(REDUCTIONS))
 
 
-@BOTH
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize(("low", "high"), [(None, 1.2), (0.8, None), (0.8, 1.2)])
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-@pytest.mark.parametrize("loss_type", [name for name in REDUCTIONS if name != "vespo"])
+@every_pair(
+    {
+        "loss_type": [name for name in REDUCTIONS if name != "vespo"],
+        "mode": ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+        "low, high": [(None, 1.2), (0.8, None), (0.8, 1.2)],
+        "beta": [0.0, 0.04],
+        "dtype": list(TOLERANCE),
+    }
+)
 def test_sampler_correction_equals_trl(
     loss_type: str, mode: str, low: float | None, high: float | None, beta: float, dtype: torch.dtype
 ) -> None:
@@ -282,10 +295,9 @@ def test_vespo_with_the_sampler_ratio_equals_trl(seed: int, cap: float, dtype: t
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
 
 
-@BOTH
-@pytest.mark.parametrize("top", [0.2, 0.5])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@EVERY_LOSS
+@every_pair(
+    {"loss_type": list(REDUCTIONS), "level": ["token", "sequence"], "top": [0.2, 0.5], "dtype": list(TOLERANCE)}
+)
 def test_high_entropy_only_equals_trl(loss_type: str, level: str, top: float, dtype: torch.dtype) -> None:
     drawn = sample(6, (6, 9), dtype)
     drawn.entropy = drawn.entropy.float().to(dtype)  # TRL takes the quantile in float32
@@ -293,10 +305,7 @@ def test_high_entropy_only_equals_trl(loss_type: str, level: str, top: float, dt
     agree(drawn, loss_type, [weight], [], {}, top_entropy_quantile=top, level=level)
 
 
-@BOTH
-@pytest.mark.parametrize("engine", [False, True])
-@pytest.mark.parametrize("delta", [0.0, 0.05])
-@EVERY_LOSS
+@every_pair({"loss_type": list(REDUCTIONS), "delta": [0.0, 0.05], "engine": [False, True], "dtype": list(TOLERANCE)})
 def test_off_policy_mask_equals_trl(loss_type: str, delta: float, engine: bool, dtype: torch.dtype) -> None:
     drawn = sample(2, (8, 9), dtype)
     changes = {} if engine else {"sampler_logps": None}
@@ -355,11 +364,13 @@ def trl_advantages(rewards: Tensor, generations: int, scale_rewards: str) -> Ten
     return torch.nan_to_num(advantages if scale_rewards == "none" else advantages / (std + 1e-4), nan=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("unscorable", [(), (1,), (1, 2), (4, 5, 6), (4, 5, 6, 7)])
-@pytest.mark.parametrize("generations", [1, 4])
-@pytest.mark.parametrize(
-    ("name", "scale_rewards"), [("group_zscore", "group"), ("group_mean", "none"), ("batch_zscore", "batch")]
+@every_pair(
+    {
+        "name, scale_rewards": [("group_zscore", "group"), ("group_mean", "none"), ("batch_zscore", "batch")],
+        "generations": [1, 4],
+        "unscorable": [(), (1,), (1, 2), (4, 5, 6), (4, 5, 6, 7)],
+        "dtype": list(TOLERANCE),
+    }
 )
 def test_advantages_equal_trl(
     name: str, scale_rewards: str, generations: int, unscorable: tuple[int, ...], dtype: torch.dtype

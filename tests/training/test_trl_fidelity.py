@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import every_pair
 from torch import Tensor
 
 from .rollouts import (
@@ -124,15 +125,12 @@ def assert_equal_trl(trainers: Pair, batches: list[dict[str, Any]], policy: str,
             drift(trainer)
         results.append(losses_and_gradients(trainer, batches, accumulation))
     (want, want_gradients), (loss, gradients) = results
-    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=3e-6)  # terms near 1 that cancel to 0.01, in float32
     assert_gradients_close(gradients, want_gradients)
     return stock
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("policy", list(POLICIES))
-@pytest.mark.parametrize("kl", KLS)
-@pytest.mark.parametrize(("loss_type", "level"), list(EVERY_LOSS))
+@every_pair({"loss_type, level": list(EVERY_LOSS), "kl": KLS, "policy": list(POLICIES), "accumulation": [1, 3]})
 def test_loss_and_lora_gradient_equal_trl_on_the_same_rollout(
     shared_rollout: Rollouts,
     pair: Callable[[str, str, str], Pair],

@@ -1,0 +1,35 @@
+"""Matrices of which every run of the suite tries each pair of values, and the stage `matrix` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+
+def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Rows of one place on each axis, so that any two places of two axes meet in a row: greedy, close to the fewest."""
+    axes = range(len(sizes))
+    missing = {((a, x), (b, y)) for a, b in combinations(axes, 2) for x in range(sizes[a]) for y in range(sizes[b])}
+    rows = []
+    while missing:
+        row = dict(min(missing))
+        for axis in sorted(set(axes) - row.keys(), key=lambda axis: -sizes[axis]):
+            places = [(axis, place) for place in range(sizes[axis])]
+            row[axis] = max(places, key=lambda at: sum(tuple(sorted((at, old))) in missing for old in row.items()))[1]
+        rows.append(tuple(row[axis] for axis in axes))
+        missing -= set(combinations(enumerate(rows[-1]), 2))
+    return rows
+
+
+def every_pair(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:
+    """`parametrize` with every combination of the axes' values. Those that are not needed for every pair of values to meet
+    are marked `matrix`. An axis may set several parameters: `{"level, delta": [("token", 1.5), ...]}`."""
+    kept, cases = set(cover([len(values) for values in axes.values()])), []
+    for places in product(*(range(len(values)) for values in axes.values())):
+        chosen = zip(axes, (values[place] for values, place in zip(axes.values(), places, strict=True)), strict=True)
+        row = [value for names, given in chosen for value in (given if "," in names else [given])]
+        cases.append(pytest.param(*row, marks=[] if places in kept else pytest.mark.matrix))
+    return pytest.mark.parametrize(",".join(axes), cases)
