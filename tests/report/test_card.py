@@ -34,10 +34,10 @@ def test_other_lines_are_none(line: str) -> None:
 
 
 def test_before_there_is_a_directory_the_card_shows_what_is_being_done(tmp_path: Path) -> None:
-    lines = ["grpo-kit: run 'it'", "Building the embedded model (once)  34/340  0:26  eta 3:56  loss 0.777"]
+    lines = ["grpo-kit: run 'it'", "Held-out score, before  34/340  0:26  eta 3:56"]
     shown = card(RunDir(tmp_path / "it"), lines)
     assert '<progress max="340" value="34">' in shown
-    assert "Building the embedded model (once)" in shown
+    assert "Held-out score, before" in shown
 
 
 def test_of_a_run_that_never_got_one_only_what_it_printed_is_left(tmp_path: Path) -> None:
