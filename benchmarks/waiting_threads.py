@@ -2,13 +2,14 @@
 
 `python benchmarks/waiting_threads.py [--work ...] [--threads 1 2] [--busy 0 2] [--out benchmarks/results/waiting_threads.json]`
 
-Two workers that differ in nothing but their environment (OpenMP's own wait policy; `kit.threads.SLEEPY`) do the same work in
-turns, beside so many busy loops. `network`: forward and backward passes of a perceptron of 30 layers. `step`: generation,
-forward, backward and AdamW on a random model of the embedded one's shape. A measurement repeats its work for at least
-`--seconds`, and is seconds a piece by the clock. A pair beside which anything else used more than `--others` cores (or the
-host took them) is measured again. Both workers must come to the same gradients, bit by bit. A call replaces the rows that
-it measured in `--out`, so that the table can be made in short pieces. `--preload FILE` loads another OpenMP
-than the one in torch's wheel (Intel's `libiomp5.so`, LLVM's `libomp.so`); `--sleep NAME=VALUE` tries other settings.
+The same work in two ways that differ in nothing but the environment (OpenMP's own wait policy; `kit.threads.SLEEPY`), in turns,
+each time in a new process that is started beside so many busy loops. `network`: forward and backward passes of a perceptron
+of 30 layers. `step`: 24 tokens one by one, forward, backward and AdamW of a transformer of the embedded model's shape. A
+measurement repeats its work for at least `--seconds`, and is seconds a piece by the clock. A pair beside which anything else
+used more than `--others` cores (or the host took them) is measured again. Both ways must come to the same gradients, bit by
+bit. A call replaces the rows that it measured in `--out`, so that the table can be made in short pieces. `--preload FILE`
+loads another OpenMP than the one in torch's wheel (Intel's `libiomp5.so`, LLVM's `libomp.so`); `--sleep NAME=VALUE` tries
+other settings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPIN, SLEEP = "spin", "sleep"
 WORKS = {"network": "perceptron of 30 layers", "step": "training step"}
 
 
-# --- a worker ---------------------------------------------------------------------------------------------------------
+# --- one process --------------------------------------------------------------------------------------------------------
 
 
 def network() -> Callable[[], list[Any]]:
@@ -56,158 +57,117 @@ def network() -> Callable[[], list[Any]]:
 
 
 def step() -> Callable[[], list[Any]]:
-    """16 completions of 24 tokens, and an AdamW step on them; returns the gradients."""
+    """16 rows: a token at a time, then all 56 with an AdamW step; returns the gradients."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shape = {
-        "hidden_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-    }
-    model = Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=512, intermediate_size=384, pad_token_id=0, eos_token_id=1, **shape)
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 384, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    optimizer, token, rows = (
+        torch.optim.AdamW(model.parameters(), lr=1e-4),
+        torch.randn(16, 1, 128),
+        torch.randn(16, 56, 128),
     )
-    optimizer, prompts = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.randint(2, 512, (16, 32))
 
     def once() -> list[Any]:
-        rows = model.generate(
-            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=24, min_new_tokens=24
-        )
+        with torch.no_grad():
+            for _ in range(24):
+                model(token)
         optimizer.zero_grad()
-        model(rows, labels=rows).loss.backward()
+        model(rows).square().mean().backward()
         optimizer.step()
         return [weight.grad for weight in model.parameters()]
 
     return once
 
 
-def serve(work: str, threads: int) -> None:
-    """Says a digest of the first gradients, and then, for every line of seconds, how long one piece of work took."""
+def work_alone(work: str, threads: int, seconds: float, loops: Sequence[int]) -> dict[str, Any]:
+    """A digest of the first gradients, seconds a piece, and the cores that others used meanwhile but for the `loops`."""
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     once = {"network": network, "step": step}[work]()
     digest = hashlib.sha256(b"".join(grad.numpy().tobytes() for grad in once())).hexdigest()
-    print(json.dumps({"gradients": digest, "torch": torch.__version__}), flush=True)
-    for line in sys.stdin:
-        start, done = time.perf_counter(), 0
-        while time.perf_counter() - start < float(line):
-            once()
-            done += 1
-        print((time.perf_counter() - start) / done, flush=True)
+    processes = [psutil.Process(), *map(psutil.Process, loops)]
 
+    def of_others() -> float:
+        times, own = psutil.cpu_times(), [process.cpu_times() for process in processes]
+        return sum(times[:8]) - times.idle - times.iowait - sum(one.user + one.system for one in own)
 
-class Worker:
-    """A process that has loaded torch with `settings` in its environment, and works when asked."""
-
-    def __init__(self, work: str, threads: int, settings: dict[str, str]) -> None:
-        clean = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY | {"OMP_NUM_THREADS"}}
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--worker", work, str(threads)],
-            env=clean | settings,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.begun: dict[str, str] = json.loads(self._line())
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with code {self.process.wait()}")
-        return line
-
-    def seconds(self, at_least: float) -> float:
-        """Wall-clock seconds that a piece of work takes, over at least so many seconds."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{at_least}\n")
-        self.process.stdin.flush()
-        return float(self._line())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+    others, start, done = of_others(), time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < seconds or not done:
+        once()
+        done += 1
+    found = {"seconds": spent / done, "others": (of_others() - others) / spent}
+    return found | {"gradients": digest, "torch": torch.__version__}
 
 
 # --- the measurement --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many programs that never wait."""
+def busy_loops(count: int) -> Iterator[list[int]]:
+    """So many programs that never wait, by their ids."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        yield loops
+        yield [loop.pid for loop in loops]
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
 
 
-def busy_seconds(*processes: subprocess.Popen[Any]) -> float:
-    """CPU seconds of this machine so far, those of the host's other guests included, without those of `processes`."""
-    times = psutil.cpu_times()
-    own = [psutil.Process(process.pid).cpu_times() for process in processes]
-    return sum(times[:8]) - times.idle - times.iowait - sum(one.user + one.system for one in own)
-
-
-def pair(
-    ways: dict[str, Worker], options: argparse.Namespace, loops: Sequence[subprocess.Popen[Any]]
-) -> dict[str, float]:
-    """Seconds a piece of both ways, in a moment at which nothing else was running."""
-    processes = [*loops, *(worker.process for worker in ways.values())]
-    while True:
-        clock, busy = time.perf_counter(), busy_seconds(*processes)
-        found = {way: worker.seconds(options.seconds) for way, worker in ways.items()}
-        others = (busy_seconds(*processes) - busy) / (time.perf_counter() - clock)
-        if others <= options.others:
-            return found
-        print(f"  {others:.2f} cores were used by others: once more", file=sys.stderr, flush=True)
+def one(way: str, work: str, threads: int, loops: list[int], options: argparse.Namespace) -> dict[str, Any]:
+    """`work_alone` in a new process."""
+    environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY | {"OMP_NUM_THREADS"}}
+    if options.preload:
+        environment["LD_PRELOAD"] = options.preload
+    if way == SLEEP:
+        environment |= dict(setting.split("=", 1) for setting in options.sleep) or SLEEPY
+    cell = json.dumps([work, threads, options.seconds, loops])
+    command = [sys.executable, str(Path(__file__).resolve()), "--cell", cell]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def measured(work: str, threads: int, busy: int, options: argparse.Namespace) -> dict[str, Any]:
     """`--pairs` measurements of both ways in turns."""
-    loaded = {"LD_PRELOAD": options.preload} if options.preload else {}
-    sleepy = dict(setting.split("=", 1) for setting in options.sleep) or SLEEPY
-    ways = {SPIN: Worker(work, threads, loaded), SLEEP: Worker(work, threads, loaded | sleepy)}
-    try:
-        gradients = {way: worker.begun["gradients"] for way, worker in ways.items()}
-        assert gradients[SPIN] == gradients[SLEEP], f"{work}, {threads} threads: the gradients differ"
-        with busy_loops(busy) as loops:
-            pairs = [pair(ways, options, loops) for _ in range(options.pairs)]
-        version = ways[SPIN].begun["torch"]
-    finally:
-        for worker in ways.values():
-            worker.end()
-    ratios = [found[SPIN] / found[SLEEP] for found in pairs]
+    pairs: list[dict[str, dict[str, Any]]] = []
+    with busy_loops(busy) as loops:
+        while len(pairs) < options.pairs:
+            pair = {way: one(way, work, threads, loops, options) for way in (SPIN, SLEEP)}
+            assert pair[SPIN]["gradients"] == pair[SLEEP]["gradients"], f"{work}, {threads} threads: gradients differ"
+            others = max(found["others"] for found in pair.values())
+            if others <= options.others:
+                pairs.append(pair)
+            else:
+                print(f"  {others:.2f} cores were used by others: once more", file=sys.stderr, flush=True)
+    ratios = [pair[SPIN]["seconds"] / pair[SLEEP]["seconds"] for pair in pairs]
     return {
         "work": work,
         "threads": threads,
         "busy": busy,
-        "seconds": {way: [float(f"{found[way]:.4g}") for found in pairs] for way in ways},
+        "seconds": {way: [float(f"{pair[way]['seconds']:.4g}") for pair in pairs] for way in (SPIN, SLEEP)},
         "ratio": {
             name: round(found(ratios), 3)
             for name, found in (("median", statistics.median), ("least", min), ("most", max))
         },
-        "torch": version,
+        "others": round(statistics.median(found["others"] for pair in pairs for found in pair.values()), 2),
+        "torch": pairs[0][SPIN]["torch"],
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| work | threads | busy programs beside | spin, ms | sleep, ms | times as fast |",
-        "|---|---|---|---|---|---|",
+        "| work | threads | busy loops | cores used by others | spin, ms | sleep, ms | times as fast |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spin, sleep = (1000 * statistics.median(row["seconds"][way]) for way in (SPIN, SLEEP))
         ratio = row["ratio"]
         lines.append(
-            f"| {WORKS[row['work']]} | {row['threads']} | {row['busy']} | {spin:,.0f} | {sleep:,.0f} | "
+            f"| {WORKS[row['work']]} | {row['threads']} | {row['busy']} | {row['others']:.2f} | {spin:,.0f} | {sleep:,.0f} | "
             f"{ratio['median']:.2f}x ({ratio['least']:.2f} to {ratio['most']:.2f}) |"
         )
     return "\n".join(lines)
@@ -228,10 +188,10 @@ def main() -> None:
     parser.add_argument("--preload", help="the file of another OpenMP")
     parser.add_argument("--sleep", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        return serve(options.worker[0], int(options.worker[1]))
+    if options.cell:
+        return print(json.dumps(work_alone(*options.cell)))
     rows = []
     for work in options.work:
         for busy in options.busy:
