@@ -1,4 +1,4 @@
-"""The verbs of `grpo-kit reward`: list presets, show what one is made of, test one against known hacks."""
+"""The verbs of `grpo-kit reward`: list presets, show what one is made of, test one on hacks, audit one on own rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import typer
 from kit.cli_table import print_table
 
 if TYPE_CHECKING:
+    from rewards.audit import Result
     from rewards.testing import Case, Report
 
-HACKED = 1  # exit code of `test` when the reward can be earned without solving the task
+HACKED = 1  # exit code of `test` and `audit` when the reward can be earned without solving the task
 
 reward_app = typer.Typer(no_args_is_help=True, help="Reward presets.")
 
@@ -82,6 +83,88 @@ def reward_test(
     _print_report(report)
     if not report.passed:
         raise typer.Exit(HACKED)
+
+
+@reward_app.command("audit")
+def reward_audit(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET", help="A preset, or your own function as file.py:function.", show_default=False
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Rows as JSON Lines: prompt, and the reference in a column of the data set."),
+    ],
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Only this attack; may be given more than once. All of them if it is not given."
+        ),
+    ] = None,
+    style: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STYLE", help="How answers are written: boxed, answer, hash, ... or a text with {answer}."
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows that are looked at, drawn at random.")] = 200,
+    limit: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of rows on which an attack may be paid.")
+    ] = 0.005,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object with every rate and example.")] = False,
+    override: Parameters = None,
+) -> None:
+    """Try on your own rows what earns reward without solving anything: echoes of the question, one constant for all rows,
+    hedges, near misses, answers of other rows, answers that hang a grader. Prints on how many rows each is paid, with
+    examples, and how many right answers are. Exit code 1 if an attack is paid on more rows than the limit allows.
+    """
+    import json
+
+    from rewards import audit as auditing
+    from rewards import testing
+
+    preset = testing.target(name, **_parameters(override))
+    found = auditing.audit(
+        preset,
+        testing.read_rows(data),
+        attacks=tuple(attack or auditing.ATTACKS),
+        style=style,
+        most=rows,
+        limit=limit,
+        seed=seed,
+    )
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        typer.echo(f"{preset.name}: answers as {found.style}, {found.results[0].rows} rows")
+        head = ["", "rows", "paid", "rate", "tried", "slowest", "paid, for instance"]
+        print_table(head, [_audited(result) for result in found.results])
+        for problem in found.problems:
+            typer.echo(f"problem: {problem}")
+        if found.passed:
+            typer.echo(f"No attack is paid on more than {limit:.1%} of the rows.")
+    if not found.passed:
+        raise typer.Exit(HACKED)
+
+
+def _audited(result: Result) -> list[str]:
+    shown = [f"{example.how} for {example.reference}" for example in result.examples[:2]]
+    text = "; ".join(" ".join(words.split())[:60] for words in shown)
+    if shown and not result.is_attack:
+        text = f"not: {text}"
+    cells = [
+        result.attack,
+        result.rows,
+        result.paid,
+        f"{result.rate:.1%}",
+        result.tried,
+        f"{result.seconds:.2g} s",
+        text,
+    ]
+    return [str(cell).encode("utf-8", "replace").decode() for cell in cells]
 
 
 def _print_report(report: Report) -> None:

@@ -16,9 +16,11 @@ Extracted(value='72', reason=None)
 '72'
 """
 
+import collections
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -35,6 +37,7 @@ __all__ = [
     "tagged_answer",
     "tags_problem",
     "think_answer_problem",
+    "without_copied_boxes",
 ]
 
 MAX_CHARS = 400_000  # about 100k tokens of English
@@ -59,6 +62,14 @@ THINKING = ("think", "reasoning")
 # Single character classes: nothing to backtrack over.
 _BRACE = re.compile(r"[{}\\]")
 _BOXES = ("\\boxed{", "\\fbox{")
+MAX_BOXES = 20  # that are one list
+_GLUE_CHARS = 80
+# Between two boxes of one list: separators, and what may stand beside them (mathematics mode, `x =`).
+_SEPARATOR = re.compile(
+    r"\\(?:text|mathrm|mbox)\s?\{[^{}]{0,50}(?:\b(?:and|or)\b|,)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\\\|[;,&]",
+    re.IGNORECASE,
+)
+_BESIDE = re.compile(r"\\q?quad(?![A-Za-z])|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w{1,3}\}?)?\s?=|[\s$().*\[\]\\]")
 # At most 16 characters of indentation or emphasis, then a fixed phrase: bounded work at each line.
 _ANSWER_LINE = re.compile(
     r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?"
@@ -68,6 +79,9 @@ _ANSWER_WORD = re.compile("answer", re.IGNORECASE)
 _ANSWER_PREFIX = 64  # more characters than the pattern takes before the word
 _VISIBLE = re.compile(r"[^\s\x00\u200b-\u200d\u2060\ufeff]")
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
+_NOT_BLANK = re.compile(r"[\s*_]*")
+_WRAPPING = re.compile(r"\\[()\[\]]|[$*\s]")
+_WORDS = re.compile(r"(?![A-Za-z]$)(?:\\(?:text|mathrm|mbox)\{|[A-Za-z%°/.}^²³])*")
 _HASHES = re.compile(r"[^\S\n]{0,16}####(?!#)")
 
 
@@ -103,78 +117,101 @@ def tagged_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) ->
 def boxed_answer(text: str, strict: bool = False, max_chars: int = MAX_CHARS) -> Extracted:
     r"""The content of the last `\boxed{…}` (or `\fbox{…}`) after the last `</think>`.
 
-    Braces are balanced, escaped ones skipped. `strict` refuses an earlier box that holds anything else, and a box
-    within a box.
+    Boxes with nothing but a comma, `and` or `or` between them are one list: `\boxed{1} and \boxed{-2}` is `1, -2`. Braces
+    are balanced, escaped ones skipped. `strict` refuses an earlier box that holds anything else, and a box within a box.
     """
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    opened, opening = max((text.rfind(box, start), box) for box in _BOXES)
+    opened, begin = _last_box(text, start, len(text))
     if opened < 0:
         return Extracted(None, "missing")
-    begin = opened + len(opening)
-    limit = begin + MAX_ANSWER_CHARS + 1
-    depth, position = 1, begin
-    while match := _BRACE.search(text, position, limit):
-        position = match.end() + (match[0] == "\\")  # a backslash takes the next character with it
-        depth += {"{": 1, "}": -1, "\\": 0}[match[0]]
-        if depth == 0:
-            if strict and _differing_box(text, start, opened, text[begin : match.end()]):
-                return Extracted(None, "duplicated_box")
-            return _answer(text, begin, match.start())
-    return Extracted(None, "too_long" if len(text) > limit else "unterminated")
+    end = _box_end(text, begin)
+    if end < 0:
+        return Extracted(None, "too_long" if len(text) > begin + MAX_ANSWER_CHARS + 1 else "unterminated")
+    last = _answer(text, begin, end)
+    contents = [text[begin : end + 1]]
+    while last.value is not None and len(contents) < MAX_BOXES:
+        before, begin = _last_box(text, max(start, opened - MAX_ANSWER_CHARS), opened)
+        end = _box_end(text, begin) if before >= 0 else -1
+        if not 0 <= end < opened or not has_text(text, begin, end) or not _is_glue(text[end + 1 : opened]):
+            break
+        contents.append(text[begin : end + 1])
+        opened = before
+    if strict and _differing_box(text, start, opened, contents):
+        return Extracted(None, "duplicated_box")
+    if len(contents) == 1:
+        return last
+    return Extracted(", ".join(dict.fromkeys(content[:-1].strip() for content in reversed(contents))))
+
+
+def without_copied_boxes(text: str, prompt: str) -> str:
+    """`text` without the boxes before the last one that stand in the prompt just so: the question's own, or its example."""
+    last, _ = _last_box(text, 0, len(text))
+    pieces, done = [], 0
+    for _ in range(MAX_BOXES):
+        opened, box = min(
+            ((at, box) for box in _BOXES if (at := text.find(box, done, max(0, last))) >= 0), default=(-1, "")
+        )
+        end = _box_end(text, opened + len(box)) if opened >= 0 else -1
+        if not 0 <= end < last:
+            break
+        copied = text[opened : end + 1] in prompt
+        pieces.append(text[done : opened if copied else end + 1])
+        done = end + 1
+    return "".join(pieces) + text[done:]
 
 
 def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
-    """What follows `Answer:` (`Final answer:`, `The answer is`) on its line, after the last `</think>`.
+    """What follows `Answer:` (`Final answer:`, `The answer is`), after the last `</think>`: on its line, or on the next.
 
     The phrase counts at the beginning of a line, the last one wins; Markdown emphasis and a final period are taken off.
-    `strict` refuses a second such line with another answer, over a hundred with the same one, and anything but white
-    space after the line.
+    `strict` refuses a second such line with another answer (`So the answer is 6 cm.` and `Answer: 6` agree), over a
+    hundred of them, and anything but white space after the answer.
     """
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    begin = end = -1
-    before: str | None = None
-    for count, match in enumerate(_answer_lines(text, start)):
-        begin, end = match.end(), _line_end(text, match.end())
-        if strict:
-            given = text[begin:end].strip()
-            if (before is not None and given != before) or count >= MAX_ANSWER_LINES:
-                return Extracted(None, "duplicated_line")
-            before = given
-    if begin < 0:
+    found = list(itertools.islice(_answer_lines(text, start), MAX_ANSWER_LINES + 1))
+    if not found:
         return Extracted(None, "missing")
+    if strict and len(found) > MAX_ANSWER_LINES:
+        return Extracted(None, "duplicated_line")
+    if not strict:  # only the last one counts, wherever it is
+        found = list(collections.deque(_answer_lines(text, start), 1))
+    begin, end = found[-1]
     if strict and has_text(text, end):
         return Extracted(None, "text_after_answer")
-    found = _answer(text, begin, end)
-    if found.value is None:
-        return found
-    value = found.value.strip("*_ ").removesuffix(".").strip("*_ ")
+    last = _answer(text, begin, end)
+    if last.value is None:
+        return last
+    value = last.value.strip("*_ ").removesuffix(".").strip("*_ ")
+    if strict and not all(_agree(text[slice(*one)], value) for one in found[:-1]):
+        return Extracted(None, "duplicated_line")
     return Extracted(value) if has_text(value, 0) else Extracted(None, "blank")
 
 
-def any_answer(text: str, max_chars: int = MAX_CHARS) -> Extracted:
+def any_answer(text: str, strict: bool = True, one_box: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
     """The answer wherever it stands: box, `<answer>` tag, `####` line or `Answer:` line, the last of its kind.
 
     A box within the tag or the line is that answer. Kinds that disagree are `several_answers`; a tag or box that is
-    opened and not closed is no answer, whatever stands elsewhere.
+    opened and not closed is no answer, whatever stands elsewhere. Not `strict`, the first of these kinds counts, and text
+    may follow. Without `one_box`, boxes may differ.
     """
     kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
-    found = [kind(text, True, max_chars) for kind in kinds]
+    found = [kind(text, strict and (one_box or kind is not boxed_answer), max_chars) for kind in kinds]
     complete = any(one.value is not None for one in found)
-    given = set()
+    given: list[str] = []
     for kind, one in zip(kinds, found, strict=True):
         if one.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
             one = kind(text, False, max_chars)
         if one.value is None and one.reason != "missing":
             return one
         if one.value is not None:
-            given.add(boxed_answer(one.value).value or one.value)
-    if len(given) > 1:
+            given.append(boxed_answer(one.value).value or one.value)
+    if strict and not all(_agree(one, given[0]) for one in given):
         return Extracted(None, "several_answers")
-    return Extracted(given.pop()) if given else found[0]
+    return Extracted(given[0]) if given else found[0]
 
 
 def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
@@ -247,14 +284,40 @@ def _after_thinking(text: str, max_chars: int) -> int | Reason:
     return start
 
 
-def _differing_box(text: str, start: int, last: int, content: str) -> bool:
-    """Whether a box before `last` holds anything but `content`; boxes before the last do not overlap it."""
+def _last_box(text: str, start: int, end: int) -> tuple[int, int]:
+    """Where the last box between `start` and `end` is opened, and where its content begins; -1 for none."""
+    opened, opening = max((text.rfind(box, start, end), box) for box in _BOXES)
+    return opened, opened + len(opening)
+
+
+def _box_end(text: str, begin: int) -> int:
+    """Where the brace is closed whose content begins at `begin`, or -1."""
+    limit = begin + MAX_ANSWER_CHARS + 1
+    depth, position = 1, begin
+    while match := _BRACE.search(text, position, limit):
+        position = match.end() + (match[0] == "\\")  # a backslash takes the next character with it
+        depth += {"{": 1, "}": -1, "\\": 0}[match[0]]
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+def _is_glue(between: str) -> bool:
+    """Whether what stands between two boxes makes them one list."""
+    if len(between) > _GLUE_CHARS:
+        return False
+    rest, separators = _SEPARATOR.subn(" ", between)
+    return not between or (separators > 0 and not _BESIDE.sub("", rest))
+
+
+def _differing_box(text: str, start: int, end: int, contents: Sequence[str]) -> bool:
+    """Whether a box before `end` holds anything but one of `contents`, each with its closing brace."""
     for box in _BOXES:
-        at = text.find(box, start, last)
+        at = text.find(box, start, end)
         while at >= 0:
-            if not text.startswith(content, at + len(box)):
+            if not any(text.startswith(content, at + len(box)) for content in contents):
                 return True
-            at = text.find(box, at + len(box), last)
+            at = text.find(box, at + len(box), end)
     return False
 
 
@@ -271,14 +334,44 @@ def _answer(text: str, begin: int, end: int) -> Extracted:
     return Extracted(text[begin:end].strip().strip(_INVISIBLE).strip())
 
 
-def _answer_lines(text: str, start: int) -> Iterator[re.Match[str]]:
-    """Matches of `_ANSWER_LINE`, looked for where the word stands: far faster than at every line of a long text."""
+def _answer_lines(text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Where each answer behind `Answer:` begins and ends, looked for where the word stands: far faster than at every
+    line of a long text. An answer that is such a line itself (`Answer:`, and below it `The answer is 6`) counts once."""
+    waiting: tuple[int, int] | None = None
     while word := _ANSWER_WORD.search(text, start):
         window = max(start, word.start() - _ANSWER_PREFIX)
         line = text.rfind("\n", window, word.start()) + 1 or window  # the window's begin need not be a line's
-        if match := _ANSWER_LINE.match(text, line):
-            yield match
         start = _line_end(text, word.end())  # a line has one beginning, and it has been looked at
+        if match := _ANSWER_LINE.match(text, line):
+            if waiting is not None and waiting[1] <= line:
+                yield waiting
+            waiting = _given_behind(text, match.end())
+    if waiting is not None:
+        yield waiting
+
+
+def _given_behind(text: str, begin: int) -> tuple[int, int]:
+    """The rest of the line; where that is blank, the next line that is not. Display mathematics is taken whole."""
+    end = _line_end(text, begin)
+    if not text[begin:end].strip("*_ \t\r"):
+        begin = _NOT_BLANK.match(text, end).end()  # type: ignore[union-attr]  # it matches everywhere
+        end = _line_end(text, begin)
+    opened = text[begin:end].strip()
+    if opened in ("$$", "\\["):
+        closed = text.find("$$" if opened == "$$" else "\\]", end, end + MAX_ANSWER_CHARS)
+        end = _line_end(text, closed) if closed >= 0 else end
+    return begin, end
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether two answers are the same but for wrapping and for words behind: `**6**`, `$6$`, `6 apples.`"""
+    short, long = sorted((_core(one), _core(other)), key=len)
+    return short == long or (bool(short) and long.startswith(short) and _WORDS.fullmatch(long, len(short)) is not None)
+
+
+def _core(answer: str) -> str:
+    answer = boxed_answer(answer).value or answer
+    return _WRAPPING.sub("", answer).strip("._")
 
 
 def _last_hash_line(text: str, start: int, end: int) -> tuple[int, int]:

@@ -38,6 +38,7 @@ _NOT_UNITS = frozenset(re.findall(r"\S+", """
     feb mar apr jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday
 """))  # fmt: skip
 _UNIT_WORDS = 4
+_LETTER_UNITS = frozenset("mgshlLNJWVAKCFc")  # any other letter behind a number is a variable
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -176,7 +177,10 @@ def is_unit(text: str) -> bool:
     text = text.replace("}", "").strip().removesuffix(".").rstrip()
     text = text.removeprefix("%").removeprefix("°").removesuffix("€").removesuffix("$").strip()
     words = text.split()
-    return len(words) <= _UNIT_WORDS and all(_is_unit_word(word) for word in words)
+    if len(words) > _UNIT_WORDS or not all(_is_unit_word(word) for word in words):
+        return False
+    first = words[0].strip("()°").rstrip(".^{}²³23") if words else ""
+    return len(first) != 1 or first in _LETTER_UNITS or (first == "a" and len(words) > 1)
 
 
 def _is_unit_word(word: str) -> bool:

@@ -6,7 +6,16 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample
 
-__all__ = ["REFERENCE_COLUMNS", "build_samples", "completion_text", "is_column", "make_sample", "plain", "same"]
+__all__ = [
+    "REFERENCE_COLUMNS",
+    "build_samples",
+    "completion_text",
+    "is_column",
+    "make_sample",
+    "plain",
+    "prompt_text",
+    "same",
+]
 
 # Where the reference is looked for, in this order.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
@@ -145,6 +154,14 @@ def completion_text(completion: Any) -> str:
     content = _content_text(turns[-1].get("content"))
     reasoning = turns[-1].get("reasoning_content")
     return f"<think>{reasoning}</think>{content}" if isinstance(reasoning, str) and reasoning else content
+
+
+def prompt_text(prompt: Any) -> str:
+    """All that the model was shown: a string, or the contents of a list of messages, one below the other."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
+    return "\n".join(_content_text(message.get("content")) for message in messages)
 
 
 def _content_text(content: Any) -> str:

@@ -32,11 +32,11 @@ from rewards.presets import load, names
 from rewards.protocol import FAILURES, Context, Status
 from rewards.samples import build_samples, completion_text
 
-__all__ = ["Case", "Report", "check", "golden", "read_rows", "target"]
+__all__ = ["NOT_COLUMNS", "Case", "Report", "check", "golden", "read_rows", "target"]
 
 Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
 Row: TypeAlias = Mapping[str, Any]
-_NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
+NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
 _GOLDEN = Path(__file__).parent / "golden"
 _ROUNDING = 1e-9
 
@@ -200,7 +200,7 @@ def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
 
 def _evaluate(preset: Preset, row: Row, cases: Sequence[Case]) -> Evaluation:
     size = len(cases)
-    columns: dict[str, Any] = {str(name): [value] * size for name, value in row.items() if name not in _NOT_COLUMNS}
+    columns: dict[str, Any] = {str(name): [value] * size for name, value in row.items() if name not in NOT_COLUMNS}
     prompts = [row.get("prompt", "")] * size
     return preset.score(build_samples(prompts, [case.completion for case in cases], **columns), Context())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,25 @@ def test_errors_of_the_user_are_one_message_and_exit_code_2(arguments: list[str]
     output = run("test", *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
+
+
+def test_audit_prints_a_rate_for_each_attack_and_exits_1_where_one_is_paid() -> None:
+    made = [{"prompt": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(5, 12)]
+    output = run("audit", "gsm8k-hash", "--data", rows(*made), "--attack", "echo", "--attack", "near-misses")
+    assert re.search(r"right +7 +7 +100\.0%", output)
+    assert re.search(r"echo +7 +0 +0\.0%", output)
+    assert "hedges" not in output
+    Path("careless.py").write_text(SUBSTRING)
+    output = run("audit", "careless.py:substring", "--data", rows(*made), "--attack", "hedges", "--rows", "3", code=1)
+    assert "problem: hedges is paid on 3 of 3 rows" in output
+    found = json.loads(run("audit", "gsm8k-hash", "--data", rows(*made), "--attack", "shuffles", "--json"))
+    assert [(one["attack"], one["rows"], one["paid"]) for one in found["results"]][::2] == [
+        ("right", 7, 7),
+        ("shuffles", 7, 0),
+    ]
+    assert found["style"] == "hash"
+
+
+def test_audit_says_what_it_needs() -> None:
+    assert "No row has a reference" in run("audit", "gsm8k-hash", "--data", rows({"prompt": "?"}), code=2)
+    assert "cannot be read" in run("audit", "gsm8k-hash", "--data", "none.jsonl", code=2)

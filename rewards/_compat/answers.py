@@ -179,7 +179,7 @@ def _judged(texts: Sequence[str], solution: Sequence[Any], log_extra: LogExtra |
 
     require("math-verify", "math_verify", "'math-verify>=0.9,<0.10'")
     samples = build_samples([""] * len(texts), texts, reference=list(solution))
-    scores = run_component(MathVerify(), samples, Context())
+    scores = run_component(MathVerify(final_form=False), samples, Context())
     if log_extra is not None:
         log_extra("solution", list(solution))
         log_extra("gold_parsed", [reference_text(each) or "[unparseable]" for each in solution])

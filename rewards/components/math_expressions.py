@@ -3,18 +3,35 @@
 from fractions import Fraction
 from typing import Any
 
+from rewards.components.math_form import worked_out
 from rewards.components.math_numbers import decimals, number
 from rewards.components.math_parser import is_complex, parsed
 
-__all__ = ["approximates", "same_expression"]
+__all__ = ["Unevaluated", "approximates", "same_expression"]
 
 
-def same_expression(expected: str, given: str) -> bool:
+class Unevaluated(Exception):
+    """The answer is not worked out as far as the reference."""
+
+
+def same_expression(expected: str, given: str, final: bool = False) -> bool:
+    """Whether two single expressions are equal.
+
+    Raises:
+        Unevaluated: they are, but with `final` the answer would have to be worked out further.
+    """
+    complex_numbers = is_complex(expected) or is_complex(given)
+    left, right = parsed(expected, complex_numbers), parsed(given, complex_numbers)
+    same = _same(left, right)
+    if same and final and not worked_out(left, right):
+        raise Unevaluated
+    return same
+
+
+def _same(left: Any, right: Any) -> bool:
     import sympy
     from math_verify import verify
 
-    complex_numbers = is_complex(expected) or is_complex(given)
-    left, right = parsed(expected, complex_numbers), parsed(given, complex_numbers)
     if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
         return False  # math-verify would take the last side alone
     if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):

@@ -1,7 +1,8 @@
 r"""Do two short answers mean the same? Meant for an isolated worker: `warm_up` loads SymPy, which takes seconds.
 
-The text is taken apart first (lists, sets, tuples, intervals, unions, named values, times of day), so that each
-comparison left for math-verify is between two single expressions; what it accepts is then confirmed numerically.
+The text is taken apart first (lists, sets, tuples, intervals, unions, matrices, named values, times of day), so that
+each comparison left for math-verify is between two single expressions; what it accepts is then confirmed numerically.
+With `final`, an answer also has to be worked out as far as the reference, see `math_form`.
 """
 
 import gc
@@ -11,11 +12,11 @@ import signal
 import threading
 from collections.abc import Sequence
 
-from rewards.components.math_expressions import approximates, same_expression
+from rewards.components.math_expressions import Unevaluated, approximates, same_expression
 from rewards.components.math_names import phrase, same_figure, same_order, same_text, words
-from rewards.components.math_numbers import exponent_notation, number, numeral, rounds_to
+from rewards.components.math_numbers import decimals, number, numeral, same_number
 from rewards.components.math_parser import Opaque, TooLarge, Unreadable, parsed
-from rewards.components.math_text import Pieces, bare, clock, plain, split
+from rewards.components.math_text import Pieces, bare, clock, is_number, plain, split
 
 __all__ = ["judge", "warm_up"]
 
@@ -27,6 +28,12 @@ _SYMBOL = re.compile(
     r"(?:\([a-z](?:,\s?[a-z]){0,3}\))?"
 )
 _DENIALS = re.compile(r"(?<![A-Za-z])(?:not|no|never|wrong|false|isn't)(?![A-Za-z])", re.IGNORECASE)
+_LETTER = re.compile(
+    r"(?<![A-Za-z\\])[A-Za-z]|\\(?!frac|sqrt|log|ln|sin|cos|tan|sec|csc|cot|arc|pi|cdot|times|left|right)[a-z]"
+)
+_DECIMAL_COMMA = re.compile(r"^(-?\d{1,30}),(\d{1,30})$")
+_BROKEN_OFF = re.compile(r"(?<!\$)\$ *\n|\\\( *\n")  # mathematics within a line does not go on below it
+_EITHER_BEFORE, _EITHER_AFTER = re.compile(r"\b(?:or|either|and)\W{0,4}$"), re.compile(r"\W{0,4}(?:or|and)\b")
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
@@ -36,19 +43,25 @@ class Overrun(BaseException):
     overrun = True
 
 
-def judge(answer: str, reference: str, seconds: float | None = None) -> str:
+def judge(
+    answer: str, reference: str, seconds: float | None = None, final: bool = False, anywhere: bool = False
+) -> str:
     """`equal`, `different`, `unread` (the answer), `reference` (cannot be read itself) or `too_large` to evaluate.
+
+    With `final`, `unevaluated` for an answer that is not worked out as far as the reference: one that is no plain number
+    where the reference is one, or that equals the reference and is not in `math_form.worked_out`. `answer` is a text that
+    holds the answer `anywhere`: then it is also looked for as Math-Verify does, and a comma may be a decimal point.
 
     Raises:
         Overrun: `seconds` were over. An alarm says so, in a main thread and between two steps of the interpreter; what
             it cannot stop is for the caller to kill, at the cost of loading SymPy again.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
-        return _judged(answer, reference)
+        return _judged(answer, reference, final, anywhere)
     before = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return _judged(answer, reference)
+        return _judged(answer, reference, final, anywhere)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -58,18 +71,44 @@ def _ring(*_: object) -> None:
     raise Overrun
 
 
-def _judged(answer: str, reference: str) -> str:
-    expected, given = plain(reference), plain(answer)
+def _judged(answer: str, reference: str, final: bool, anywhere: bool) -> str:
+    verdict = _verdict(answer, reference, final)
+    if not anywhere or verdict in ("equal", "reference"):
+        return verdict
+    found = _found_anywhere(answer)
+    if found is None:
+        return "unread"
+    verdict = _verdict(found, reference, final)
+    points = [_DECIMAL_COMMA.sub(r"\1.\2", text.strip("$ ")) for text in (found, reference)]
+    return "equal" if verdict == "equal" or same_number(points[1], points[0]) else verdict
+
+
+def _found_anywhere(text: str) -> str | None:
+    """The answer that Math-Verify takes out of a text, unless it is one of two: `70 or 72`."""
+    import math_verify
+
+    found = [part for part in math_verify.parse(text, parsing_timeout=None) if isinstance(part, str)]
+    if not found or _BROKEN_OFF.search(text):
+        return None
+    before, _, after = text.rpartition(found[0])
+    return None if _EITHER_BEFORE.search(before[-20:]) or _EITHER_AFTER.match(after[:20]) else found[0]
+
+
+def _verdict(answer: str, reference: str, final: bool) -> str:
+    expected = plain(reference)
+    given = plain(answer, letters=is_number(expected))
     if bare(expected) == bare(given):
         return "equal"
     try:
-        if _same(expected, given):
+        if _same(expected, given, final):
             return "equal"
         # `1,234` may be a list of two after all
         listed = plain(reference, join_groups=False)
-        if listed != expected and split(listed).kind == "list" and _same(listed, plain(answer, join_groups=False)):
-            return "equal"
+        if listed != expected and split(listed).kind == "list":
+            return "equal" if _same(listed, plain(answer, join_groups=False), final) else "different"
         return "different"
+    except Unevaluated:
+        return "unevaluated"
     except TooLarge:
         return "too_large"
     except (Unreadable, RecursionError) as failure:
@@ -88,27 +127,48 @@ def warm_up() -> None:
     gc.freeze()  # what is loaded by now stays: no need to look through it at every collection
 
 
-def _same(expected: str, given: str) -> bool:
+def _same(expected: str, given: str, final: bool) -> bool:
     left, right = _unfolded(expected), _unfolded(given)
-    if left.kind == right.kind == "scalar":
-        return _same_scalar(left.parts[0], right.parts[0])
-    if left.kind == right.kind == "union" and _matching(left.parts, right.parts):
-        return True
-    if "union" in (left.kind, right.kind) or _is_relation(left, right):
-        return same_expression(expected, given)
-    if len(left.parts) != len(right.parts) or max(len(left.parts), len(right.parts)) > MAX_PARTS:
-        return False
     kinds = {left.kind, right.kind}
+    if kinds == {"scalar"}:
+        return _same_scalar(left.parts[0], right.parts[0], final)
+    if kinds == {"matrix"}:
+        return left.brackets == right.brackets and _in_order(left.parts, right.parts, final)
+    if kinds == {"union"} and _matching(left.parts, right.parts, final):
+        return True
+    if "union" in kinds or kinds == {"matrix", "scalar"} or _is_relation(left, right):
+        return same_expression(expected, given, final)
+    if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # an entry that is written twice
+        right = right._replace(parts=tuple({bare(part): part for part in right.parts}.values()))
+    if len(left.parts) != len(right.parts) or max(len(left.parts), len(right.parts)) > MAX_PARTS:
+        return _same_in_groups(expected, right, final) or _same_alternatives(left, right, final)
     if not kinds <= {"list", "set", "tuple"} and not (
         kinds <= {"tuple", "interval"} and left.brackets == right.brackets
     ):
         return False
     if "tuple" in kinds and "set" in kinds:
         return False
-    named = _same_by_name(left.parts, right.parts)
+    named = _same_by_name(left.parts, right.parts, final)
     if named is not None:
         return named
-    return _matching(left.parts, right.parts) if kinds <= {"list", "set"} else _in_order(left.parts, right.parts)
+    return (_matching if kinds <= {"list", "set"} else _in_order)(left.parts, right.parts, final)
+
+
+def _same_in_groups(expected: str, given: Pieces, final: bool) -> bool:
+    """`p = 5, q = 2; p = 7, q = 2` against `(5, 2), (7, 2)`: what stands between semicolons is one tuple."""
+    groups = [f"({group})" for group in expected.split(";")]
+    same_size = len(groups) == len(given.parts) > 1 and "," in expected and not set("()[]") & set(expected)
+    return same_size and given.kind in ("list", "set") and _matching(groups, given.parts, final)
+
+
+def _same_alternatives(expected: Pieces, given: Pieces, final: bool) -> bool:
+    """`x + 11` against `x + 11, 11 + x`: a list of one value in several spellings is that value."""
+    first, *others = expected.parts
+    if expected.kind != "list" or given.kind != "scalar" or not 0 < len(others) < 4:
+        return False
+    if any(bare(first) == bare(other) or not _same(first, other, False) for other in others):
+        return False
+    return _same(first, given.parts[0], final)
 
 
 def _unfolded(text: str) -> Pieces:
@@ -126,15 +186,15 @@ def _unfolded(text: str) -> Pieces:
     return pieces
 
 
-def _same_by_name(expected: Sequence[str], given: Sequence[str]) -> bool | None:
+def _same_by_name(expected: Sequence[str], given: Sequence[str], final: bool) -> bool | None:
     """Values of different names, `a = 1, b = 2`: by name, or in order where one side names nothing; else None."""
     one, other = _names(expected), _names(given)
     if one and other:
         values = dict(other)
-        return one.keys() == values.keys() and all(_same(one[name], values[name]) for name in one)
+        return one.keys() == values.keys() and all(_same(one[name], values[name], final) for name in one)
     if one:
-        return _in_order(list(one.values()), given)
-    return _in_order(expected, [other[name] for name in _customary(list(other))]) if other else None
+        return _in_order(list(one.values()), given, final)
+    return _in_order(expected, [other[name] for name in _customary(list(other))], final) if other else None
 
 
 def _names(parts: Sequence[str]) -> dict[str, str]:
@@ -153,8 +213,8 @@ def _customary(names: list[str]) -> list[str]:
     return ordered if follow else names
 
 
-def _in_order(expected: Sequence[str], given: Sequence[str]) -> bool:
-    return all(_same(one, other) for one, other in zip(expected, given, strict=True))
+def _in_order(expected: Sequence[str], given: Sequence[str], final: bool) -> bool:
+    return all(_same(one, other, final) for one, other in zip(expected, given, strict=True))
 
 
 def _is_relation(left: Pieces, right: Pieces) -> bool:
@@ -165,29 +225,35 @@ def _is_relation(left: Pieces, right: Pieces) -> bool:
     return any(sign in pair["scalar"].parts[0] for sign in ("<", ">", "\\le", "\\ge"))
 
 
-def _matching(expected: Sequence[str], given: Sequence[str]) -> bool:
+def _matching(expected: Sequence[str], given: Sequence[str], final: bool) -> bool:
     """Whether the parts pair off, in any order."""
     if len(expected) != len(given) or len(expected) > MAX_PARTS:
         return False
     if any("\\ldots" in part for part in expected):  # what it stands for depends on where it stands
-        return _in_order(expected, given)
+        return _in_order(expected, given, final)
     left = list(given)
     for one in expected:
-        found = next((at for at, other in enumerate(left) if _same(one, other)), None)
+        found = next((at for at, other in enumerate(left) if _same(one, other, final)), None)
         if found is None:
             return False
         del left[found]
     return True
 
 
-def _same_scalar(expected: str, given: str) -> bool:
+def _same_scalar(expected: str, given: str, final: bool) -> bool:
     if bare(expected) == bare(given):
         return True
-    for known in _KNOWN:
-        verdict = known(expected, given)
-        if verdict is not None:
-            return verdict
-    return same_expression(expected, given)
+    verdict = _same_named(expected, given, final)
+    for known in _KNOWN if verdict is None else ():
+        if (verdict := known(expected, given)) is not None:
+            break
+    if verdict is None:
+        verdict = _same_percentage(expected, given, final)
+    if verdict is not None:
+        return verdict
+    if final and number(expected) is not None:
+        raise Unevaluated
+    return same_expression(expected, given, final)
 
 
 def _same_time(expected: str, given: str) -> bool | None:
@@ -219,28 +285,21 @@ def _same_numeral(expected: str, given: str) -> bool | None:
     return one == other if other else one[0] == given.lower()
 
 
-def _same_number(expected: str, given: str) -> bool | None:
-    one, other = number(expected), number(given)
-    if one is not None and other is None:
-        other = exponent_notation(given)
-    if one is None or other is None:
-        return None
-    return one == other or (("." in expected or "." in given) and rounds_to(one, other))
-
-
-def _same_percentage(expected: str, given: str) -> bool | None:
+def _same_percentage(expected: str, given: str, final: bool) -> bool | None:
     """`50%` is `50%`, `50` and `0.5`."""
     if not (expected.endswith("%") or given.endswith("%")):
         return None
     one, other = expected.removesuffix("%"), given.removesuffix("%")
     if expected.endswith("%") == given.endswith("%"):
-        return _same(one, other)
+        return _same(one, other, final)
     hundredth = f"\\frac{{{one if one != expected else other}}}{{100}}"
     plainly = other if one != expected else one
-    return _same(one, other) or same_expression(hundredth, plainly)
+    if final and number(plainly) is None:
+        raise Unevaluated
+    return _same(one, other, False) or same_expression(hundredth, plainly)
 
 
-def _same_named(expected: str, given: str) -> bool | None:
+def _same_named(expected: str, given: str, final: bool) -> bool | None:
     """`x = 7` and `7 = x` for `7`, and chains: every side that is no bare name has to equal what is expected.
 
     So `8 = 7` is not 7. What stands behind an approximation sign is judged by `_same_values`.
@@ -252,22 +311,24 @@ def _same_named(expected: str, given: str) -> bool | None:
         exact = [side for mark, side in wanted if mark != "\\approx"]
         if all(map(_is_name, exact)):  # there is nothing but the approximation
             exact = [side for _, side in wanted]
-        return _same_scalar("=".join(exact), given)
+        return _same_scalar("=".join(exact), given, final)
     if not all(side for _, side in (*wanted, *sides)):
         return False
     if len(wanted) == 2 and _is_name(wanted[1][1]) and not _is_name(wanted[0][1]):
         wanted.reverse()
     if len(wanted) == 1:
-        return _same_values(expected, sides)
+        return _same_values(expected, sides, final)
+    if not any(map(_LETTER.search, (side for _, side in wanted))):  # what an expression comes to: `\\log_2 8 = 3`
+        return _same_values(wanted[-1][1], sides, final)
     if len(wanted) == 2 and _is_name(wanted[0][1]):
         name, value = bare(wanted[0][1]), wanted[1][1]
         others = [(mark, side) for mark, side in sides if bare(side) != name]
         if len(sides) == 1 or 0 < len(others) < len(sides):
-            return _same_values(value, others)
+            return _same_values(value, others, final)
     return None
 
 
-def _same_values(expected: str, sides: list[tuple[str, str]]) -> bool:
+def _same_values(expected: str, sides: list[tuple[str, str]], final: bool) -> bool:
     """Whether all sides are names or `expected`, at least one the latter.
 
     An approximation behind an exact side has to be that value's rounding or truncation; alone, the rounding of an
@@ -281,9 +342,23 @@ def _same_values(expected: str, sides: list[tuple[str, str]]) -> bool:
     ]
     exact = [side for mark, side in values if mark != "\\approx"]
     near = [side for mark, side in values if mark == "\\approx"]
-    if not values or not all(_same_scalar(expected, side) for side in exact):
+    if not values or not all(_same_scalar(expected, side, False) for side in exact):
         return False
-    return all(_same_scalar(expected, side) or approximates(expected, side, bool(exact)) for side in near)
+    if not all(_same_scalar(expected, side, False) or approximates(expected, side, bool(exact)) for side in near):
+        return False
+    return not final or _one_worked_out(expected, [side for _, side in values])
+
+
+def _one_worked_out(expected: str, sides: list[str]) -> bool:
+    """`True` where one of these equal sides is worked out. Raises `Unevaluated` where none is."""
+    for at, side in enumerate(sides):
+        try:
+            if _same_scalar(expected, side, True) or decimals(side) is not None:
+                return True
+        except Unevaluated:
+            if at + 1 == len(sides):
+                raise
+    return False
 
 
 def _sides(text: str) -> list[tuple[str, str]]:
@@ -320,8 +395,7 @@ def _is_symbol(side: str) -> bool:
 
 
 _KNOWN = (
-    _same_named, _same_time, same_text, _same_phrase, same_figure, same_order, _same_numeral, _same_number,
-    _same_percentage,
+    _same_time, same_text, _same_phrase, same_figure, same_order, _same_numeral, same_number,
 )  # fmt: skip
 
 

@@ -17,10 +17,12 @@ A computer algebra system multiplies letters, so that `cat` is `act`. Here:
 import re
 from typing import NamedTuple
 
-__all__ = ["Figure", "calendar_word", "figure", "phrase", "same_figure", "same_order", "same_text", "words"]
+__all__ = ["TEXT", "Figure", "calendar_word", "figure", "phrase", "same_figure", "same_order", "same_text", "words"]
 
 MAX_WORDS = 60
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|hbox|textrm|textbf|textit|textsf|textnormal|operatorname|rm)\s?\{([^{}]*)\}")
+TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|sf|tt)|mbox|hbox|operatorname|rm)\s?\{([^{}]*)\}"
+"""A command that sets text, and its content."""
+_TEXT = re.compile(TEXT)
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.'’:-]*")
 _SHORT_WORDS = frozenset(
@@ -76,11 +78,15 @@ def same_text(expected: str, given: str) -> bool | None:
             words(f"\\text{{{match[1] if match else text}}}")
             for match, text in zip(wrapped, (expected, given), strict=True)
         )
-        return None if one is None else one == other
+        return None if one is None else one == other and (len(one) > 1 or _letter(expected) == _letter(given))
     text = words(expected)
     if text is None:
         return None
     return text == words(given) and (text in _SHORT_WORDS or len(text) > 5 or expected.isupper() == given.isupper())
+
+
+def _letter(text: str) -> str:
+    return _TEXT.sub(r"\1", text).strip("() .")
 
 
 def phrase(text: str) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from rewards.numeric import MAX_NUMBER_CHARS, parse_number
 
-__all__ = ["decimals", "exponent_notation", "number", "numeral", "rounds_to", "written_out"]
+__all__ = ["decimals", "number", "numeral", "same_number", "written_out"]
 
 _RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)  # between a decimal and what it rounds
 _CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
@@ -22,7 +22,7 @@ _PARENTHESES = re.compile(r"(?<![\d.A-Za-z)}])(\d{1,20})\.()\((\d{1,20})\)(?!\s?
 _SHORT = re.compile(r"\\frac\s?(\d)\s?(\d)(?!\d)")
 _MIXED = re.compile(r"([+-]?)(\d{1,30})(?:\s?\\frac\{(\d{1,30})\}\{(\d{1,30})\}|\s(\d{1,30})/(\d{1,30}))")
 _POWER = re.compile(
-    r"([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))\s?(?:\\times|\\cdot|\*)\s?10\s?\^\s?(?:\{([+-]?\d{1,4})\}|(\d))"
+    r"(?:([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))\s?(?:\\times|\\cdot|\*)\s?)?10\s?\^\s?(?:\{([+-]?\d{1,4})\}|(\d))"
 )
 _EXPONENT = re.compile(r"([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))[eE]([+-]?\d{1,4})")
 _DIFFERENCE = re.compile(r"[+-]?\d+e[+-]\d")  # 2e-1 may be twice Euler's number less one
@@ -67,11 +67,25 @@ def number(text: str) -> Fraction | None:
         return (-1 if match[1] == "-" else 1) * (int(match[2]) + Fraction(above, below))
     if match := _POWER.fullmatch(text) or (None if _DIFFERENCE.fullmatch(text) else _EXPONENT.fullmatch(text)):
         exponent = int(next(group for group in match.groups()[1:] if group))
-        return Fraction(match[1]) * Fraction(10) ** exponent if abs(exponent) <= 1000 else None
+        return Fraction(match[1] or 1) * Fraction(10) ** exponent if abs(exponent) <= 1000 else None
     return parse_number(text) if set(text) <= set("0123456789+-./\\frac{}") else None
 
 
-def exponent_notation(text: str) -> Fraction | None:
+def same_number(expected: str, given: str) -> bool | None:
+    r"""Whether two plain numbers are equal, to six places and four digits where one is a decimal; None for anything else.
+
+    >>> same_number("0.2", "2e-1"), same_number(r"\frac13", "0.333333"), same_number("1/3", "0.33"), same_number("4", "2+2")
+    (True, True, False, None)
+    """
+    one, other = number(expected), number(given)
+    if one is not None and other is None:
+        other = _exponent_notation(given)
+    if one is None or other is None:
+        return None
+    return one == other or (("." in expected or "." in given) and _rounds_to(one, other))
+
+
+def _exponent_notation(text: str) -> Fraction | None:
     """`2e-1` as a number, for an answer that is compared with one."""
     match = _EXPONENT.fullmatch(text)
     return Fraction(match[1]) * Fraction(10) ** int(match[2]) if match and abs(int(match[2])) <= 1000 else None
@@ -92,6 +106,6 @@ def decimals(text: str) -> int | None:
     return len(match[1] or "") if match and any(c.isdigit() for c in text) else None
 
 
-def rounds_to(one: Fraction, other: Fraction) -> bool:
+def _rounds_to(one: Fraction, other: Fraction) -> bool:
     """Equal to six places and four digits."""
     return abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))

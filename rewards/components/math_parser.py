@@ -180,6 +180,9 @@ def _bits(expression: Any) -> float:
     inner = [_bits(part) for part in expression.args if isinstance(part, sympy.Basic)]
     largest = max(inner, default=0.0)
     if isinstance(expression, sympy.Pow) and not expression.exp.free_symbols:
+        if inner[1] <= 64:  # small enough to be looked at
+            size = abs(complex(sympy.N(expression.exp, 15)))
+            return float(max(inner[0], 1.0) * size) if size > 1 else largest
         return float(max(inner[0], 1.0) * 2.0 ** min(inner[1], 1000.0)) if inner[1] > 1 else largest
     if isinstance(expression, sympy.factorial):
         return float(largest * 2.0 ** min(largest, 1000.0))

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.components.math_names import calendar_word
+from rewards.components.math_names import TEXT, calendar_word
 from rewards.components.math_numbers import written_out
 from rewards.numeric import is_unit
 
@@ -21,10 +21,12 @@ __all__ = [
     "Time",
     "bare",
     "clock",
+    "is_number",
     "match_form",
     "plain",
     "reference_text",
     "split",
+    "without_layout",
 ]
 
 MAX_MATH_CHARS = 2_000
@@ -32,7 +34,7 @@ MAX_MATH_CHARS = 2_000
 _CHARACTERS = str.maketrans(
     {c: "-" for c in "−﹣\uff0d–\u2011\u2010"}
     | {c: " " for c in "\u00a0\u2009\u202f\t\n\r"}
-    | {c: "" for c in "\x00\u200b\u200c\u200d\u2060\ufeff"}
+    | {c: "" for c in "\x00\x1e\u200b\u200c\u200d\u2060\ufeff"}
     | {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "⋅": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le "}
     | {"≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm "}
     | {"…": "\\ldots ", "⋯": "\\ldots ", "ℝ": "\\mathbb{R}", "∠": "\\angle ", "△": "\\triangle ", "′": "'", "’": "'"}
@@ -50,20 +52,38 @@ _PRIME = re.compile(r"\^\s?(?:\{\s?((?:\\prime\s?){1,4})\}|(\\prime)(?![A-Za-z])
 _REALS = re.compile(
     r"\\(?:mathbb|Bbb)\s?(?:\{R\}|R)|\\R|\\text\s?\{\s*[Aa]ll real(?:s| numbers)\s*\}|[Aa]ll real(?:s| numbers)"
 )
-_DIGIT_TEXT = re.compile(r"\\(?:text|mathrm|mbox|hbox|textrm|textbf|textit|textnormal|rm)\s?\{([^{}]*\d[^{}]*)\}")
+_DIGIT_TEXT = re.compile(TEXT.replace("([^{}]*)", r"([^{}]*\d[^{}]*)"))
 # On answers of at most MAX_MATH_CHARS characters; each is a fixed text or a run of one class of characters.
 _DROPPED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])|\\!|\\\$|\$")
 _SPACED = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|~")
-_GROUP = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|~)(?=\d{3}(?!\d))")
+_ROW = "\x1e"  # the row separator of matrices, a double backslash, while patterns for commands look at the text
+_ROW_SKIP = re.compile(rf"{_ROW}\s?\[\s?-?[\d.]{{1,9}}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
+_TWICE = re.compile(rf"{_ROW}(?=[A-Za-z{{}}$%(\[)\]])")  # a command whose backslash was escaped
+_GROUP = re.compile(r"(?<=\d)(?:,?\\!\s?|\\[,;: ]|\{,\}|~)(?=\d{3}(?!\d))")
 _SPACE_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")
 _COMMA_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_AND = re.compile(r",?\s*\\(?:text|mathrm|mbox)\{\s*(?:and|or)\s*\}|,?(?<![A-Za-z\\])\s+(?:and|or)\s+(?![A-Za-z])")
+_AND = re.compile(
+    rf",?\s*{TEXT.replace('([^{}]*)', ' {0,9}(?:and|or) {0,9}')}"
+    r"|,?(?:(?<![A-Za-z\\])\s+|(?<=[)\]}\d]))(?:and|or)\s*(?=[^A-Za-z\s]|[A-Za-z](?:_\w|\([a-z]\))?\s?=)"
+)
 _ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|hbox|textrm|textbf|textit|textnormal|operatorname|rm)\s?\{([^{}]*)\}")
-_UNIT_TEXT = re.compile(r"\s*\\(?:text|mathrm|mbox|textrm)\s?\{([^{}]*)\}(?:\^\{?[23]\}?)?$")
-_UNIT_GLUED = re.compile(r"(?<=\d)(?:[ckm]?m|k?g|mg|ml|ft|in|mph|km/h|m/s|hr|min|sec|deg)(?:\^\{?[23]\}?)?$")
-_UNIT_WORD = re.compile(r"[A-Za-z]{3,}[A-Za-z/.]*|(?:[ckm]?m|k?g|mg|ml|ft|in|cm|[msghL])(?:/[hs])?(?:\^\{?[23]\}?)?")
+_TEXT = re.compile(TEXT)
+_POWER = r"(?:\^\{?[23]\}?)?"
+_UNIT = (
+    rf"(?:[cdkmn]m|[km]g|m[ls]|ft|in|yd|mi|lbs?|oz|mph|kph|hrs?|min|sec|deg|pct|Hz|Pa|kW)(?:/(?:hr?|s|min|m))?{_POWER}"
+)
+_LETTER = rf"[mgshlLNJWVAKCF](?:/(?:h|s))?{_POWER}"  # a unit where the reference is a number, else a variable
+_UNIT_TEXT = re.compile(rf"\s*{TEXT}{_POWER}$")
+_UNIT_GLUED = re.compile(rf"(?<=[\d}}]){_UNIT}$"), re.compile(rf"(?<=[\d}}])(?:{_UNIT}|{_LETTER})$")
+_UNIT_WORD = (
+    re.compile(rf"[A-Za-z]{{4,}}[A-Za-z/.]*|{_UNIT}"),
+    re.compile(rf"[A-Za-z]{{3,}}[A-Za-z/.]*|{_UNIT}|{_LETTER}"),
+)
+_MATRIX = re.compile(
+    r"[(\[]?\s?\\begin\s?\{((?:small)?[pbB]?matrix\}|array\}\s?\{[clr\s]{1,40}\})([^\0]*)\\end\s?\{[a-zB]{5,11}\}\s?[)\]]?"
+)
+_NUMBER = re.compile(r"(?:[\d\s.,+\-*/^(){}\[\]%;]|\\(?:frac|sqrt|pi|times|cdot|div|pm|%)(?![A-Za-z]))*")
 _DEGREES = re.compile(r"\^\{?\\circ\}?")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|sec|csc|cot)(?![a-z])")
 _IN_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s?\^\{?\\circ\}?")
@@ -80,7 +100,10 @@ _NOT_UNITS = frozenset(re.findall(r"\S+", """
 
 
 class Pieces(NamedTuple):
-    """`kind` is one of scalar, tuple, interval, set, list, union; `brackets` are the two characters around the parts."""
+    """`kind` is one of scalar, tuple, interval, set, list, union, matrix.
+
+    `brackets` are the two characters around the parts; of a matrix, whose parts are its cells by rows, its size: `2x3`.
+    """
 
     kind: str
     parts: tuple[str, ...]
@@ -94,22 +117,50 @@ class Time(NamedTuple):
     marker: str
 
 
-def plain(text: str, join_groups: bool = True) -> str:
+def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     """`text` without wrappers, currency, spacing commands, units, and digit grouping, in ASCII LaTeX.
 
     Repeating decimals become fractions. `join_groups` reads `1,234` as one number, unless it stands within brackets.
+    `letters` takes a letter behind a number for its unit (`5m`): right for an answer whose reference `is_number`.
     """
-    text = _unwrapped(_ROOT.sub(r"\\sqrt{\1}", text.translate(_CHARACTERS)))
-    text = _GROUP.sub("", _FRACTION.sub(r"\\frac", text))
-    text = _SPACED.sub(" ", _DROPPED.sub("", text).replace("{,}", ","))
-    text = _AND.sub(",", text.replace("\\%", "%").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}"))
+    text = _AND.sub(",", _laid_out(_unwrapped(_ascii(text))))
     text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
     if join_groups and not text.startswith(("(", "[", "\\{")):
         text = _COMMA_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
     if _TRIGONOMETRY.search(text):
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
-    return _whole(_without_unit(written_out(text)))
+    return _whole(_without_unit(written_out(text), letters)).replace(_ROW, "\\\\")
+
+
+def without_layout(text: str) -> str:
+    """`text` of any length in ASCII LaTeX, without `$`, spacing commands and sizes of brackets, digit groups joined."""
+    return _laid_out(_ascii(text)).replace(_ROW, "\\\\")
+
+
+def _ascii(text: str) -> str:
+    return _ROOT.sub(r"\\sqrt{\1}", _rows_marked(text.translate(_CHARACTERS)))
+
+
+def _laid_out(text: str) -> str:
+    text = _GROUP.sub("", _FRACTION.sub(r"\\frac", text))
+    text = _SPACED.sub(" ", _DROPPED.sub("", text).replace("{,}", ","))
+    return text.replace("\\%", "%").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+
+
+def is_number(text: str) -> bool:
+    """Whether a plain answer is made of numbers alone, such as `5`, `2\\sqrt3` or `(1, 2)`."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _rows_marked(text: str) -> str:
+    """A mark in the place of each row separator; `\\\\frac` as a string within a string writes it is the command."""
+    if "\\\\" not in text:
+        return text
+    if "\\\\begin" in text:
+        text = text.replace("\\\\", "\\")
+    text = _ROW_SKIP.sub(_ROW, text.replace("\\\\", _ROW))
+    return text if "\\begin" in text else _TWICE.sub(r"\\", text)
 
 
 def bare(text: str) -> str:
@@ -141,6 +192,11 @@ def split(text: str) -> Pieces:
     union = _top_level(text, ("\\cup",))
     if len(union) > 1:
         return Pieces("union", tuple(union))
+    if (matrix := _MATRIX.fullmatch(text)) and text.count("\\begin") == 1:
+        rows = [row.split("&") if "&" in row else _top_level(row, (",",)) for row in matrix[2].split("\\\\")]
+        rows = rows if len(rows) < 2 or "".join(rows[-1]).strip() else rows[:-1]  # a separator behind the last row
+        if len({len(row) for row in rows}) == 1:
+            return Pieces("matrix", tuple(cell.strip() for row in rows for cell in row), f"{len(rows)}x{len(rows[0])}")
     opening, closing = text[:1], text[-1:]
     if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text):
         inner = text[2:-2].strip()
@@ -162,9 +218,9 @@ def split(text: str) -> Pieces:
     return Pieces("list" if len(parts) > 1 else "scalar", parts)
 
 
-def match_form(text: str) -> str:
+def match_form(text: str, letters: bool = False) -> str:
     """The spelling by which `math-match` compares: `plain`, `bare`, `\\text` taken off, fractions in one form."""
-    text = _MULTIPLIED.sub("", bare(_TEXT.sub(r"\1", plain(text)).removesuffix("%").strip()))
+    text = _MULTIPLIED.sub("", bare(_TEXT.sub(r"\1", plain(text, letters=letters)).removesuffix("%").strip()))
     name, equals, value = text.partition("=")
     if equals and len(name) == 1 and name.isalpha() and "=" not in value:
         text = value
@@ -217,24 +273,28 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _without_unit(text: str) -> str:
-    """`text` without one trailing unit; what is no unit (`or`, number words) stays."""
+def _without_unit(text: str, letters: bool) -> str:
+    """`text` without one trailing unit; what is no unit (`or`, number words) stays.
+
+    Only a number has a unit that does not stand in `\\text`: `2x+3m` has none.
+    """
     match = _UNIT_TEXT.search(text)
     if match and match.start() and _is_unit(match[1]):
         if clock(text):
             return text
         return text[: match.start()].rstrip()
-    match = _UNIT_GLUED.search(text)
-    if match:
+    match = _UNIT_GLUED[letters].search(text)
+    if match and is_number(text[: match.start()]):
         return text[: match.start()]
     head, *tail = text.split(" ")
     if not tail or not head or not (head[-1].isdigit() or head[-1] in "})%"):
         return text
     for at in range(len(tail)):
         rest = [word.strip("()") for word in tail[at:]]
-        if rest[0] and all(_UNIT_WORD.fullmatch(word) for word in rest) and _is_unit(" ".join(rest)):
-            percent = "%" if rest == ["percent"] or rest == ["pct"] else ""
-            return " ".join([head, *tail[:at]]) + percent
+        number = " ".join([head, *tail[:at]])
+        if rest[0] and all(_UNIT_WORD[letters].fullmatch(word) for word in rest) and _is_unit(" ".join(rest)):
+            percent = "%" if rest in (["percent"], ["percentage"], ["pct"]) else ""
+            return number + percent if is_number(number) else text
     return text
 
 

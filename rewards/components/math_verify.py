@@ -5,15 +5,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.math_numbers import number
-from rewards.components.math_text import MAX_MATH_CHARS, plain, reference_text
+from rewards.components.math_echo import is_copied
+from rewards.components.math_numbers import number, same_number
+from rewards.components.math_text import MAX_MATH_CHARS, is_number, plain, reference_text
 from rewards.components.tags import opens_thinking
 from rewards.errors import PresetError
-from rewards.extract import Extracted, any_answer, boxed_answer, hash_answer, line_answer, tagged_answer
+from rewards.extract import (
+    Extracted,
+    any_answer,
+    boxed_answer,
+    has_text,
+    hash_answer,
+    line_answer,
+    tagged_answer,
+    without_copied_boxes,
+)
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score, shown
+from rewards.samples import prompt_text
 
-__all__ = ["ANSWER_PLACES", "MathVerify", "find_answer"]
+__all__ = ["ANSWER_PLACES", "BOXES", "MathVerify", "check_places", "find_answer"]
 
 _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "boxed": boxed_answer,
@@ -25,10 +36,17 @@ MAX_NESTED = 3
 _GRACE = 0.5  # seconds; the comparison stops itself at the deadline, and loading SymPy anew would cost more
 _BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 ANSWER_PLACES = ("any", *_SCANNERS)
+BOXES = ("one", "last")
+_LENIENT_CHARS = 2_000  # of the end of a text, in which Math-Verify looks for an answer
+_COMPARED_AS_TEXT = re.compile(
+    r"[=%(:]|\\(?:approx|simeq)"
+)  # or side by side: no number by itself, and yet maybe right
 _REASONS = {
     "different": "not equal to the reference",
     "unread": "the answer is no mathematics that can be read",
     "too_large": "the answer is a number too large to evaluate",
+    "unevaluated": "not equal to the reference, or not worked out as far as it",
+    "copied": "the answer stands in the prompt, and the reference is written otherwise",
 }
 
 
@@ -41,23 +59,32 @@ class MathVerify(IsolatedComponent):
     Every side of an equation has to be equal, so `8 = 7` is not 7; tiny numbers are compared by their size. Rational
     numbers have no approximation; case, primes, subscripts, bases and ellipses count.
 
+    An answer has to be worked out: where it stands in the prompt it has to be the reference to the letter, and with
+    `final_form` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `math_form`.
+
     Args:
         answer_in: `boxed`, `tag` (`<answer>`, with or without a box within), `hash` (`####`), `line` (`Answer:`), or
             `any` of these, so long as they agree.
-        strict: refuse answers given more than once and differently, and text after a tag or line. A box, tag or think
-            block that is opened and not closed is no answer in either case.
+        final_form: refuse sums, products, powers and functions of numbers where the reference is a number, like terms, and
+            inequalities that are not solved; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers; of `last` the last one counts, as models need it that box
+            what they find on the way. Boxes side by side (`\\boxed{1} and \\boxed{2}`) are one list in either case.
+        lenient: the last answer counts of several, text may follow a tag or line, and where no answer stands in its place
+            it is looked for as Math-Verify does. A box, tag or think block that is opened and not closed is no answer in
+            either case.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
     """
 
     name: str = "accuracy"
-    version: str = "2"
+    version: str = "3"
     answer_in: str = "boxed"
-    strict: bool = True
+    final_form: bool | None = None
+    boxes: str = "one"
+    lenient: bool = False
     budget: float | None = 30.0
 
     def __post_init__(self) -> None:
-        if self.answer_in not in ANSWER_PLACES:
-            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+        check_places(self.answer_in, self.boxes)
 
     def batch_seconds(self, tasks: int) -> float | None:
         return None if self.budget is None else self.budget * max(1.0, tasks / 1000)
@@ -66,46 +93,72 @@ class MathVerify(IsolatedComponent):
         expected = reference_text(sample.reference)
         if expected is None:
             return _no_reference(sample)
-        found = find_answer(sample, self.answer_in, self.strict)
+        found = self._found(sample)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         info = {"extracted": found.value}
         if len(found.value) > MAX_MATH_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        one, other = plain(expected), plain(found.value)
+        one = plain(expected)
+        other = plain(found.value, letters=is_number(one))
         if one == other and one:
             return Score(self.high, "ok", info)
-        if one.isdigit() and number(other) is not None and "." not in other:
-            equal = number(one) == number(other)
-            return Score(self.high, "ok", info) if equal else self._wrong("different", info)
-        return Task("rewards.components.math_judge:judge", (found.value, expected, self.deadline), info, grace=_GRACE)
+        if (equal := same_number(one, other)) is not None and "," not in expected:
+            return self._settled("equal" if equal else "different", sample, found.value)
+        final = not self.lenient if self.final_form is None else self.final_form
+        anywhere = self.lenient and "\\boxed" not in sample.whole
+        plainly = final and number(one) is not None and "," not in expected and not anywhere
+        if plainly and not _COMPARED_AS_TEXT.search(other):
+            return self._settled("unevaluated", sample, found.value)
+        arguments = (found.value, expected, self.deadline, final, anywhere)
+        return Task("rewards.components.math_judge:judge", arguments, info, grace=_GRACE)
 
     def verdict(self, sample: Sample, result: Any) -> Score:
-        found = find_answer(sample, self.answer_in, self.strict)
-        info = {"extracted": found.value}
-        if result == "equal":
-            return Score(self.high, "ok", info)
         if result == "reference":
             return _no_reference(sample)
-        return self._wrong(str(result), info)
+        return self._settled(str(result), sample, self._found(sample).value or "")
 
-    def _wrong(self, result: str, info: dict[str, Any]) -> Score:
-        return Score(None, "wrong", {**info, "reason": _REASONS.get(result, result)})
+    def _found(self, sample: Sample) -> Extracted:
+        found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)
+        if self.lenient and found.reason in ("missing", "blank"):
+            found = find_answer(sample, "any", False)
+        if self.lenient and found.reason == "missing" and has_text(sample.whole):
+            return Extracted(sample.whole.rpartition("</think>")[2][-_LENIENT_CHARS:].strip() or None, "missing")
+        return found
+
+    def _settled(self, result: str, sample: Sample, answer: str) -> Score:
+        if result == "equal" and is_copied(answer, reference_text(sample.reference) or "", prompt_text(sample.prompt)):
+            result = "copied"
+        if result == "equal":
+            return Score(self.high, "ok", {"extracted": answer})
+        return Score(None, "wrong", {"extracted": answer, "reason": _REASONS.get(result, result)})
 
 
-def find_answer(sample: Sample, answer_in: str, strict: bool) -> Extracted:
+def check_places(answer_in: str, boxes: str = "one") -> None:
+    """Raises PresetError for a place or a treatment of boxes that there is not."""
+    if answer_in not in ANSWER_PLACES:
+        raise PresetError(f"answer_in is {answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+    if boxes not in BOXES:
+        raise PresetError(f"boxes is {boxes!r}. Use one of: {', '.join(BOXES)}.")
+
+
+def find_answer(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") -> Extracted:
     """The answer's text; a tag or line that holds a box holds the box's content, a box that holds but a box that one's.
 
-    Where the prompt opened a `<think>` that the completion does not close, there is none.
+    Boxes that are copied from the prompt are no answers, where another one follows. Where the prompt opened a `<think>`
+    that the completion does not close, there is none.
     """
     if opens_thinking(sample.prompt) and "</think>" not in sample.text:
         return Extracted(None, "unterminated_think")
-    found = sample.once(any_answer) if answer_in == "any" else sample.once(_SCANNERS[answer_in], strict)
-    if found.reason == "duplicated_box" and (text := _unnested(sample.text)) != sample.text:
-        found = any_answer(text) if answer_in == "any" else _SCANNERS[answer_in](text, strict)
-    if answer_in in ("any", "boxed") or found.value is None:
+    one_box = strict and boxes == "one"
+    places = {"any": (any_answer, strict, one_box), "boxed": (boxed_answer, one_box)}
+    scanner, *how = places.get(answer_in) or (_SCANNERS[answer_in], strict)
+    found = sample.once(scanner, *how)
+    if found.reason == "duplicated_box":
+        found = scanner(_unnested(without_copied_boxes(sample.whole, prompt_text(sample.prompt))), *how)
+    if answer_in in places or found.value is None:
         return found
-    inner = boxed_answer(found.value, strict)
+    inner = boxed_answer(found.value, one_box)
     return found if inner.reason == "missing" else inner
 
 

@@ -3,7 +3,9 @@
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from rewards.errors import nearest
@@ -11,6 +13,9 @@ from rewards.protocol import failure_reason
 
 __all__ = ["judge", "parsed_entry", "warm_up"]
 
+# What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
+_NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
+_LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
 ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
 
@@ -22,6 +27,8 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
         Exception: whatever the verifier raises for a row whose own reference it does not take either.
     """
     score_answer = _score_answer(task)
+    if _NO_NUMBER.search(answer) and not _LETTERS.search(str(parsed_entry(entry).get("answer"))):
+        return {"value": 0.0}
     try:
         value = float(score_answer(answer, parsed_entry(entry)))
     except Exception as failure:
@@ -72,8 +79,26 @@ def _word_scorer(score: ScoreAnswer) -> ScoreAnswer:
     return same_word
 
 
-# Tasks of reasoning-gym 0.1.25 whose own verifier misjudges answers to rows that went through JSON and text.
-_CORRECTED = {"arc_agi": _grid_scorer, "rearc": _grid_scorer, "game_of_life_halting": _word_scorer}
+def _probability_scorer(score: ScoreAnswer) -> ScoreAnswer:
+    """The coin task gives full marks to what a probability begins with (`0`, `0.3` for 0.375), and to all within 0.0001."""
+
+    def whole_number(answer: str, entry: dict[str, Any]) -> float:
+        value = score(answer, entry)
+        if value < 1.0:
+            return value
+        given, expected = (Fraction(text.replace(",", "")) for text in (answer, str(entry["answer"])))
+        return float(abs(given - expected) <= abs(expected) / 10_000)
+
+    return whole_number
+
+
+# Tasks of reasoning-gym 0.1.25 whose own verifier misjudges answers: to rows that went through JSON and text, or constants.
+_CORRECTED = {
+    "arc_agi": _grid_scorer,
+    "coin_flip": _probability_scorer,
+    "game_of_life_halting": _word_scorer,
+    "rearc": _grid_scorer,
+}
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -69,6 +70,10 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
     """
     build = _builder(name)
     signature = inspect.signature(build)
+    if "strict" in params and "lenient" in signature.parameters and "strict" not in signature.parameters:
+        new = {"lenient": not params.pop("strict")}  # its name until 0.1
+        warnings.warn(f"Preset {name!r}: strict is now lenient; pass {new}.", DeprecationWarning, stacklevel=2)
+        params = new | params
     for param in params:
         if param not in signature.parameters:
             raise UnknownParameterError(

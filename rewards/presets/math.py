@@ -9,7 +9,7 @@ from rewards.preset import Preset, Weighted
 __all__ = ["math_boxed", "math_match", "math_verify"]
 
 
-def math_match(*, answer_in: str = "boxed", strict: bool = True) -> Preset:
+def math_match(*, answer_in: str = "boxed", boxes: str = "one", lenient: bool = False) -> Preset:
     r"""Mathematics by normalised spelling: quick, nothing is computed, right answers in another form are missed.
 
     Formula: 1 when answer and reference have one spelling once spaces (not those between digits or words), `$`, colour,
@@ -25,41 +25,59 @@ def math_match(*, answer_in: str = "boxed", strict: bool = True) -> Preset:
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, and text may follow it.
 
     >>> from rewards import build_samples, load
     >>> completions = [r"so \boxed{\dfrac12}", r"so \boxed{0.5}", r"so \boxed{1/2 or 1}"]
     >>> load("math-match").score(build_samples(["?"] * 3, completions, answer=[r"\frac{1}{2}"] * 3)).totals
     [1.0, 1.0, 0.0]
     """
-    return Preset([Weighted(MathMatch(answer_in=answer_in, strict=strict), 1.0)], name="math-match", checker="accuracy")
+    accuracy = MathMatch(answer_in=answer_in, boxes=boxes, lenient=lenient)
+    return Preset([Weighted(accuracy, 1.0)], name="math-match", checker="accuracy")
 
 
 def math_verify(
-    *, answer_in: str = "boxed", strict: bool = True, deadline: float = 2.0, budget: float | None = 30.0
+    *,
+    answer_in: str = "boxed",
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
 ) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
     Formula: 1 when the answer equals the reference, else 0. Equal are the same number, expression, equation, set (in
-    any order), tuple or interval (order and brackets), matrix, time of day or word, with or without units, `$`,
+    any order), tuple or interval (order and brackets), matrix (entry by entry), time of day or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
     Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
     is the rounding of an irrational reference to three digits or more, or stands beside a side that is exact. Upper and
     lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`,
-    `\angle ABC`; not in `\overline{AB}` and `\triangle ABC`); `a = 1, b = 2` is compared by name or in order.
+    `\angle ABC`; not in `\overline{AB}` and `\triangle ABC`); `a = 1, b = 2` is compared by name or in order. Boxes side by
+    side (`\boxed{1} and \boxed{-2}`) are one list, in answers and references. A letter behind a number is a unit only where the
+    reference is a number.
+    The answer has to be worked out: with `final_form` it holds no more arithmetic than the reference (`6 \cdot 12` is not 72,
+    `\cos 60^\circ` not `\frac12`, `2x > 6` not `(3, \infty)`), and one that stands in the prompt has to be the reference to the
+    letter. Expanded and factored forms are equal; so are fractions that are not reduced.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
     holds the answer in its last `\boxed{…}`.
     Source: math-verify 0.9 and SymPy; accuracy reward of DeepSeek-R1 (2501.12948, 2.2.2).
-    Hacks: `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared by their size. Answers
+    Hacks: boxing the question (`2^{10}`, a polynomial to factor), which the algebra system then answers: not worked out, or
+    copied from the prompt; where no prompt is given, expanding and factoring remain. One constant for all rows: `2 - 2 = 0` is no
+    equation's answer but 0's. `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared by their size. Answers
     that hang the parser: `timeout` after the deadline, the others keep their scores. Several answers, an earlier box
     before an unclosed one, boxes in the reasoning: no answer. What the parser would drop or add up (`72_{13}`, `72'`,
     `72\ldots`, `70 2`): no mathematics. Wrong units go unnoticed, am, pm, months and directions aside.
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -73,12 +91,20 @@ def math_verify(
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     require("math-verify", "math_verify", "math-verify")
-    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget)
+    accuracy = MathVerify(
+        answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
+    )
     return Preset([Weighted(accuracy, 1.0)], name="math-verify", checker="accuracy")
 
 
 def math_boxed(
-    *, format_weight: float = 0.1, strict: bool = True, deadline: float = 2.0, budget: float | None = 30.0
+    *,
+    format_weight: float = 0.1,
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
 ) -> Preset:
     r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
 
@@ -93,7 +119,10 @@ def math_boxed(
 
     Args:
         format_weight: share of the box, below 0.5.
-        strict: refuse boxes that hold different answers.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -106,6 +135,7 @@ def math_boxed(
     [1.0, 0.1, 0.0]
     """
     require("math-boxed", "math_verify", "math-verify")
-    accuracy = MathVerify(strict=strict, deadline=deadline, budget=budget)
-    parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(BoxFormat(strict=strict), format_weight)]
+    accuracy = MathVerify(final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget)
+    layout = BoxFormat(strict=boxes == "one" and not lenient)
+    parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(layout, format_weight)]
     return Preset(parts, name="math-boxed", checker="accuracy")

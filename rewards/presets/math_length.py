@@ -19,7 +19,9 @@ def math_dapo(
     cache: int = 4_096,
     overlong_weight: float = 1.0,
     answer_in: str = "any",
-    strict: bool = True,
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
     deadline: float = 2.0,
     budget: float | None = 30.0,
 ) -> Preset:
@@ -32,7 +34,8 @@ def math_dapo(
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
     Source: DAPO (2503.14476), equation 13; L = 20480 and c = 4096 are the paper's.
-    Hacks: `Answer: 3 = 7` for 7, which the original string comparison takes for right: every side has to be equal.
+    Hacks: `Answer: 3 = 7` for 7, which the original string comparison takes for right: every side has to be equal. The answer
+    may stand on the line below `Answer:`, and lines that say the same in other words (`So the answer is 6.`) are one answer.
     A wrong answer earns no more for being short than -1, and a right one is never worth less than a wrong one of its
     length. Otherwise as for `math-verify`.
 
@@ -41,7 +44,10 @@ def math_dapo(
         cache: tokens before that over which it grows.
         overlong_weight: factor on the punishment, at most 2.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -55,7 +61,16 @@ def math_dapo(
     [1.0, 0.5, -2.0]
     """
     require("math-dapo", "math_verify", "math-verify")
-    accuracy = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget, low=-1.0, floor=-1.0)
+    accuracy = MathVerify(
+        answer_in=answer_in,
+        final_form=final_form,
+        boxes=boxes,
+        lenient=lenient,
+        deadline=deadline,
+        budget=budget,
+        low=-1.0,
+        floor=-1.0,
+    )
     overlong = SoftOverlong(max_length=max_length, cache=cache)
     return Preset([Weighted(accuracy, 1.0), Weighted(overlong, overlong_weight)], name="math-dapo", checker="accuracy")
 
@@ -71,7 +86,9 @@ def math_cosine(
     repetition_weight: float = 0.5,
     ngram: int = 20,
     answer_in: str = "boxed",
-    strict: bool = True,
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
     deadline: float = 2.0,
     budget: float | None = 30.0,
 ) -> Preset:
@@ -96,7 +113,10 @@ def math_cosine(
         repetition_weight: factor on the penalty; 0 leaves it out.
         ngram: tokens or words that count as one repeated phrase.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -112,7 +132,9 @@ def math_cosine(
     """
     require("math-cosine", "math_verify", "math-verify")
     cosine = CosineLength(
-        checker=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget),
+        checker=MathVerify(
+            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
+        ),
         max_length=max_length,
         correct_short=correct_short,
         correct_long=correct_long,
@@ -130,7 +152,9 @@ def math_kimi_length(
     *,
     length_weight: float = 1.0,
     answer_in: str = "boxed",
-    strict: bool = True,
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
     deadline: float = 2.0,
     budget: float | None = 30.0,
 ) -> Preset:
@@ -150,7 +174,10 @@ def math_kimi_length(
     Args:
         length_weight: factor on the length reward, at most 1.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -165,7 +192,11 @@ def math_kimi_length(
     [1.5, 1.0, 0.5, 0.0]
     """
     require("math-kimi-length", "math_verify", "math-verify")
-    accuracy = Shared(component=MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=budget))
+    accuracy = Shared(
+        component=MathVerify(
+            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
+        )
+    )
     return Preset(
         [Weighted(accuracy, 1.0), Weighted(KimiLength(checker=accuracy), length_weight)],
         name="math-kimi-length",
@@ -180,7 +211,9 @@ def math_length_budget(
     slope: float = 0.0003,
     offset: float = 0.5,
     answer_in: str = "boxed",
-    strict: bool = True,
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
     deadline: float = 2.0,
     batch_budget: float | None = 30.0,
 ) -> Preset:
@@ -203,7 +236,10 @@ def math_length_budget(
         slope: reward a token is worth.
         offset: what a right answer earns that uses the budget up exactly, with `max`.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
         deadline: seconds that one comparison may take.
         batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
 
@@ -217,6 +253,8 @@ def math_length_budget(
     [0.5, 0.2, 0.0]
     """
     require("math-length-budget", "math_verify", "math-verify")
-    checker = MathVerify(answer_in=answer_in, strict=strict, deadline=deadline, budget=batch_budget)
+    checker = MathVerify(
+        answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=batch_budget
+    )
     component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
     return Preset([Weighted(component, 1.0)], name="math-length-budget", checker="budget")

@@ -14,7 +14,8 @@ def r1_zero(
     format_weight: float = 0.2,
     language_weight: float = 0.1,
     language: str = "en",
-    strict: bool = True,
+    final_form: bool | None = None,
+    lenient: bool = False,
     deadline: float = 2.0,
 ) -> Preset:
     r"""Accuracy, layout and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
@@ -34,7 +35,9 @@ def r1_zero(
         format_weight: weight of the layout; 0 leaves it out.
         language_weight: weight of the language; 0 leaves it out, as for R1-Zero.
         language: ISO 639-1 code of the language that the reasoning should be in.
-        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        lenient: the last answer tag counts of several, and text may follow it; where there is none, an answer is looked for
+            elsewhere.
         deadline: seconds that one comparison may take.
 
     Raises:
@@ -47,7 +50,7 @@ def r1_zero(
     [1.3, 0.2]
     """
     require("r1-zero", "math_verify", "math-verify")
-    components = [Weighted(MathVerify(answer_in="tag", strict=strict, deadline=deadline), 1.0)]
+    components = [Weighted(MathVerify(answer_in="tag", final_form=final_form, lenient=lenient, deadline=deadline), 1.0)]
     if format_weight:
         components.append(Weighted(ThinkAnswerFormat(), format_weight))
     if language_weight:

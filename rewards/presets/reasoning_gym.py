@@ -21,7 +21,8 @@ def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict
     Source: reasoning-gym (2505.24760).
     Hacks: text that contains the answer, to which most tasks give partial credit: 0 while `strict`. Code as an answer,
     which some verifiers evaluate: those get only plain arithmetic, algebra and literals, any other answer is wrong. A
-    task whose verifier takes every answer (game_of_life_halting): corrected here.
+    task whose verifier takes every answer (game_of_life_halting), the beginning of one (coin_flip) or `nan` (complex_arithmetic):
+    corrected here; a test screens all tasks for constants that are right.
 
     Args:
         format_weight: weight of the layout; 0 leaves it out.

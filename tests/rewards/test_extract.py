@@ -12,6 +12,7 @@ from rewards.extract import (
     tagged_answer,
     tags_problem,
     think_answer_problem,
+    without_copied_boxes,
 )
 
 
@@ -101,8 +102,10 @@ def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (r"\boxed{7} and \boxed{8}", "duplicated_box"),
-        (r"\boxed{7} and \boxed{72}", "duplicated_box"),
+        (r"\boxed{8}, then \boxed{7}", "duplicated_box"),
+        (r"\boxed{7} \boxed{72}", "duplicated_box"),
+        (r"\boxed{8} = \boxed{7}", "duplicated_box"),
+        (r"\boxed{8} \boxed{7} and \boxed{72}", "duplicated_box"),
         (r"\boxed{\boxed{7}}", "duplicated_box"),
         (r"\boxed{7} and \boxed{7}", None),
         (r"<think>\boxed{8}</think>\boxed{7}", None),
@@ -111,7 +114,36 @@ def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
 )
 def test_strict_boxed_answer_refuses_boxes_that_differ(text: str, reason: str | None) -> None:
     assert boxed_answer(text, True).reason == reason
-    assert boxed_answer(text, False).value == "7" or "72" in text or "8}" in text
+    assert boxed_answer(text, False).value in ("7", "72", "7, 72")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"),
+        (r"$x = \boxed{3}$ or $x = \boxed{\frac{2}{5}}$", r"3, \frac{2}{5}"),
+        (r"\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}", "(2, 2), (6, 2)"),
+        (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"),
+        (r"first \boxed{2}. So \boxed{1} and \boxed{2}", "1, 2"),
+        (r"\boxed{7} and \boxed{8} and \boxed{7}", "7, 8"),
+        (r"\boxed{} and \boxed{7}", "7"),
+        (r"$\boxed{1}\boxed{2}$", "1, 2"),
+        (r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}", "(3, 3), (1, 1)"),
+        (r"\boxed{6} and, as I have said above already at some length and for good reasons, then also \boxed{7}", "7"),
+    ],
+)
+def test_boxes_side_by_side_are_one_list(text: str, answer: str) -> None:
+    assert boxed_answer(text).value == answer
+
+
+def test_boxes_that_are_copied_from_the_prompt_are_left_out_but_for_the_last() -> None:
+    prompt = r"What goes in the box: $3 + \boxed{\phantom{4}} = 7$? Answer in \boxed{}, such as \boxed{5}."
+    copied = r"As $3 + \boxed{\phantom{4}} = 7$, and not \boxed{5}, it is \boxed{4}."
+    assert without_copied_boxes(copied, prompt) == r"As $3 +  = 7$, and not , it is \boxed{4}."
+    assert without_copied_boxes(r"\boxed{4} or \boxed{5}", prompt) == r"\boxed{4} or \boxed{5}"
+    assert without_copied_boxes(r"\boxed{6} \boxed{4}", prompt) == r"\boxed{6} \boxed{4}"
+    assert without_copied_boxes(r"\boxed{5 \boxed{4}", prompt) == r"\boxed{5 \boxed{4}"
+    assert without_copied_boxes("none", prompt) == "none"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +155,12 @@ def test_strict_boxed_answer_refuses_boxes_that_differ(text: str, reason: str | 
         ("Therefore, the answer is: 72\n\n", "72"),
         ("<think>Answer: 5</think>\nAnswer: 72", "72"),
         ("Answer: 72\nAnswer: 72", "72"),
+        ("So the answer is 6.\nAnswer: 6", "6"),
+        ("The answer is $6$ apples.\n\n**Answer: 6**", "6"),
+        ("Answer:\n6", "6"),
+        ("**Answer:**\n\n  6\n", "6"),
+        ("Answer:\n$$\n6\n$$", "$$\n6\n$$"),
+        ("Answer:\nThe answer is 6.", "6"),
     ],
 )
 def test_line_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
@@ -139,6 +177,9 @@ def test_line_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
         ("Answer: **.**", "blank"),
         ("Answer: 7\nAnswer: 8", "duplicated_line"),
         ("Answer: 7\nor 8", "text_after_answer"),
+        ("Answer:\n7\nor 8", "text_after_answer"),
+        ("So the answer is 7x.\nAnswer: 7", "duplicated_line"),
+        ("So the answer is 72.\nAnswer: 7", "duplicated_line"),
     ],
 )
 def test_line_answer_says_why_there_is_none(text: str, reason: str) -> None:
@@ -160,6 +201,8 @@ def test_lenient_line_answer_takes_the_last_line() -> None:
         (r"<answer>It is \boxed{7}</answer>", "7"),
         (r"Answer: $\boxed{7}$", "7"),
         ("Answer: 7\n<answer>7</answer>", "7"),
+        ("so $\\boxed{7}$\nAnswer: $7$", "7"),
+        ("so $\\boxed{7}$\n\nFinal answer: 7 apples.", "7"),
     ],
 )
 def test_any_answer_finds_every_layout(text: str, answer: str) -> None:

@@ -44,7 +44,17 @@ RIGHT = [
     (r"\mathbb R", r"(-\infty,\infty)"), (r"\mathbb{R}", r"\text{all real numbers}"), ("2x=14", "x=7"),
     ("x+y=1", "2x+2y=2"), ("y=2x+1", "y-2x=1"), ("x^2-4=0", "x^2=4"), ("|x|", "||x||"), (r"50\%", "0.5"),
     ("1/2", r"50\%"), ("1234", "1 234"), (r"\frac{\pi^2}{6}", "1.644934"), (r"\tan^{-1} 1", r"\frac{\pi}{4}"),
-    (r"\pi r^2", r"\pi r^{2}"),
+    (r"\pi r^2", r"\pi r^{2}"), ("125 miles", r"125\textnormal{ miles}"), ("10000", r"10,\! 000"),
+    ("(11,7)or(7,11)", "(7,11), (11,7)"),
+    ("p=5,q=2;p=7,q=2", "(5,2),(7,2)"), ("p=5,q=2;p=7,q=2", "(7,2),(5,2)"), ("1,2", "x=1 or x=2"), ("1,2", "1or 2"),
+    ("5", "5m^2"),
+    ("5", "5m"), ("5", "5 km"), ("12cm", "12"), ("12 apples", "12"), (r"5\text{ m}", "5"), ("28", "28 percentage"),
+    ("2x+3", r"2x+3\text{ m}"),
+    (r"\log_2 8 = 3", "3"), (r"\cos(0)=1, \sin(0)=0", "1, 0"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1 \\[2pt] 2\end{bmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\left[\begin{array}{c}1\\2\\\end{array}\right]"),
+    (r"\frac{1}{2}", r"\\frac{1}{2}"),
+    (r"\begin{pmatrix}6&8\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}5&6\end{pmatrix}"),
 ]  # fmt: skip
 
 
@@ -54,7 +64,8 @@ def test_another_spelling_is_right(reference: str, answer: str) -> None:
 
 
 WRONG = [
-    ("7", r"7 = \text{wrong}"), ("7", r"\text{not } = 7"), ("(1,2)", "(y,x)=(1,2)"), ("3", "3 am"), (r"1000\pi", r"\approx 3140"),
+    ("7", r"7 = \text{wrong}"), ("7", r"\text{not } = 7"), ("(1,2)", "(y,x)=(1,2)"), ("3", "3 am"),
+    (r"1000\pi", r"\approx 3140"),
     ("100!", "100!+1"), (r"12 \text{ noon}", r"12 \text{ midnight}"), (r"3 \text{ days ago}", r"3 \text{ days}"),
     ("7", "5(2)"), ("5", "(2)(3)"), ("72", "70 2"), ("72", "70{2}"), ("72", r"70\;2"), ("72", r"70\ 2"),
     ("2.5", r"2(\frac12)"), ("3", r"2\frac{2}{2}"), ("11/2", "1 1/2"), ("E", "e"), ("i", "I"), ("I_1", "I_2"),
@@ -89,7 +100,17 @@ WRONG = [
     (r"e^{\pi\sqrt{163}}", "262537412640768744"), ("x>2", r"x\ge 2"), ("10^{20}", "10^{20}+1"),
     (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"), (r"\sin^{-1}(x)", r"\frac{1}{\sin x}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), (r"2\pi r", r"2\pi R"),
-    (r"\alpha", r"\beta"), (r"\epsilon", "e"),
+    (r"\alpha", r"\beta"), (r"\epsilon", "e"), ("2x+3", "2x+3m"), ("5m^2", "5"), ("5m", "5"), ("5 m", "5"),
+    ("2x+3", "2x+3 km"),
+    (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 8 \\ -3 \end{pmatrix}"),
+    (r"\begin{pmatrix}1,2\end{pmatrix}", r"\begin{pmatrix}2,1\end{pmatrix}"),
+    (r"\begin{pmatrix} 2 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 6 \\ 1 \end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\begin{pmatrix} 2 \\ 3 \end{pmatrix}", "5"), (r"\log_2 32 = 5", "2-2=0"), (r"\log_2 32 = 5", "5=6"),
+    ("6=6", "0=0"),
+    ("p=5,q=2;p=7,q=2", "(5,2),(7,3)"), ("p=5,q=2;p=7,q=2", "(2,5),(2,7)"), ("(11,7)or(7,11)", "(11,7)"),
+    ("1,1", "1"), ("5", "5x"),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
 ]  # fmt: skip
 
 

@@ -49,11 +49,15 @@ def test_plain_takes_off_what_carries_no_meaning(text: str, form: str) -> None:
         ("(1,2),(3,4)", "list", ("(1,2)", "(3,4)")),
         (r"1\pm 2", "list", ("1+ 2", "1- 2")),
         ("f(1,2)+3", "scalar", ("f(1,2)+3",)),
-        (r"\begin{pmatrix}1,2\end{pmatrix}", "scalar", (r"\begin{pmatrix}1,2\end{pmatrix}",)),
+        (r"\begin{pmatrix}1 & 2 \\ 3&4 \\ \end{pmatrix}", "matrix", ("1", "2", "3", "4")),
+        (r"\left[\begin{array}{c|c} 1 & 2 \end{array}\right]", "scalar", (r"[\begin{array}{c|c} 1 & 2 \end{array}]",)),
+        (r"\left[\begin{array}{cc} 1 & 2 \end{array}\right]", "matrix", ("1", "2")),
+        (r"\begin{pmatrix}1,2\end{pmatrix}", "matrix", ("1", "2")),
+        (r"\begin{pmatrix}1 \\ 2 & 3\end{pmatrix}", "scalar", (r"\begin{pmatrix}1 \\ 2 & 3\end{pmatrix}",)),
     ],
 )
 def test_split_finds_the_outermost_structure(text: str, kind: str, parts: tuple[str, ...]) -> None:
-    assert split(text)[:2] == (kind, parts)
+    assert split(plain(text))[:2] == (kind, parts)
 
 
 def test_times_of_day_are_told_from_ratios() -> None:

@@ -26,8 +26,9 @@ def statuses(*completions, **given):
 
 
 def test_right_answers_in_other_words_are_right():
-    completions = [r"\boxed{72}", r"\boxed{72.00}", r"\boxed{$72$ cm}", r"\boxed{6\cdot 12}", r"\boxed{x=72}"]
+    completions = [r"\boxed{72}", r"\boxed{72.00}", r"\boxed{$72$ cm}", r"\boxed{6\cdot 12 = 72}", r"\boxed{x=72}"]
     assert statuses(*completions) == ["ok"] * 5
+    assert statuses(r"\boxed{6\cdot 12}", final_form=False) == ["ok"]
 
 
 def test_wrong_answers_are_wrong_and_missing_ones_format():
@@ -39,10 +40,70 @@ def test_an_earlier_box_is_not_recovered_when_the_last_is_open():
     assert statuses(r"\boxed{72} so \boxed{72") == ["format"]
 
 
-def test_strict_refuses_boxes_that_differ_and_lenient_takes_the_last():
+def test_boxes_that_differ_are_refused_unless_the_last_is_to_count():
     completion = r"\boxed{70}, no: \boxed{72}"
     assert statuses(completion) == ["format"]
-    assert statuses(completion, strict=False) == ["ok"]
+    assert statuses(completion, boxes="last") == statuses(completion, lenient=True) == ["ok"]
+    assert statuses(r"\boxed{72}, no: \boxed{70}", boxes="last") == ["wrong"]
+    for given in ({"boxes": "last"}, {"lenient": True}):
+        assert statuses(r"\boxed{72} or \boxed{70}", r"\boxed{70} or \boxed{72}", **given) == ["wrong"] * 2
+
+
+def test_half_a_reference_is_not_enough():
+    reference = r"Therefore, the answers are $\boxed{-2}$ and $\boxed{1}$."
+    completions = [
+        r"\boxed{1}",
+        r"\boxed{-2}",
+        r"\boxed{-2, 1}",
+        r"$\boxed{1}$ and $\boxed{-2}$",
+        r"\boxed{1} and \boxed{2}",
+    ]
+    assert statuses(*completions, reference=reference) == ["wrong", "wrong", "ok", "ok", "wrong"]
+
+
+def test_one_value_in_several_spellings_is_one_answer():
+    reference = r"This yields $\boxed{x+11}$ or $\boxed{11+x}$."
+    completions = [r"\boxed{x+11}", r"\boxed{11+x}", r"\boxed{x+12}", r"\boxed{x+11} or \boxed{11+x}"]
+    assert statuses(*completions, reference=reference) == ["ok", "ok", "wrong", "ok"]
+    assert statuses(r"\boxed{1}", reference="1, 1") == ["wrong"]
+
+
+def test_the_questions_own_box_is_no_second_answer():
+    prompt = r"What goes in the box: $3 + \boxed{\phantom{4}} = 7$? Put the answer in \boxed{}."
+    completions = [
+        r"In $3 + \boxed{\phantom{4}} = 7$ there goes \boxed{4}.",
+        r"\boxed{} is what I need: \boxed{4}",
+        r"In $3 + \boxed{\phantom{4}} = 7$ there goes \boxed{5}.",
+        r"\boxed{5} or rather, thinking about it once more, \boxed{4}",
+        r"\boxed{4} in $3 + \boxed{\phantom{4}} = 7$",
+    ]
+    samples = build_samples([prompt] * 5, completions, reference=["4"] * 5)
+    scores = run_component(MathVerify(deadline=10.0), samples, Context())
+    assert [score.status for score in scores] == ["ok", "ok", "wrong", "format", "format"]
+
+
+LENIENT = [
+    ("so the number is 10 which is 1,000.99€", "1000.99", "ok"), ("Thus $x <= 2$ is our answer.", r"x \le 2", "ok"),
+    (r"The distance is $125\textnormal{ miles}$.", "125", "ok"), ("The largest $n$ is 34.", "34", "ok"),
+    ("It costs 2,74 $", "2.74", "ok"), ("It costs 2,75 $", "2.74", "wrong"), ("The largest $n$ is 35.", "34", "wrong"),
+    ("It is 70 or 72.", "72", "wrong"), ("either 72 or 70", "72", "wrong"), ("It is $70$ or $72$.", "72", "wrong"),
+    ("<think>72</think> ", "72", "format"), (r"\boxed{72", "72", "format"), ("<think>It is 72.", "72", "format"),
+    ("Answer: 72\n\nI hope that this helps.", "72", "ok"), ("no number at all", "72", "wrong"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "reference", "status"), LENIENT)
+def test_lenient_looks_for_an_answer_anywhere_and_takes_no_hedge(completion, reference, status):
+    assert statuses(completion, reference=reference, lenient=True) == [status]
+    assert statuses(completion, reference=reference) == ["format"]
+
+
+def test_strict_is_the_former_name_of_lenient():
+    with pytest.warns(DeprecationWarning, match="strict is now lenient"):
+        preset = load("math-verify", strict=False)
+    assert preset.components[0].component.lenient
+    with pytest.warns(DeprecationWarning, match="strict"):
+        assert not load("math-match", strict=True).components[0].component.lenient
 
 
 @pytest.mark.parametrize(
@@ -78,14 +139,15 @@ def test_gold_that_is_a_bare_letter_interval_or_time_is_compared_too():
 
 def test_the_known_tower_of_powers_is_quick_and_wrong():
     start = time.monotonic()
-    [tower, fine] = judged(r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}", r"\boxed{6\cdot12}")
+    [tower, fine] = judged(r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}", r"\boxed{6\cdot12}", final_form=False)
     assert (tower.status, fine.status) == ("wrong", "ok")
     assert time.monotonic() - start < 30  # a worker's start included
 
 
 def test_an_answer_that_hangs_is_a_timeout_and_the_others_keep_their_scores():
-    run_component(MathVerify(), build_samples(["?"], [r"\boxed{1+1}"], reference=["2"]), Context())  # a warm worker
-    samples = build_samples(["?"] * 3, [r"\boxed{1+1}", rf"\boxed{{{HANGING}}}", r"\boxed{3-1}"], reference=["2"] * 3)
+    run_component(MathVerify(), build_samples(["?"], [r"\boxed{y+x}"], reference=["x+y"]), Context())  # a warm worker
+    texts = [r"\boxed{y+x}", rf"\boxed{{{HANGING}}}", r"\boxed{y+1x}"]
+    samples = build_samples(["?"] * 3, texts, reference=["x+y"] * 3)
     start = time.monotonic()
     scores = run_component(MathVerify(deadline=1.0), samples, Context())
     assert [score.status for score in scores] == ["ok", "timeout", "ok"]
@@ -110,9 +172,9 @@ def test_any_completion_gets_a_status(completion):
 
 def test_answers_that_hang_cost_no_worker_and_no_more_than_their_time():
     texts = [rf"\boxed{{{HANGING}+{at}}}" for at in range(4)]
-    run_component(MathVerify(), build_samples(["?"], [r"\boxed{2+0}"], reference=["2"]), Context())  # warm
+    run_component(MathVerify(), build_samples(["?"], [r"\boxed{y+2x}"], reference=["2x+y"]), Context())  # warm
     before = {worker.pid for worker in shared_pool()._alive}
-    scores = run_component(MathVerify(deadline=0.5), build_samples(["?"] * 4, texts, reference=["2"] * 4), Context())
+    scores = run_component(MathVerify(deadline=0.5), build_samples(["?"] * 4, texts, reference=["x"] * 4), Context())
     assert [score.status for score in scores] == ["timeout"] * 4
     assert scores[0].info["reason"] == "over the deadline of 0.5 s"
     assert before <= {worker.pid for worker in shared_pool()._alive}
@@ -123,7 +185,7 @@ def test_a_batch_has_a_budget_that_grows_with_it():
     assert MathVerify(budget=30.0).batch_seconds(4000) == 120.0
     assert MathVerify(budget=None).batch_seconds(9) is None
     texts = [rf"\boxed{{{HANGING}+1{at}}}" for at in range(40)]
-    preset = load("math-verify", deadline=5.0, budget=1.5)
+    preset = load("math-verify", deadline=5.0, budget=1.5, final_form=False)
     start = time.monotonic()
     evaluation = preset.score(build_samples(["?"] * 40, texts, reference=["2"] * 40))
     assert evaluation.statuses["accuracy"] == ["timeout"] * 40
@@ -132,7 +194,7 @@ def test_a_batch_has_a_budget_that_grows_with_it():
 
 
 def test_a_box_that_holds_nothing_but_a_box_is_that_one():
-    assert statuses(r"\boxed{\boxed{72}}", r"\boxed{ \boxed{6\cdot12} }.", r"\boxed{\boxed{70}}") == [
+    assert statuses(r"\boxed{\boxed{72}}", r"\boxed{ \boxed{72.0} }.", r"\boxed{\boxed{70}}") == [
         "ok",
         "ok",
         "wrong",
@@ -144,7 +206,7 @@ def test_a_box_that_holds_nothing_but_a_box_is_that_one():
 def test_timeouts_hold_off_the_main_thread():
     from concurrent.futures import ThreadPoolExecutor
 
-    samples = build_samples(["?"] * 2, [rf"\boxed{{{HANGING}+2}}", r"\boxed{4-2}"], reference=["2"] * 2)
+    samples = build_samples(["?"] * 2, [rf"\boxed{{{HANGING}+2}}", r"\boxed{3x+y}"], reference=["y+3x"] * 2)
     with ThreadPoolExecutor(1) as thread:
         scores = thread.submit(run_component, MathVerify(deadline=1.0), samples, Context()).result()
     assert [score.status for score in scores] == ["timeout", "ok"]
@@ -153,7 +215,7 @@ def test_timeouts_hold_off_the_main_thread():
 def test_scoring_loads_no_sympy_here():
     code = (
         "import sys; from rewards import build_samples, load; preset = load('math-verify', deadline=30.0);"
-        "print(preset.score(build_samples(['?'], [r'\\boxed{6 \\cdot 12}'], reference=['72'])).totals, 'sympy' in sys.modules)"
+        "print(preset.score(build_samples(['?'], [r'\\boxed{y + x}'], reference=['x+y'])).totals, 'sympy' in sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[1.0] False"

@@ -1,0 +1,157 @@
+r"""Answers made from a question and its reference: wrong ones that come near, right ones in other words, copies, constants.
+
+>>> echoes(r"Compute $2 + 3 = x$ and \(\sqrt{16}\).")
+['2 + 3 = x', '2 + 3', '\\sqrt{16}']
+>>> near_misses("72")[:3], near_misses("(1, 2)")[:2]
+(['73', '-72', '27'], ['(2, 1)', '(2, 2)'])
+>>> spellings(r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}")[1]
+'\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}'
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from rewards.components.math_numbers import decimals, number
+from rewards.components.math_text import Pieces, bare, plain, split
+
+__all__ = ["CONSTANTS", "SLOW", "echoes", "near_misses", "same_answer", "spellings"]
+
+MAX_ECHOES = 12
+CONSTANTS = (
+    "0", "1", "-1", "2", "3", "4", "10", "100", "0.5", "nan", "NaN", "inf", "None", "null", "True", "False", "true", "yes", "no",
+    "x", "y", "n", "A", "B", "C", "D", "e", "i", r"\pi", r"\infty", r"-\infty", r"\pm 1", r"\emptyset", r"\{\}", r"\{0\}",
+    "()", "[]", "{}", "?", "...", r"\ldots", ",", ".", "-", "=", "0=0", "1=1", "2-2=0", "x=x", "0=1", "x=0", "x=1", "y=x",
+    r"\frac{0}{0}", "0/0", "1/0", r"\frac{1}{0}", "0^0", "0 x", "x^2", "x+1", "2x", "(0,0)", "(1,1)", "0,1", "1,2", "[0,1]",
+    "(0,1)", r"(-\infty,\infty)", r"\mathbb{R}", "x<x+1", r"x \le x", r"\begin{pmatrix}\end{pmatrix}",
+    r"\begin{pmatrix} 0 \\ 0 \end{pmatrix}", r"\text{all}", r"\text{any}", r"\text{none}", r"\text{answer}", "no solution",
+    "all real numbers", "1 or 2", "the answer", "correct", "N/A", "nan+nani",
+)  # fmt: skip
+"""Answers that ask for nothing to be known. Screens say for how many references of others each is right."""
+
+SLOW = (
+    "5^{5^{5^{5^{5}}}}", r"\dfrac{5^{5^{5^{5^5}}-4}-5}{16}", "99999999!", "1e999999999", "9" * 1900,
+    r"\int_0^1 \sin(x^{x^{x^x}}) \cdot e^{\cos(\tan x)} dx", r"\sum_{k=1}^{10^{12}} \frac{1}{k!}",
+    r"\sqrt{" * 300 + "2" + "}" * 300,
+    "((((((((((" * 90 + "1" + "))))))))))" * 90, "+".join(f"x_{{{at}}}^{{{at}}}" for at in range(120)), ",".join("1" * 900),
+    r"\prod_{k=1}^{9999} (x+k)",
+)  # fmt: skip
+"""Answers that hang or fill a careless grader."""
+
+_FORMULA = re.compile(
+    r"\$\$([^$]{1,600})\$\$|\$([^$]{1,600})\$|\\\[((?:[^\\]|\\(?!\])){1,600})\\\]|\\\(((?:[^\\]|\\(?!\))){1,600})\\\)"
+)
+_ARITHMETIC = re.compile(r"(?<![\w.$\\])[(-]?\d[\d .,()]{0,60}[+*/^×÷-][\d .,()+*/^×÷-]{0,60}[\d)]")
+_MATRIX = re.compile(r"\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
+_ROW = "\\\\"
+_INTEGER = re.compile(r"(?<![\d.])[1-9]\d{0,8}(?![\d.])")
+
+
+def echoes(prompt: str) -> list[str]:
+    """What a prompt holds that may be boxed as it stands: its formulas, their sides, and arithmetic in its text."""
+    found: list[str] = []
+    for match in _FORMULA.finditer(prompt):
+        formula = next(group for group in match.groups() if group is not None).strip().strip(".,;?").strip()
+        sides = formula.split("=")
+        found += [formula, *(side.strip() for side in sides if len(sides) > 1 and len(side.strip()) > 1)]
+    found += [match[0].strip(" .,") for match in _ARITHMETIC.finditer(_FORMULA.sub(" ", prompt))]
+    return list(dict.fromkeys(text for text in found if text))[:MAX_ECHOES]
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two answers are the same by spelling or as numbers, whatever a grader says."""
+    left, right = plain(one), plain(other)
+    value = number(left)
+    return bare(left).casefold() == bare(right).casefold() or (value is not None and value == number(right))
+
+
+def near_misses(reference: str) -> list[str]:
+    """Wrong answers that come near: another number, order, sign, entry, bracket. Empty where none is sure to be wrong."""
+    text = plain(reference)
+    pieces = split(text)
+    if pieces.kind in ("matrix", "tuple", "interval", "list", "set"):
+        found = [_joined(text, pieces, parts) for parts in _other_parts(pieces)]
+        if pieces.kind == "interval":
+            found.append(text[:-1] + ("]" if text.endswith(")") else ")"))
+    elif (value := number(text)) is not None:
+        found = _other_numbers(text, value)
+    elif "\\text" in text or text.isalpha():
+        found = [chr(ord(text) + 1)] if len(text) == 1 and text.isupper() and text != "Z" else [f"not {reference}"]
+    else:
+        found = [text[: m.start()] + str(int(m[0]) + 1) + text[m.end() :] for m in list(_INTEGER.finditer(text))[:2]]
+        found += (
+            [f"-({text})", f"{text}+1"] if "=" not in text and not set("<>") & set(text) and "\\le" not in text else []
+        )
+    return list(dict.fromkeys(one for one in found if not same_answer(one, reference)))
+
+
+def _other_numbers(text: str, value: Fraction) -> list[str]:
+    if value.denominator != 1:
+        shown = decimals(text)
+        step = value + Fraction(1, 10**shown) if shown else None
+        nearest = [f"{float(step):.{shown}f}"] if step is not None and shown else []
+        above, below = value.numerator, value.denominator
+        return [
+            *nearest,
+            f"\\frac{{{above + below}}}{{{below}}}",
+            f"\\frac{{{-above}}}{{{below}}}",
+            f"\\frac{{{below}}}{{{above}}}",
+        ]
+    digits = str(abs(value.numerator))
+    turned = digits[::-1].lstrip("0") or "0"
+    return [str(value + 1), str(-value), turned, f"{value}0", str(value - 1)]
+
+
+def _other_parts(pieces: Pieces) -> list[Sequence[str]]:
+    """Other entries: two exchanged where the order counts, one more or fewer, one more beside one less, signs, one left out;
+    and, of columns, all of their sum or product in one entry."""
+    parts = list(pieces.parts)
+    values = [number(part) for part in parts]
+    found: list[Sequence[str]] = []
+    ordered = pieces.kind in ("matrix", "tuple")
+    if ordered and len(parts) > 1 and not same_answer(parts[0], parts[1]):
+        found.append([parts[1], parts[0], *parts[2:]])
+    whole = [value for value in values if value is not None]
+    if len(whole) == len(parts) and pieces.kind != "interval":
+        found.append([str(whole[0] + 1), *parts[1:]])
+        if len(parts) > 1:
+            found.append([str(whole[0] + 1), str(whole[1] - 1), *parts[2:]])
+            found.append([*parts[:-1], str(-whole[-1])])
+        if pieces.kind == "matrix" and len(parts) > 1:
+            product = whole[0]
+            for value in whole[1:]:
+                product *= value
+            found += [[str(sum(whole)), *["0"] * (len(parts) - 1)], [str(product), *["1"] * (len(parts) - 1)]]
+    if pieces.kind in ("list", "set", "tuple") and len(parts) > 1:
+        found.append(parts[:-1])
+    return [other for other in found if sorted(map(bare, other)) != sorted(map(bare, parts)) or ordered]
+
+
+def _joined(text: str, pieces: Pieces, parts: Sequence[str]) -> str:
+    if pieces.kind == "matrix":
+        width = int(pieces.brackets.partition("x")[2])
+        rows = [" & ".join(parts[at : at + width]) for at in range(0, len(parts), width)]
+        return r"\begin{pmatrix} " + r" \\ ".join(rows) + r" \end{pmatrix}"
+    opening, closing = {"set": ("\\{", "\\}"), "list": ("", "")}.get(pieces.kind) or pieces.brackets
+    return f"{opening}{', '.join(parts)}{closing}"
+
+
+def spellings(reference: str) -> list[str]:
+    """The reference in other words that any reader takes for the same; a grader that refuses them loses right answers."""
+    text = reference.strip()
+    if match := _MATRIX.fullmatch(text):
+        rows = [row.strip() for row in match[2].split(_ROW) if row.strip()]
+        columns = "c" * (rows[0].count("&") + 1)
+        return [
+            rf"\begin{{pmatrix}}{_ROW.join(rows)}\end{{pmatrix}}",
+            rf"\begin{{bmatrix}} {f' {_ROW} '.join(rows)} \end{{bmatrix}}",
+            "\\begin{pmatrix}\n" + f"{_ROW}\n".join(rows) + "\n\\end{pmatrix}",
+            rf"\left(\begin{{array}}{{{columns}}} {f' {_ROW} '.join(rows)} \end{{array}}\right)",
+        ]
+    value = number(plain(text))
+    found = [f"${text}$", f" {text}. "]
+    if value is not None and value.denominator == 1:
+        found += [f"{value}.0", f"{int(value):,}", f"x = {value}"]
+    elif value is not None:
+        found += [f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}", f"{value.numerator}/{value.denominator}"]
+    return found

@@ -1,0 +1,75 @@
+"""No constant is right for tasks of reasoning-gym of which it is not the answer: `nan` and `0` once were."""
+
+import json
+
+import pytest
+
+from rewards.components.evaluated_answers import may_be_evaluated
+from rewards.components.reasoning_gym_tasks import judge
+
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
+
+CONSTANTS = [
+    "0", "1", "-1", "2", "0.5", "1/2", "nan", "NaN", "nan+nani", "(nan)", "inf", "-inf", "1e999", "i", "None", "null", "True",
+    "False", "true", "yes", "No", "A", "B", "x", "C", "x+C", "[]", "[[]]", "{}", "()", "''", "0 0", "1 1", "[0]", "[1]", "[0, 0]",
+    "?", "-", ".", ",", "the answer", "no solution", "impossible", "north", "R", "00:00:00", "2020-01-01", "Monday", "a b c",
+]  # fmt: skip
+SLOW_TO_MAKE = {"rearc", "arc_agi", "puzzle24", "figlet_font", "group_anagrams", "word_ladder", "zebra_puzzles", "sokoban",
+                "countdown", "gsm_symbolic", "codeio", "advanced_geometry", "knight_swap"}  # fmt: skip
+SLOW_TO_JUDGE = {"intermediate_integration", "simple_integration", "polynomial_multiplication", "rubiks_cube"}
+NEEDS_CONFIGURATION = {"composite"}
+
+
+def tasks() -> list[str]:
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - NEEDS_CONFIGURATION)
+
+
+def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[str, str]]:
+    """(constant, reference) of those that are right though they are not the reference."""
+    import reasoning_gym
+
+    made = reasoning_gym.create_dataset(task, size=rows, seed=seed)
+    found = []
+    for entry in (made[at] for at in range(rows)):
+        row, reference = json.dumps(entry, default=str), str(entry["answer"])
+        for constant in constants:
+            if constant.casefold() != reference.strip().casefold() and may_be_evaluated(task, constant):
+                try:
+                    value = judge(task, constant, row).get("value")
+                except Exception:
+                    continue  # the row's own verdict is `error`, which pays nothing
+                found += [(constant, reference)] if value == 1.0 else []
+    return found
+
+
+def test_a_few_constants_on_a_row_of_every_quick_task() -> None:
+    quick = set(tasks()) - SLOW_TO_MAKE - SLOW_TO_JUDGE
+    assert len(quick) > 80
+    assert {task: some for task in quick if (some := paid(task, 1, ["0", "1", "nan", "True", "[]", "A"], 3))} == {}
+
+
+@pytest.mark.parametrize("task", ["complex_arithmetic", "coin_flip"])
+def test_what_reasoning_gym_pays_for_any_row_is_paid_here_for_none(task: str) -> None:
+    assert paid(task, 3, ["nan", "nan+nani", "(NaN)", "inf", "0", "0.", "0.0"], 11) == []
+
+
+def test_the_corrected_tasks_still_take_their_own_answers() -> None:
+    import reasoning_gym
+
+    for task in ("complex_arithmetic", "coin_flip"):
+        made = reasoning_gym.create_dataset(task, size=3, seed=11)
+        for entry in (made[at] for at in range(3)):
+            assert judge(task, str(entry["answer"]), json.dumps(entry))["value"] == 1.0
+    coin = json.dumps({"question": "?", "answer": "0.375", "metadata": {}})
+    assert [judge("coin_flip", answer, coin)["value"] == 1.0 for answer in ("3/8", "0.37500", "0.3", "0.37", "0.3749")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("task", tasks())
+def test_every_constant_on_every_task(task: str) -> None:
+    """At most 0.5 % of the rows, which of so few is none."""
+    assert paid(task, 2 if task in SLOW_TO_MAKE | SLOW_TO_JUDGE else 6, CONSTANTS, 5) == []
