@@ -132,7 +132,9 @@ def _joined(text: str, pieces: Pieces, parts: Sequence[str]) -> str:
         width = int(pieces.brackets.partition("x")[2])
         rows = [" & ".join(parts[at : at + width]) for at in range(0, len(parts), width)]
         return r"\begin{pmatrix} " + r" \\ ".join(rows) + r" \end{pmatrix}"
-    opening, closing = {"set": ("\\{", "\\}"), "list": ("", "")}.get(pieces.kind) or pieces.brackets
+    opening, closing = {"set": ("\\{", "\\}"), "list": ("", "")}.get(
+        pieces.kind, (pieces.brackets[:1], pieces.brackets[1:])
+    )
     return f"{opening}{', '.join(parts)}{closing}"
 
 

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Sequence
 
+from rewards.components.math_anywhere import found_anywhere, with_point
 from rewards.components.math_expressions import Unevaluated, approximates, same_expression
 from rewards.components.math_names import phrase, same_figure, same_order, same_text, words
 from rewards.components.math_numbers import decimals, number, numeral, same_number
@@ -31,9 +32,6 @@ _DENIALS = re.compile(r"(?<![A-Za-z])(?:not|no|never|wrong|false|isn't)(?![A-Za-
 _LETTER = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z]|\\(?!frac|sqrt|log|ln|sin|cos|tan|sec|csc|cot|arc|pi|cdot|times|left|right)[a-z]"
 )
-_DECIMAL_COMMA = re.compile(r"^(-?\d{1,30}),(\d{1,30})$")
-_BROKEN_OFF = re.compile(r"(?<!\$)\$ *\n|\\\( *\n")  # mathematics within a line does not go on below it
-_EITHER_BEFORE, _EITHER_AFTER = re.compile(r"\b(?:or|either|and)\W{0,4}$"), re.compile(r"\W{0,4}(?:or|and)\b")
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
@@ -75,23 +73,10 @@ def _judged(answer: str, reference: str, final: bool, anywhere: bool) -> str:
     verdict = _verdict(answer, reference, final)
     if not anywhere or verdict in ("equal", "reference"):
         return verdict
-    found = _found_anywhere(answer)
+    found = found_anywhere(answer)
     if found is None:
         return "unread"
-    verdict = _verdict(found, reference, final)
-    points = [_DECIMAL_COMMA.sub(r"\1.\2", text.strip("$ ")) for text in (found, reference)]
-    return "equal" if verdict == "equal" or same_number(points[1], points[0]) else verdict
-
-
-def _found_anywhere(text: str) -> str | None:
-    """The answer that Math-Verify takes out of a text, unless it is one of two: `70 or 72`."""
-    import math_verify
-
-    found = [part for part in math_verify.parse(text, parsing_timeout=None) if isinstance(part, str)]
-    if not found or _BROKEN_OFF.search(text):
-        return None
-    before, _, after = text.rpartition(found[0])
-    return None if _EITHER_BEFORE.search(before[-20:]) or _EITHER_AFTER.match(after[:20]) else found[0]
+    return "equal" if same_number(with_point(reference), with_point(found)) else _verdict(found, reference, final)
 
 
 def _verdict(answer: str, reference: str, final: bool) -> str:

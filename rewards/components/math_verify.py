@@ -151,12 +151,12 @@ def find_answer(sample: Sample, answer_in: str, strict: bool, boxes: str = "one"
     if opens_thinking(sample.prompt) and "</think>" not in sample.text:
         return Extracted(None, "unterminated_think")
     one_box = strict and boxes == "one"
-    places = {"any": (any_answer, strict, one_box), "boxed": (boxed_answer, one_box)}
-    scanner, *how = places.get(answer_in) or (_SCANNERS[answer_in], strict)
+    scanner: Callable[..., Extracted] = any_answer if answer_in == "any" else _SCANNERS[answer_in]
+    how = {"any": (strict, one_box), "boxed": (one_box,)}.get(answer_in, (strict,))
     found = sample.once(scanner, *how)
     if found.reason == "duplicated_box":
         found = scanner(_unnested(without_copied_boxes(sample.whole, prompt_text(sample.prompt))), *how)
-    if answer_in in places or found.value is None:
+    if answer_in in ("any", "boxed") or found.value is None:
         return found
     inner = boxed_answer(found.value, one_box)
     return found if inner.reason == "missing" else inner
