@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from sandbox_levels import LEVELS, need
 
 from rewards import sandbox
 from rewards.sandbox import commands, runner, slots
@@ -13,15 +14,6 @@ from rewards.sandbox.process import sealed_file
 from rewards.sandbox.seccomp import filter_program
 
 LINUX = sys.platform.startswith("linux")
-LEVELS = ("bwrap", "namespaces", "landlock")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    report = next(r for r in sandbox.describe() if r.level == request.param)
-    if not report.available:
-        pytest.skip(f"{request.param} does not work here: {report.reason}")
-    return request.param
 
 
 def test_programs_read_stdin_and_files_and_print(level):
@@ -129,6 +121,15 @@ def test_levels_fall_back_in_order_and_then_refuse(monkeypatch):
     with pytest.raises(sandbox.SandboxError, match="does not work here: bwrap is out"):
         sandbox.run("print(1)", at="bwrap")
     assert sandbox.run("print(1)", allow_unsafe=True).stdout == "1\n"
+
+
+@pytest.mark.parametrize("named", ["", "bwrap", "namespaces bwrap"])
+def test_a_level_that_must_work_and_does_not_fails_its_tests_instead_of_skipping_them(named, monkeypatch):
+    broken = [sandbox.LevelReport(level="bwrap", available=False, reason="planted")]
+    monkeypatch.setattr(sandbox, "describe", lambda: broken)
+    monkeypatch.setenv("SANDBOX_LEVELS", named)
+    with pytest.raises(pytest.fail.Exception if named else pytest.skip.Exception, match="planted"):
+        need("bwrap")
 
 
 @pytest.mark.skipif(not LINUX, reason="needs Linux")
