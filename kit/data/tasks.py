@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import warnings
-from types import ModuleType
 from typing import Any
 
 from kit.config import DataConfig
 from kit.data.rows import Fault, Record, Source
 from kit.errors import DataError
 from kit.registry import did_you_mean
+from rewards.components.reasoning_gym_tasks import factory
 
 TRAIN_ROWS = 2000
 """Rows to train on where `data.limit` is null."""
@@ -25,8 +24,13 @@ def read_task(name: str, config: DataConfig) -> Source:
     `config.limit` rows, or 2000 + `config.heldout`; fewer, with a note, if the task runs out of new questions. The same
     seed and parameters give the same rows. Raises `DataError` for an unknown task or parameter.
     """
-    gym = _reasoning_gym()
-    config_class = _config_class(gym, name)
+    gym = factory(name)
+    if name not in gym.DATASETS:
+        names = task_names()
+        raise DataError(
+            f"data.source: reasoning-gym has no task '{name}'.{did_you_mean(name, names)} All tasks: {', '.join(names)}."
+        )
+    config_class: type = gym.DATASETS[name][1]
     parameters = _parameters(config_class)
     for key in config.task_params:
         if key not in parameters:
@@ -58,10 +62,7 @@ def read_task(name: str, config: DataConfig) -> Source:
 
 def task_names() -> list[str]:
     """Names of all tasks."""
-    _reasoning_gym()
-    from reasoning_gym.factory import DATASETS
-
-    return sorted(DATASETS)
+    return sorted(factory().DATASETS)
 
 
 def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
@@ -114,17 +115,6 @@ def _spread(seed: int) -> int:
     return int(hashlib.sha256(f"reasoning-gym {seed}".encode()).hexdigest()[:7], 16)  # below 2**28: numpy takes it
 
 
-def _config_class(gym: ModuleType, name: str) -> type:
-    names = task_names()
-    if name not in names:
-        raise DataError(
-            f"data.source: reasoning-gym has no task '{name}'.{did_you_mean(name, names)} "
-            f"All tasks: {', '.join(names)}."
-        )
-    config_class: type = gym.factory.DATASETS[name][1]
-    return config_class
-
-
 def _parameters(config_class: Any) -> dict[str, str]:
     """Names of a task's parameters and their defaults, as text."""
     parameters = {}
@@ -143,12 +133,3 @@ def _listed(parameters: dict[str, str]) -> str:
     return (
         ", ".join(f"{name}={default}" if default else name for name, default in parameters.items()) or "no parameters"
     )
-
-
-def _reasoning_gym() -> ModuleType:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares text with `is`
-        import reasoning_gym
-        import reasoning_gym.factory
-    module: ModuleType = reasoning_gym
-    return module

@@ -1,17 +1,27 @@
 """The verifiers of the reasoning-gym package, called in this process or in a worker with the same result."""
 
 import functools
+import importlib
+import importlib.util
 import json
 import math
 import re
+import sys
+import threading
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from rewards.errors import nearest
 from rewards.protocol import failure_reason
 
-__all__ = ["judge", "parsed_entry", "warm_up"]
+__all__ = ["factory", "judge", "parsed_entry", "warm_up"]
+
+_PACKAGE = "reasoning_gym"
+_ONE_AT_A_TIME = threading.Lock()
 
 # What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
@@ -104,10 +114,46 @@ _CORRECTED = {
 @functools.cache
 def _score_answer(task: str) -> ScoreAnswer:
     """The task's own verifier; building one instantiates the task with its default configuration."""
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
-    if task not in DATASETS:
-        raise ValueError(f"reasoning-gym has no task {task!r}. {nearest(task, DATASETS)}"[:300])
-    scorer: ScoreAnswer = reasoning_gym.get_score_answer_fn(task)
+    tasks = factory(task)
+    if task not in tasks.DATASETS:
+        raise ValueError(f"reasoning-gym has no task {task!r}. {nearest(task, tasks.DATASETS)}"[:300])
+    scorer: ScoreAnswer = tasks.get_score_answer_fn(task)
     return _CORRECTED[task](scorer) if task in _CORRECTED else scorer
+
+
+def factory(task: str | None = None) -> ModuleType:
+    """The module `reasoning_gym.factory`, in which `task` is registered if there is such a task; None: all are.
+
+    The package imports all of its tasks, and with them SymPy and matplotlib, which takes seconds. Where nobody has imported
+    it yet, the tasks that share a folder with `task` are imported alone, as modules that nobody else sees.
+    """
+    with _ONE_AT_A_TIME:
+        if task is not None and _PACKAGE not in sys.modules and (found := _some_tasks(task)) is not None:
+            return found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares text with `is`
+            importlib.import_module(_PACKAGE)
+            return importlib.import_module(f"{_PACKAGE}.factory")
+
+
+@functools.cache
+def _some_tasks(task: str) -> ModuleType | None:
+    """The factory with the tasks of the folder that holds `task`; None where no folder has a file of that name.
+
+    While they are imported a package without contents stands in for the real one, so that its `__init__` does not run.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = sorted({file.parent.name for place in places for file in Path(place).glob("*/*.py") if file.stem == task})
+    if spec is None or len(folders) != 1:
+        return None
+    stand_in = ModuleType(_PACKAGE)
+    stand_in.__path__, stand_in.__spec__ = places, spec
+    sys.modules[_PACKAGE] = stand_in
+    try:
+        importlib.import_module(f"{_PACKAGE}.{folders[0]}")
+        found = sys.modules[f"{_PACKAGE}.factory"]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]
+    return found if task in found.DATASETS else None

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 from reward_parts import answered
@@ -67,3 +69,36 @@ def test_a_score_that_is_no_number_is_an_error_of_the_row(monkeypatch):
     samples = build_samples(["p"], [answered("72")], task=["chain_sum"], entry=[json.dumps(ENTRIES["chain_sum"])])
     [score] = run_component(ReasoningGymAccuracy(), samples, Context())
     assert (score.status, score.info["reason"]) == ("error", "score_answer returned nan")
+
+
+def test_one_task_is_read_without_the_whole_package():
+    """In a process of its own: nothing of SymPy or matplotlib, the same problems, and the real package for whoever asks."""
+    code = (
+        "import sys\n"
+        "from rewards.components.reasoning_gym_tasks import factory\n"
+        "some = factory('chain_sum')\n"
+        "print(sorted({'sympy', 'matplotlib', 'reasoning_gym', 'reasoning_gym.factory'} & set(sys.modules)))\n"
+        "problem = some.create_dataset('chain_sum', seed=5, size=9)[8]\n"
+        "from reasoning_gym.factory import DATASETS, create_dataset\n"
+        "assert create_dataset('chain_sum', seed=5, size=9)[8] == problem\n"
+        "print(len(some.DATASETS) < 30, len(DATASETS) > 100, factory('chain_sum').DATASETS is DATASETS)"
+    )
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:2] == ["[]", "True True True"]
+
+
+def test_every_task_is_found_and_an_unknown_one_is_not():
+    code = (
+        "import sys\n"
+        "from rewards.components import reasoning_gym_tasks as tasks\n"
+        "known = sys.argv[1].split()\n"
+        "alone = [name for name in known if tasks._some_tasks(name) is not None]\n"
+        "assert all(name in tasks._some_tasks(name).DATASETS for name in alone)\n"
+        "print(len(alone) > 90, [name for name in known if name not in tasks.factory(name).DATASETS],\n"
+        "      'chain_summ' in tasks.factory('chain_summ').DATASETS)"
+    )
+    names = sorted(reasoning_gym_tasks.factory().DATASETS)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, " ".join(names)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "True [] False"
