@@ -1,23 +1,21 @@
-"""What no CI machine can execute, in one command on a machine with CUDA; nothing is downloaded.
+"""What no CI machine can execute, in stages, on a machine with CUDA; nothing is downloaded.
 
-`python benchmarks/gpu_check.py [--out FILE] [--models ...]`: random weights in the shapes of Qwen2.5-1.5B, Qwen2.5-3B
-and Llama-3.1-8B, in 4-bit with LoRA, and a tokenizer that the kit builds. For each of them, in processes of their own:
+`python benchmarks/gpu_check.py --budget MINUTES [--stages 1 2] [--models ...] [--out FILE]`, most telling stage first:
 
-    ours       the kit's trainer, on Unsloth where it is installed and on transformers, with each engine that is there;
-               on transformers also with padded rows, to tell what packing is worth
-    unsloth    Unsloth's trainer with its own GRPO loss, on its own
-    trl        TRL's trainer with its own loss, on transformers
+    1  runs by `grpo-kit`: doctor, quickstart, and training with every check of the first steps on, by transformers and by
+       Unsloth, with 16-bit and with 4-bit weights; with vLLM where it is installed
+    2  gradients: packed, padded, and the trainer's own loss, held against TRL's in float32 on the same weights
+    3  seconds, tokens a second and peak memory of an update: ours, TRL's own and Unsloth's own, on the same rollouts
+    4  the plan held against measured memory (`grpo-kit plan --probe`)
+    5  variants of ours, and attention and head by themselves
+    6  generation
 
-The first of them makes rollouts, whose completions are then cut to lengths in even steps, as random weights never end
-one; every arm makes 5 optimiser steps on those, so that only the update differs. Each divides them into micro-batches
-as its trainer does: shuffled, or by prompt. Seconds a step, completion tokens a second, peak memory, and the norm of the
-first step's gradient, which is the same for all but rounding. Activations are
-recomputed in every arm, as in a run on a GPU. `ours` also trains 5 steps with rollouts of its own and every check of
-the first steps on, and compares one unpadded row with the padded batch. With vLLM these 5 steps move the adapters
-far, and fail where the engine's log-probabilities leave the trainer's: weights that were not handed over.
-transformers with a colocated vLLM has no 4-bit, so that arm is in 16 bits; it is left out where the card does not
-hold the weights twice. Writes JSON and prints a table; exits with 1 if a check failed. `--cpu-smoke` does the same
-with a tiny model on the CPU, transformers only: it shows that this file works, no more.
+Models have random weights in the shapes of `random_models.py`, rollouts random tokens of drawn lengths (`WORKS` in
+gpu_arms.py), so that no time goes into sampling them. Rows are done in processes of their own (gpu_arms.py), and filed in
+FILE one by one. A row that takes longer than its limit is ended, with the stack that it stood on. Rows that FILE has are
+not done again, unless they failed. Stages take turns of two minutes until the budget is gone or all is done. Prints a table;
+exits with 1 if a row failed. `--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this
+file works, no more.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -32,333 +31,369 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
-from gpu_arms import ENGINE_SHARE, STEPS, Arm, Size, arms, configuration, holds_engine, size_of
-from random_models import SHAPES, build_model
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-SOLVED = "State the final answer to the following problem: 12 - 4 + 7 = 15\n"
-PROMPTS = [
-    6 * SOLVED + "3 + 5 =",
-    8 * SOLVED + "12 - 4 + 7 =",
-    2 * SOLVED + "1 =",
-    4 * SOLVED + "The sum of 2 and 7 is",
-]
-"""Of several lengths; a few examples in front are what many tasks have."""
+import random_models  # noqa: E402
+from gpu_arms import LIMITS, WORKS, Row, configuration  # noqa: E402
+
+TURN = 120.0
+"""Seconds of a stage, after which the next one has its turn; the row in progress is finished."""
+LEAST = 20.0
+"""Seconds without which no process is begun."""
+MODELS = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-3b")
+SMALL = "qwen2.5-0.5b"
+LOSSES = ("ours", "own")
+COMMANDS = ("doctor", "quickstart", "train", "plan")
+"""Kinds of rows that `grpo-kit` itself does."""
+WORKER = Path(__file__).with_name("gpu_arms.py")
+NATS = {"float32": 2e-3, "bfloat16": 0.15}
+"""Of scores off plain logits: those of kit/training/first_steps.py."""
+MEASURED = {"bf16_tflops": None, "copy_tb_per_second": None, "launch_microseconds": None}
+"""Of a machine; differs from time to time."""
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "unsloth",
+    "unsloth_zoo",
+    "vllm",
+)
 NEEDS_CUDA = (
     "benchmarks/gpu_check.py needs a CUDA GPU, and torch finds none here. Run it on a machine with one, or try the "
     "file itself on the CPU: python benchmarks/gpu_check.py --cpu-smoke"
 )
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "UNSLOTH_DISABLE_STATISTICS": "1", "PYTHONUNBUFFERED": "1"
+}  # fmt: skip
 
 
-def make_trainer(arm: Arm, model: Path, folder: Path, size: Size) -> Any:
-    """The trainer of an arm, in this process; the backend is imported before TRL."""
-    import torch
-    from datasets import Dataset
-
-    from kit.training.arguments import grpo_config
-    from kit.training.engine_side import engine_settings
-    from kit.training.models import find_model, keep_trainable_in_float32, load_model
-    from kit.training.unsloth_model import loading
-
-    config = configuration(arm, model, folder, size)
-    files = find_model(config.model, chat=False)
-    torch.manual_seed(0)
-    loaded = load_model(files, config.model, loading(config, files))
-    from trl import GRPOTrainer
-
-    from kit.training.trainer import make_trainer_class
-    from kit.training.trl_kernel import install_torch_logprob_kernel
-
-    args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
-    args.save_strategy = "no"
-    install_torch_logprob_kernel()
-    ours = {
-        "objective": "dapo",
-        "engine": engine_settings(config, args, print),
-        "packing": config.optimisation.packing,
-        "share_prompts": config.optimisation.share_prompts,
-    }
-    make, more = (make_trainer_class(), ours) if arm.loss == "ours" else (GRPOTrainer, {})
-
-    def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
-
-    trainer = make(
-        loaded.model,
-        placed_ids,
-        args,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 16}),
-        processing_class=loaded.tokenizer,
-        peft_config=loaded.peft_config,
-        **more,
-    )
-    keep_trainable_in_float32(trainer.model)
-    return trainer
+# --- what is done -----------------------------------------------------------------------------------------------------
 
 
-def rollouts(trainer: Any) -> list[dict[str, Any]]:
-    """One generation batch in micro-batches; rows are shuffled, so that prompts of several lengths stand side by side."""
-    import torch
+def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
+    """Everything that a machine with a GPU can do, by stage, most telling first. has: whether a package is installed."""
+    backends = ["transformers", *(["unsloth"] if has("unsloth") else [])]
+    bits = [*([4] if has("bitsandbytes") else []), 16]
+    first, least = models[0], bits[0]
 
-    trainer.model.train()
-    rows = next(iter(trainer.get_train_dataloader()))
-    output = trainer._generate_and_score_completions(rows)
-    count = len(output["completion_ids"])
-    mask = output["completion_mask"]
-    longest = mask.shape[1]
-    for row in range(count):
-        mask[row, longest // 8 + (longest - longest // 8) * row // (count - 1) :] = 0
-    output["num_items_in_batch"] = mask.sum()
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(mask.device)
-    size = trainer.args.per_device_train_batch_size
+    runs = [Row(1, "train", "ragged", SMALL, one, bits=b, limit=150) for one in backends for b in bits]
+    if has("vllm"):
+        runs += [Row(1, "train", "ragged", SMALL, one, more={"engine": "vllm"}, limit=240) for one in backends]
+    doctor, quickstart = Row(1, "doctor"), Row(1, "quickstart", limit=240)
+
+    ways: list[dict[str, Any]] = [{"loss": "own"}, {}, {"more": {"packing": False}}]
+    exact = [Row(2, "update", "ragged", SMALL, bits=b, dtype="float32", **way) for b in bits for way in ways]
+    rounded = [Row(2, "update", "ragged", SMALL, one, loss, b) for one in backends for b in bits for loss in LOSSES]
+
+    arms = list(itertools.product(backends, LOSSES))
+    short = [
+        Row(3, "update", work, model, *arm, least, limit=150, counts=work == "gsm8k")
+        for model, arm, work in itertools.product(models, arms, ("gsm8k", "reasoning"))
+    ]
+    long = [Row(3, "update", "long", model, *arm, least, limit=200) for model, arm in itertools.product(models, arms)]
+
+    plans = [
+        Row(4, "plan", "gsm8k", first, bits=least, more={"gradient_checkpointing": on}, limit=200)
+        for on in (True, False)
+    ]
+
+    kernels = [
+        Row(5, "attention", work, more=more)
+        for work in ("gsm8k", "reasoning")
+        for more in ({"way": "packed"}, {"way": "packed", "cudnn": False}, {"way": "varlen"})
+    ] + [Row(5, "head", more={"way": way}) for way in ("TRL", "kit")]
+    differ: tuple[dict[str, Any], ...] = (
+        {}, {"cudnn": False}, {"token_budget": 8192}, {"peft_casts": False}, {"packing": False}
+    )  # fmt: skip
+    variants = [
+        Row(5, "update", work, first, bits=least, more=more) for more in differ for work in ("gsm8k", "reasoning")
+    ]
+    samples = [
+        Row(6, "generate", "gsm8k", one, backend, bits=least, limit=150) for one in models for backend in backends
+    ]
+    return [doctor, *runs, quickstart, *exact, *rounded, *short, *long, *plans, *kernels, *variants, *samples]
+
+
+def smoke_rows() -> list[Row]:
+    """What a CPU can do: a run, and everything else in one process."""
+    like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "limit": 600}
+    ours: tuple[dict[str, Any], ...] = ({}, {"packing": False}, {"token_budget": 40}, {"peft_casts": False})
     return [
-        {
-            name: value[order[start : start + size]].cpu() if value.dim() else value.cpu()
-            for name, value in output.items()
-            if isinstance(value, torch.Tensor)
-        }
-        for start in range(0, count, size)
+        Row(1, "train", model="tiny", **like),
+        Row(2, "update", model="tiny", loss="own", counts=True, **like),
+        *(Row(2, "update", model="tiny", more=more, **like) for more in ours),
+        Row(2, "generate", model="tiny", **like),
+        Row(2, "attention", more={"way": "packed"}, **like),
+        Row(2, "head", more={"way": "kit"}, **like),
     ]
 
 
-def recompute_activations(trainer: Any, backend: str) -> None:
-    """What `Trainer.train()` does before its first step, and a loop of our own would leave out.
-
-    Unsloth recomputes from the moment it puts the adapters on.
-    """
-    if backend == "transformers" and trainer.args.gradient_checkpointing:
-        keywords = dict(trainer.args.gradient_checkpointing_kwargs or {})
-        trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)
+# --- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def timed_updates(trainer: Any, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """`STEPS` optimiser steps on the same rollouts; the first, which compiles and allocates, is not in the mean."""
-    import torch
-
-    device = trainer.accelerator.device
-    on_gpu = device.type == "cuda"
-    trainer.model.train()
-    trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = len(batches)
-    tokens = sum(int(batch["completion_mask"].sum()) for batch in batches)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    seconds, losses, norms = [], [], []
-    for _ in range(STEPS):
-        started, total = time.perf_counter(), 0.0
-        for batch in batches:
-            inputs = {name: value.to(device) for name, value in batch.items()}
-            loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=inputs.get("num_items_in_batch"))
-            trainer.accelerator.backward(loss)
-            total += float(loss.detach())
-        if not norms:
-            norms.append(float(torch.nn.utils.get_total_norm([weight.grad.float() for weight in trained(trainer)])))
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-        losses.append(total)
-    step = sum(seconds[1:]) / len(seconds[1:])
-    return {
-        "seconds_per_step": step,
-        "tokens_per_second": tokens / step,
-        "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "first_step_seconds": seconds[0],
-        "losses": losses,
-        "gradient_norm": norms[0],
-        "completion_tokens": tokens,
-    }
-
-
-def trained(trainer: Any) -> list[Any]:
-    """The weights that have a gradient."""
-    return [weight for weight in trainer.model.parameters() if weight.grad is not None]
-
-
-def canary(trainer: Any, batch: dict[str, Any]) -> float:
-    """Mean difference in nats between one unpadded row through plain logits and the scorer on the padded batch."""
-    from kit.training.first_steps import scoring_error
-
-    inputs = {name: value.to(trainer.accelerator.device) for name, value in batch.items()}
-    return scoring_error(trainer, trainer.model.train(), inputs)
-
-
-def work(request: dict[str, Any]) -> dict[str, Any]:
-    """What the process of one arm does."""
-    import torch
-
-    from kit.training.backend import running_on
-    from kit.training.first_steps import HALF_TOLERANCE
-    from kit.training.grouped_batches import regrouped
-
-    arm, size = Arm(**request["arm"]), Size(**request["size"])
-    folder, kept = Path(request["folder"]), Path(request["rollouts"])
-    from kit.training.backend import choose_backend
-
-    config = configuration(arm, Path(request["model"]), folder, size)
-    with running_on(choose_backend(config.model)):
-        trainer = make_trainer(arm, Path(request["model"]), folder, size)
-        from trl import GRPOTrainer
-
-        found: dict[str, Any] = {"trainer": GRPOTrainer.__name__, "checks": {}}
-        if not kept.is_file():
-            torch.save(rollouts(trainer), kept)
-        batches = torch.load(kept, weights_only=False)
-        if arm.loss == "ours" and trainer._wants_groups():
-            batches = regrouped(batches)
-        if arm.loss == "ours":
-            error = canary(trainer, batches[0])
-            found["checks"]["padded row equals unpadded"] = [bool(error <= HALF_TOLERANCE), f"{error:.2g} nats"]
-        recompute_activations(trainer, arm.backend)
-        found |= timed_updates(trainer, batches)
-        if arm.loss == "ours":
-            del trainer
-            found["checks"] |= guarded_training(arm, Path(request["model"]), folder, size)
-    return found
-
-
-def guarded_training(arm: Arm, model: Path, folder: Path, size: Size) -> dict[str, Any]:
-    """5 steps with rollouts of their own, every static and runtime guard on."""
-    from kit.errors import KitError
-
-    started = time.perf_counter()
-    try:
-        trainer = make_trainer(arm, model, folder, size)
-        trainer.train()
-    except KitError as error:
-        return {"trains with every guard on": [False, str(error)]}
-    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    found = {
-        "trains with every guard on": [
-            trainer.state.global_step == STEPS and len(logged) == STEPS,
-            f"{trainer.state.global_step} steps, {(time.perf_counter() - started) / STEPS:.2f} s each with rollouts",
-        ]
-    }
-    if arm.engine == "vllm":
-        limit = trainer.engine.max_logp_difference
-        found["the engine samples with the trainer's weights"] = handed_over(trainer.state.log_history, limit)
-    return found
-
-
-def handed_over(log: list[dict[str, Any]], limit: float) -> list[Any]:
-    """Whether each step's completions came with the log-probabilities of the weights that trained: nats, `limit` at most."""
-    from kit.training.engine_side import DIFFERENCE
-
-    seen = [entry[DIFFERENCE] for entry in log if DIFFERENCE in entry]
-    told = (
-        f"{', '.join(f'{value:.2g}' for value in seen) or 'nothing'} nats a token by step, at most {limit:g} expected"
-    )
-    return [len(seen) == STEPS and all(value <= limit for value in seen), told]
-
-
-def run_arm(request: dict[str, Any]) -> dict[str, Any]:
-    """A process of its own: what one backend has patched or allocated does not reach the next."""
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        question.write_text(json.dumps(request))
-        command = [sys.executable, __file__, "--arm", str(question), "--answer", str(answer)]
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if request["smoke"] else {}
-        done = subprocess.run(command, env=os.environ | hidden, capture_output=True, text=True)
-        if done.returncode or not answer.is_file():
-            return {"error": (done.stderr or done.stdout).strip()[-2000:]}
-        found: dict[str, Any] = json.loads(answer.read_text())
-        return found
-
-
-def machine() -> dict[str, Any]:
-    import torch
-
-    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    names = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "unsloth_zoo", "vllm", "triton")
-    versions = {name: importlib.metadata.version(name) for name in names if find_spec(name) is not None}
-    return {
-        "gpu": gpu.name if gpu else None,
-        "gpu_bytes": gpu.total_memory if gpu else None,
-        "cuda": torch.version.cuda,
-        "platform": platform.platform(),
-        "packages": versions,
-    }
-
-
-def check(models: list[str], smoke: bool, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Everything, as one JSON value."""
-    size, result = size_of(smoke), {"machine": machine(), "smoke": smoke, "models": {}}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in models:
-            say(f"{name}: random weights ...")
-            model = build_model(name, Path(scratch), size.four_bit)
-            found: dict[str, Any] = {}
-            weights, card = (
-                sum(file.stat().st_size for file in model.glob("*.safetensors")),
-                result["machine"]["gpu_bytes"],
-            )
-            room = card is not None and holds_engine(weights, card)
-            if not room and not smoke:
-                say(f"{name}: {ENGINE_SHARE:g} of this card does not hold {weights / 2**30:.1f} GiB: no 16-bit engine")
-            for arm in arms(smoke, room):
-                say(f"{name}: {arm.name} ...")
-                found[arm.name] = run_arm(
-                    {
-                        "smoke": smoke,
-                        "arm": dataclasses.asdict(arm),
-                        "size": dataclasses.asdict(size),
-                        "model": str(model),
-                        "folder": scratch,
-                        "rollouts": str(Path(scratch) / f"{name}.pt"),
-                    }
-                )
-            result["models"][name] = found
+def check(
+    todo: Sequence[Row], file: Path, folder: Path, seconds: float, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Does the rows that `file` lacks, stage by stage in turns, for as long as there is time; files each."""
+    result: dict[str, Any] = {"machine": machine(), "rows": {}}
+    if file.is_file():
+        before = json.loads(file.read_text())
+        if before["machine"] | MEASURED != result["machine"] | MEASURED:
+            raise SystemExit(f"{file} is of another machine, or of other packages: give --out another file.")
+        result = before
+    end = time.monotonic() + seconds
+    left = [row for row in todo if "error" in result["rows"].get(row.key, {"error": "not done"})]
+    folder.mkdir(parents=True, exist_ok=True)
+    while left and end - time.monotonic() > LEAST:
+        for stage in sorted({row.stage for row in left}):
+            turn = min(end, time.monotonic() + TURN)
+            for row, answer in worked([row for row in left if row.stage == stage], folder, turn, end):
+                left.remove(row)
+                result["rows"][row.key] = answer
+                file.write_text(json.dumps(result, indent=1) + "\n")
+                say(line(row.key, answer))
+    if left:
+        say(f"no time was left for {len(left)} of {len(todo)} rows: the same command goes on with them")
     return result
 
 
+def worked(todo: Sequence[Row], folder: Path, turn: float, end: float) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Rows with their answers: none is begun when the turn is over, none goes on beyond the end. Clock: monotonic."""
+    left = list(todo)
+    while left and turn - time.monotonic() > LEAST:
+        some = next(alike(left))
+        if some[0].kind in COMMANDS:
+            answers: Iterator[dict[str, Any]] = iter([by_command(some[0], folder, end)])
+        else:
+            for name in sorted({row.model for row in some if row.model}):
+                build_apart(name, folder)
+            answers = in_a_process(some, folder, turn, end)
+        done = 0
+        for row, answer in zip(some, answers, strict=False):
+            yield row, answer | {"wrong": wrong(row, answer)}
+            done += 1
+        if not done:  # no time was left for it
+            return
+        left = left[done:]
+
+
+def alike(todo: Sequence[Row]) -> Iterator[list[Row]]:
+    """Neighbours that one process can do."""
+    for (command, _), some in itertools.groupby(todo, lambda row: (row.kind in COMMANDS, row.process)):
+        neighbours = list(some)
+        yield from ([[row] for row in neighbours] if command else [neighbours])
+
+
+def in_a_process(some: Sequence[Row], folder: Path, turn: float, end: float) -> Iterator[dict[str, Any]]:
+    """Answers of one process for these rows, as they come. It ends with the first row that takes too long, or kills it."""
+    with tempfile.TemporaryDirectory() as place:
+        request, answers, log = (Path(place) / name for name in ("request.json", "answers", "log"))
+        request.write_text(json.dumps({"rows": [dataclasses.asdict(row) for row in some], "folder": str(folder)}))
+        answers.touch()
+        command = [sys.executable, str(WORKER), str(request), str(answers)]
+        with log.open("w") as output, answers.open() as lines:
+            process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                for number, row in enumerate(some):
+                    if number and time.monotonic() > turn:
+                        return
+                    limit = min(time.monotonic() + row.limit, end)
+                    while not (text := lines.readline()):
+                        if process.poll() is not None and not (text := lines.readline()):
+                            yield {"error": f"the process ended with {process.returncode}: {tail(log)}"}
+                            return
+                        if text:
+                            break
+                        if time.monotonic() > limit:
+                            if limit < end:
+                                yield {"error": f"ended after {row.limit:g} s: {tail(log)}"}
+                            return
+                        time.sleep(0.1)
+                    yield json.loads(text)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def build_apart(name: str, folder: Path) -> None:
+    """The model's folder, built in a process of its own: the memory of the GPU is another's afterwards."""
+    subprocess.run([sys.executable, random_models.__file__, name, str(folder)], check=True, capture_output=True)
+
+
+def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
+    """What `grpo-kit` itself does with the configuration of a row."""
+    run, place = f"{row.kind}-{time.time_ns()}", folder / "run.json"
+    root = f"run.root={folder / 'runs'}"
+    commands = {
+        "doctor": ["doctor"],
+        "quickstart": ["quickstart", "--steps", "10", "--run-id", run, "-o", root],
+        "train": ["train", str(place), "--run-id", run],
+        "plan": ["plan", str(place), "--probe", "--json"],
+    }
+    if row.model:
+        build_apart(row.model, folder)
+        work = WORKS[row.work]
+        longest = (work.prompt, work.longest)
+        place.write_text(json.dumps(configuration(row, folder / row.model, folder, longest)))
+    limit, began = min(row.limit, end - time.monotonic()), time.monotonic()
+    environment = (
+        os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kit.cli", *commands[row.kind]],
+            env=environment, capture_output=True, text=True, timeout=limit,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        return {"error": f"ended after {limit:.0f} s: {(late.stdout or b'')[-1500:]!r}"}
+    if done.returncode:
+        return {"error": (done.stdout + done.stderr)[-2000:]}
+    found: dict[str, Any] = {"process_seconds": time.monotonic() - began}
+    if row.kind == "plan":
+        plan = json.loads(done.stdout)
+        return found | {"planned_bytes": plan["memory"]["peak_bytes"]} | plan["probe"]
+    if row.kind in ("train", "quickstart"):
+        found |= trained(run, folder / "runs")
+    return found
+
+
+def trained(run: str, root: Path) -> dict[str, Any]:
+    """What a run has left that says how it went."""
+    from kit.run import Run
+    from kit.training.engine_side import DIFFERENCE
+
+    made = Run(run, root)
+    metrics, env = made.metrics(), json.loads((made.path / "env.json").read_text())
+    return {
+        "state": made.status["state"],
+        "steps": made.status["step"],
+        "backend": env["backend"]["name"],
+        "packing": next((one for one in made.events() if one["kind"] == "packing"), None),
+        "changed": env.get("changed_by_backend"),
+        "losses": [one["loss"] for one in metrics if "loss" in one],
+        "sampler_difference": [one[DIFFERENCE] for one in metrics if DIFFERENCE in one],
+    }
+
+
+def wrong(row: Row, answer: dict[str, Any]) -> str | None:
+    """Why a row fails; None where it does not."""
+    if "error" in answer:
+        return str(answer["error"]).strip().splitlines()[-1]
+    if row.kind in ("train", "quickstart"):
+        if answer["state"] != "finished":
+            return f"the run is {answer['state']}"
+        if row.more.get("engine") == "vllm":
+            return handed_over(answer["sampler_difference"], answer["steps"])
+    if answer.get("without_gradient"):
+        return f"{answer['without_gradient']} weights got no gradient"
+    if not answer.get("gradient_off", 0.0) <= LIMITS[row.dtype]:
+        return f"the gradient is off by {answer['gradient_off']:.2g} of its norm, at most {LIMITS[row.dtype]:g} is rounding"
+    if not answer.get("nats_off_plain_logits", 0.0) <= NATS[row.dtype]:
+        return f"scores are {answer['nats_off_plain_logits']:.2g} nats off plain logits, at most {NATS[row.dtype]:g} is rounding"
+    return None
+
+
+def handed_over(seen: Sequence[float], steps: int, limit: float = 0.01) -> str | None:
+    """Whether every step's completions came with the log-probabilities (nats a token) of the weights that trained."""
+    if len(seen) == steps and all(one <= limit for one in seen):
+        return None
+    told = ", ".join(f"{one:.2g}" for one in seen) or "of nothing"
+    return f"vLLM's log-probabilities are off by {told} nats a token, at most {limit:g} expected"
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    """The GPU, what it reaches on large operands, and the packages."""
+    import torch
+
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if find_spec(name) is not None}
+    found: dict[str, Any] = {"gpu": None, "python": platform.python_version(), "packages": versions}
+    if not torch.cuda.is_available():
+        return found
+    card = torch.cuda.get_device_properties(0)
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(asked, capture_output=True, text=True).stdout.strip() if which("nvidia-smi") else None
+    found |= {"gpu": card.name, "gib": round(card.total_memory / 2**30), "capability": [card.major, card.minor]}
+    found |= {"driver": driver, "cuda": torch.version.cuda}
+
+    def seconds(call: Callable[[], Any], times: int) -> float:
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / times
+
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    b, one = torch.empty(2**30, device="cuda"), torch.ones(1, device="cuda")
+    found["bf16_tflops"] = 2 * 8192**3 / seconds(lambda: a @ a, 10) / 1e12
+    found["copy_tb_per_second"] = b.nbytes / seconds(lambda: b[: 2**29].copy_(b[2**29 :]), 10) / 1e12
+    found["launch_microseconds"] = 1e6 * seconds(lambda: one.add_(1.0), 10000)
+    return found
+
+
+def tail(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-2000:]
+
+
+def cells(key: str, answer: dict[str, Any]) -> list[str]:
+    """A line of the table: what, seconds, tokens a second, peak GiB, gradient, verdict."""
+
+    def shown(name: str, form: str, factor: float = 1.0) -> str:
+        return format(answer[name] * factor, form) if isinstance(answer.get(name), (int, float)) else "-"
+
+    numbers = [shown("seconds", ".4g"), shown("tokens_per_second", ".0f"), shown("peak_bytes", ".2f", 2**-30)]
+    return [key, *numbers, shown("gradient_off", ".1e"), answer["wrong"] or "passed"]
+
+
+def line(key: str, answer: dict[str, Any]) -> str:
+    return " | ".join(cells(key, answer))
+
+
 def table(result: dict[str, Any]) -> str:
-    """Markdown, a line an arm."""
-    lines = ["| model | arm | s/step | tokens/s | peak GiB | gradient | checks |", "|---|---|---|---|---|---|---|"]
-    for model, found in result["models"].items():
-        for name, one in found.items():
-            if "error" in one:
-                lines.append(f"| {model} | {name} | - | - | - | - | failed: {one['error'].splitlines()[-1]} |")
-                continue
-            peak = f"{one['peak_bytes'] / 2**30:.2f}" if one["peak_bytes"] is not None else "-"
-            passed = sum(bool(ok) for ok, _ in one["checks"].values())
-            checks = f"{passed} of {len(one['checks'])}" if one["checks"] else "-"
-            step, speed = f"{one['seconds_per_step']:.3f}", f"{one['tokens_per_second']:.0f}"
-            lines.append(f"| {model} | {name} | {step} | {speed} | {peak} | {one['gradient_norm']:.4g} | {checks} |")
-    return "\n".join(lines)
-
-
-def passed(result: dict[str, Any]) -> bool:
-    arms = [one for found in result["models"].values() for one in found.values()]
-    return bool(arms) and all("error" not in one and all(ok for ok, _ in one["checks"].values()) for one in arms)
+    """Markdown, a line a row."""
+    lines = ["| row | s | tokens/s | peak GiB | gradient off | verdict |", "|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {line(key, answer)} |" for key, answer in sorted(result["rows"].items()))])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=[*SHAPES], default=None)
+    parser.add_argument("--budget", type=float, default=30.0, metavar="MINUTES", help="ends in time, also amid a stage")
+    parser.add_argument("--stages", nargs="+", type=int, choices=range(1, 7), default=range(1, 7))
+    parser.add_argument("--models", nargs="+", choices=[*random_models.SHAPES], default=MODELS)
+    parser.add_argument("--only", default="", help="rows with this in their name")
     parser.add_argument("--cpu-smoke", action="store_true", help="a tiny model on the CPU, transformers only")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
-    parser.add_argument("--arm", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "grpo-kit-gpu-check"))
     given = parser.parse_args()
-    if given.arm is not None:
-        given.answer.write_text(json.dumps(work(json.loads(given.arm.read_text()))))
-        return 0
     import torch
 
-    if not given.cpu_smoke and not torch.cuda.is_available():
+    if given.cpu_smoke:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
         print(NEEDS_CUDA, file=sys.stderr)
         return 2
-    models = given.models or (["tiny"] if given.cpu_smoke else ["qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b"])
-    result = check(models, given.cpu_smoke)
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
+    wanted = smoke_rows() if given.cpu_smoke else rows(given.models, lambda name: find_spec(name) is not None)
+    wanted = [row for row in wanted if row.stage in given.stages and given.only in row.key]
+    result = check(wanted, given.out, given.folder, 60 * given.budget, lambda text: print(text, flush=True))
     print(table(result))
-    print(f"{'passed' if passed(result) else 'FAILED'}; {given.out}")
-    return 0 if passed(result) else 1
+    failed = [key for key, answer in result["rows"].items() if answer["wrong"]]
+    print(f"{len(failed)} of {len(result['rows'])} rows failed; {given.out}")
+    return int(bool(failed) or not result["rows"])
 
 
 if __name__ == "__main__":

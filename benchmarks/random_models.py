@@ -1,11 +1,21 @@
-"""Model folders with random weights, in the shapes of models that are in use. Nothing is downloaded."""
+"""Model folders with random weights, in the shapes of models that are in use. Nothing is downloaded.
+
+`python benchmarks/random_models.py NAME FOLDER` builds one in FOLDER/NAME.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+CONTEXT = 32768
 SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "kind": "Qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
     "qwen2.5-1.5b": {
         "kind": "Qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
         "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
@@ -25,25 +35,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_model(name: str, folder: Path, four_bit: bool) -> Path:
-    """A model folder with random weights of this shape and the kit's tokenizer; bfloat16 on disk where it is large."""
+def build_model(name: str, folder: Path) -> Path:
+    """A model folder with random weights of this shape, in bfloat16, and the kit's tokenizer; once in each `folder`."""
     import torch
     import transformers
 
     from kit.training.embedded import source_of
 
     place = folder / name
-    if (place / "config.json").is_file():
+    if (place / "tokenizer_config.json").is_file():  # written last
         return place
     shape = dict(SHAPES[name])
     kind = shape.pop("kind")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source_of("embedded"))
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = getattr(transformers, f"{kind}Config")(max_position_embeddings=4096, **shape, **ids)
+    config = getattr(transformers, f"{kind}Config")(max_position_embeddings=CONTEXT, **shape, **ids)
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if four_bit else torch.float32
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -52,3 +61,12 @@ def build_model(name: str, folder: Path, four_bit: bool) -> Path:
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
+
+
+def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward that differs between any two completions."""
+    return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+
+
+if __name__ == "__main__":
+    build_model(sys.argv[1], Path(sys.argv[2]))

@@ -1,7 +1,11 @@
-"""benchmarks/gpu_check.py: what it compares and what it fails on, as far as that shows without a GPU."""
+"""benchmarks/gpu_check.py: what it does, in which order, and what it fails on, as far as that shows without a GPU."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,76 +23,239 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch) -> Any:
     return gpu_check
 
 
-def test_transformers_with_a_colocated_engine_is_an_arm_in_16_bits(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import gpu_arms
-
-    monkeypatch.setattr(gpu_arms, "find_spec", lambda name: object())
-    found = gpu_check.arms(False)
-    arm = next(arm for arm in found if (arm.backend, arm.engine) == ("transformers", "vllm"))
-    config = gpu_check.configuration(arm, tmp_path, tmp_path, gpu_check.size_of(False))
-    assert not config.model.load_in_4bit
-    assert config.generation.vllm.gpu_memory_utilization == gpu_arms.ENGINE_SHARE
-    assert config.optimisation.learning_rate == gpu_arms.ENGINE_LEARNING_RATE
-    assert gpu_check.configuration(found[0], tmp_path, tmp_path, gpu_check.size_of(False)).model.load_in_4bit
-    assert arm not in gpu_check.arms(False, room=False)
-    assert len({arm.name for arm in found}) == len(found)
-    assert gpu_check.holds_engine(16 * 2**30, 80 * 2**30)
-    assert not gpu_check.holds_engine(16 * 2**30, 24 * 2**30)
+def everything(gpu_check: Any, *without: str) -> list[Any]:
+    return gpu_check.rows(gpu_check.MODELS, lambda name: name not in without)
 
 
-def test_an_engine_off_the_trainers_weights_fails(gpu_check: Any) -> None:
-    """Planted: weights that were not handed over, and an engine that was never compared."""
-    steps = [{"loss": 0.1, "sampler/logp_difference": gap} for gap in (0.001, 0.002, 0.002, 0.003, 0.002)]
-    assert gpu_check.handed_over(steps, 0.01)[0]
-    assert not gpu_check.handed_over([*steps[:4], {"sampler/logp_difference": 0.2}], 0.01)[0]
-    assert not gpu_check.handed_over([*steps[:4], {"sampler/logp_difference": float("nan")}], 0.01)[0]
-    assert not gpu_check.handed_over([{"loss": 0.1}] * 5, 0.01)[0]
+# --- what is done -----------------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_check: Any, tmp_path: Path) -> None:
+    from kit.config import load_config
+
+    rows = everything(gpu_check)
+    assert len({row.key for row in rows}) == len(rows)
+    assert {row.stage for row in rows} == {1, 2, 3, 4, 5, 6}
+    for row in filter(lambda row: row.model, rows):
+        work = gpu_check.WORKS[row.work]
+        config = load_config(gpu_check.configuration(row, tmp_path, tmp_path, (work.prompt, work.longest)))
+        assert (config.model.load_in_4bit, config.model.backend) == (row.bits == 4, row.backend)
+        assert config.optimisation.batch_size == work.prompts * work.group
+
+
+def test_rows_are_what_the_machine_has_packages_for(gpu_check: Any) -> None:
+    assert {row.backend for row in everything(gpu_check)} == {"transformers", "unsloth"}
+    assert {row.backend for row in everything(gpu_check, "unsloth")} == {"transformers"}
+    assert {row.bits for row in everything(gpu_check, "bitsandbytes")} == {16}
+    engines = [row for row in everything(gpu_check) if row.more.get("engine") == "vllm"]
+    assert {row.backend for row in engines} == {"transformers", "unsloth"}
+    assert all(row.bits == 16 for row in engines)  # a colocated engine of transformers has no 4-bit
+    assert not any("engine" in row.more for row in everything(gpu_check, "vllm"))
+
+
+def test_the_first_gradient_of_a_precision_is_trls_own_in_float32(gpu_check: Any) -> None:
+    """The others are held against it."""
+    for bits in (16, 4):
+        first = next(row for row in everything(gpu_check) if row.stage == 2 and row.bits == bits)
+        assert (first.loss, first.dtype, first.backend) == ("own", "float32", "transformers")
+
+
+def test_an_engines_run_moves_the_adapters_far_enough_to_see_stale_weights(gpu_check: Any, tmp_path: Path) -> None:
+    row = next(row for row in everything(gpu_check) if row.more.get("engine") == "vllm")
+    assert gpu_check.configuration(row, tmp_path, tmp_path, (48, 96))["optimisation"]["learning_rate"] == 5e-3
+
+
+def test_rollouts_are_the_same_each_time_with_padding_where_trl_has_it(gpu_check: Any) -> None:
+    import torch
+    from gpu_arms import WORKS, rollout
+
+    work = WORKS["smoke"]
+    once, again = rollout(work, 512, 0), rollout(work, 512, 0)
+    assert len(once) == work.prompts * work.group // work.micro
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(once, again, strict=True) for name in one)
+    whole = {name: torch.cat([one[name] for one in once]) for name in once[0] if once[0][name].dim()}
+    assert (whole["completion_mask"].diff(dim=1) <= 0).all()
+    assert (whole["prompt_mask"].diff(dim=1) >= 0).all()
+    assert not whole["completion_ids"][whole["completion_mask"] == 0].any()
+    lengths = sorted(whole["completion_mask"].sum(1).tolist())
+    assert lengths == sorted(length for some in work.lengths() for length in some)
+    assert float(once[0]["num_items_in_batch"]) == sum(lengths)
+    assert len(whole["prompt_mask"].sum(1).unique()) > 1
 
 
 def test_transformers_arms_recompute_activations_as_a_run_does(gpu_check: Any, model_folder: Path) -> None:
+    from gpu_arms import recompute_activations
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
     trainer = SimpleNamespace(model=model, args=args)
-    gpu_check.recompute_activations(trainer, "unsloth")
+    recompute_activations(trainer, "unsloth")
     assert not model.is_gradient_checkpointing
-    gpu_check.recompute_activations(trainer, "transformers")
+    recompute_activations(trainer, "transformers")
     assert model.is_gradient_checkpointing
     assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}
 
 
-def test_the_trainer_of_a_vllm_arm_is_given_the_engine(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path
+def test_one_varlen_call_is_the_attention_of_a_pack(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's call needs CUDA: a plain one with its signature (of 2.13, and of 2.11 without `enable_gqa`) stands for it."""
+    import torch
+    import torch.nn.attention.varlen as module
+    from gpu_kernels import drawn, varlen
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from kit.training.packed_attention import Layout, packed_attention
+    from kit.training.packing import Group
+
+    def grouped(
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, window_size: Any, enable_gqa: bool
+    ) -> Any:
+        assert window_size == (-1, 0)
+        assert max_q == int(cu_q.diff().max()), max_k == int(cu_k.diff().max())
+        done = []
+        for number in range(len(cu_q) - 1):
+            one, keys = slice(cu_q[number], cu_q[number + 1]), slice(cu_k[number], cu_k[number + 1])
+            a, b, c = (whole[part].transpose(0, 1)[None] for whole, part in ((q, one), (k, keys), (v, keys)))
+            behind = torch.ones(a.shape[2], b.shape[2], dtype=torch.bool).tril(b.shape[2] - a.shape[2])
+            found = scaled_dot_product_attention(a, b, c, attn_mask=behind, enable_gqa=enable_gqa)
+            done.append(found[0].transpose(0, 1))
+        return torch.cat(done)
+
+    def plain(
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, window_size: Any = (-1, -1)
+    ) -> Any:
+        assert q.shape[1] == k.shape[1] == v.shape[1]
+        return grouped(q, k, v, cu_q, cu_k, max_q, max_k, window_size=window_size, enable_gqa=False)
+
+    groups = [Group(0, 3, (4, 2, 2)), Group(11, 2, (3,))]
+    q, k, v = drawn(0, 1, 4, 16, 8), drawn(1, 1, 2, 16, 8), drawn(2, 1, 2, 16, 8)
+    wanted = packed_attention(q, k, v, Layout(groups))
+    for call in (grouped, plain):
+        monkeypatch.setattr(module, "varlen_attn", call)
+        torch.testing.assert_close(varlen(q, k, v, groups), wanted)
+
+
+# --- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def doing(done: list[str], answer: dict[str, Any]) -> Any:
+    def worked(todo: Sequence[Any], *_: Any) -> Iterator[Any]:
+        for row in todo:
+            done.append(row.key)
+            yield row, dict(answer)
+
+    return worked
+
+
+def test_rows_that_are_filed_are_not_done_again_unless_they_failed(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from kit.training.engine_side import EngineSettings
+    rows, file = gpu_check.smoke_rows(), tmp_path / "found.json"
+    done: list[str] = []
+    monkeypatch.setattr(gpu_check, "worked", doing(done, {"error": "planted", "wrong": "planted"}))
+    gpu_check.check(rows[:1], file, tmp_path, 100, lambda _: None)
+    monkeypatch.setattr(gpu_check, "worked", doing(done, {"wrong": None}))
+    for _ in range(2):
+        gpu_check.check(rows[:3], file, tmp_path, 100, lambda _: None)
+    assert done == [rows[0].key, *(row.key for row in rows[:3])]
+    assert not any(answer["wrong"] for answer in json.loads(file.read_text())["rows"].values())
 
-    class Seen(Exception):
-        pass
 
-    def trainer(*_: Any, **keywords: Any) -> None:
-        seen.update(keywords)
-        raise Seen
+def test_a_file_of_another_machine_is_not_added_to(gpu_check: Any, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"machine": gpu_check.machine() | {"gpu": "another"}, "rows": {}}))
+    with pytest.raises(SystemExit, match="another machine"):
+        gpu_check.check(gpu_check.smoke_rows(), file, tmp_path, 100)
 
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr("kit.training.trainer.make_trainer_class", lambda: trainer)
-    size = gpu_check.size_of(True)
-    for engine, expected in (("vllm", EngineSettings), ("hf", type(None))):
-        with pytest.raises(Seen):
-            gpu_check.make_trainer(gpu_check.Arm("ours", "transformers", engine), model_folder, tmp_path, size)
-        assert isinstance(seen["engine"], expected)
+
+def test_nothing_is_begun_that_there_is_no_time_for(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "worked", doing([], {"wrong": None}))
+    said: list[str] = []
+    result = gpu_check.check(gpu_check.smoke_rows(), tmp_path / "found.json", tmp_path, 1.0, said.append)
+    assert not result["rows"]
+    assert "no time" in said[0]
+
+
+WORKER = """
+import faulthandler, json, sys, time
+rows = json.loads(open(sys.argv[1]).read())["rows"]
+with open(sys.argv[2], "a") as file:
+    file.write(json.dumps({"seconds": 1.0}) + "\\n")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("faulthandler.dump_traceback_later(0.2)\ntime.sleep(60)", "ended after 1 s"),
+        ("raise SystemExit('planted')", "the process ended with 1: planted"),
+    ],
+)
+def test_a_row_that_hangs_or_kills_its_process_is_filed_and_the_rest_goes_on(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, told: str
+) -> None:
+    """Each process of the stand-in answers its first row."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.replace("{end}", end))
+    monkeypatch.setattr(gpu_check, "WORKER", worker)
+    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage, limit=1) for stage in (1, 2, 3)]
+    later = time.monotonic() + 100
+    found = list(gpu_check.worked(rows, tmp_path, later, later))
+    assert [row for row, _ in found] == rows
+    assert [answer["wrong"] is None for _, answer in found] == [True, False, True]
+    assert told in found[1][1]["error"]
+    if "sleep" in end:
+        assert "most recent call first" in found[1][1]["error"]  # where it hung
+
+
+def test_what_is_wrong_fails(gpu_check: Any) -> None:
+    row = gpu_check.Row(2, "update", dtype="float32")
+    good = {"gradient_off": 1e-6, "without_gradient": 0, "nats_off_plain_logits": 1e-6}
+    assert gpu_check.wrong(row, good) is None
+    for planted in ({"gradient_off": 0.01}, {"gradient_off": float("nan")}, {"without_gradient": 1}):
+        assert gpu_check.wrong(row, good | planted)
+    assert gpu_check.wrong(row, good | {"nats_off_plain_logits": 0.01})
+    assert gpu_check.wrong(row, {"error": "several\nlines: planted"}) == "lines: planted"
+    run = gpu_check.Row(1, "train", more={"engine": "vllm"})
+    ended = {"state": "finished", "steps": 3, "sampler_difference": [0.001, 0.002, 0.001]}
+    assert gpu_check.wrong(run, ended) is None
+    assert gpu_check.wrong(run, ended | {"state": "failed"})
+    # Planted: weights that were not handed over, and an engine that was never compared.
+    for seen in ([0.001, 0.002, 0.2], [0.001, 0.002, float("nan")], [0.001, 0.002], []):
+        assert "log-probabilities" in gpu_check.wrong(run, ended | {"sampler_difference": seen})
+
+
+def test_a_gradient_is_held_against_the_first_one(gpu_check: Any, tmp_path: Path) -> None:
+    import torch
+    from gpu_kernels import compared
+
+    one = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}
+    assert compared(one, tmp_path / "it") == {"gradient_norm": 5.0}
+    assert compared(one, tmp_path / "it")["gradient_off"] == 0
+    assert compared({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([4.0])}, tmp_path / "it")["gradient_off"] == 0.2
+    assert compared({"a": one["a"]}, tmp_path / "it")["gradient_off"] == 0.8  # one that is not there
 
 
 @pytest.mark.survival
-def test_every_arm_takes_the_same_gradient_from_the_same_rollouts(gpu_check: Any) -> None:
-    """The command itself, on the tiny model; packed, padded and TRL's own loss, each in a process of its own."""
-    said: list[str] = []
-    result = gpu_check.check(["tiny"], True, said.append)
-    assert gpu_check.passed(result), result
-    norms = {name: arm["gradient_norm"] for name, arm in result["models"]["tiny"].items()}
-    assert len(norms) == 3
-    assert norms["trl (transformers, hf)"] > 0
-    assert list(norms.values()) == pytest.approx([norms["trl (transformers, hf)"]] * 3, rel=1e-5)
-    assert all(name in gpu_check.table(result) for name in norms)
+def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
+    """The smoke rows: a run, packed, padded, TRL's own loss, variants, generation, kernels; all of one gradient."""
+    from gpu_arms import answers
+    from random_models import build_model
+
+    rows = gpu_check.smoke_rows()
+    later = time.monotonic() + 1e6
+    found = [next(gpu_check.worked(rows[:1], tmp_path, later, later))[1]]  # by the command line
+    build_model("tiny", tmp_path)
+    found += answers(rows[1:], tmp_path)
+    assert [gpu_check.wrong(row, answer) for row, answer in zip(rows, found, strict=True)] == [None] * len(rows)
+    assert (found[0]["state"], found[0]["packing"]["packing"]) == ("finished", "packed")
+    own, ours, padded, parts, uncast = found[1:6]
+    assert own["tflop"] > 0
+    assert max(one["gradient_off"] for one in (ours, padded, parts, uncast)) < 1e-5
+    assert ours["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
+    assert found[6]["completion_tokens"] == 8 * 16  # random weights end nothing
+    names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, found, strict=True)}
+    assert all(name in gpu_check.table({"rows": names}) for name in names)
