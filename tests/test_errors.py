@@ -240,8 +240,8 @@ FULL = Path("/dev/full")  # every write to it fails as on a full disk
 def test_a_disk_that_fills_up_ends_the_run_as_failed(name: str, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     create = RunStore.create
 
-    def planted(store: RunStore, run_id: str) -> RunDir:
-        folder = create(store, run_id)
+    def planted(store: RunStore, run_id: str, **known: Any) -> RunDir:
+        folder = create(store, run_id, **known)
         target = folder.path / name
         target.parent.mkdir(exist_ok=True)
         target.symlink_to(FULL)
