@@ -30,7 +30,7 @@ from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, nearest
 from rewards.hacks import answered, known_hacks
 from rewards.preset import Preset
-from rewards.protocol import Context, Score
+from rewards.protocol import FAILURES, Context, Sample, Score
 from rewards.samples import REFERENCE_COLUMNS, build_samples, prompt_text
 from rewards.testing import NOT_COLUMNS, golden
 from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, spellings
@@ -259,11 +259,24 @@ def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt]) -
     names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
     columns: dict[str, Any] = {name: [rows[one.row].get(name) for one in attempts] for name in names}
     samples = build_samples(prompts, completions, **columns)
+    return _in_parts(preset, samples)
+
+
+def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
+    """In one batch; where that fails as a whole, in halves, so that one completion that a function raises at costs only
+    itself."""
     if preset.checker is not None:
-        return preset.verdicts(samples, Context())
-    evaluation = preset.score(samples, Context())
-    seconds = [sum(times) for times in zip(*evaluation.latencies.values(), strict=True)]
-    return [Score(total, "ok", {}, took) for total, took in zip(evaluation.totals, seconds, strict=True)]
+        scores = preset.verdicts(samples, Context())
+    else:
+        evaluation = preset.score(samples, Context())
+        seconds = [sum(times) for times in zip(*evaluation.latencies.values(), strict=True)]
+        failed = [any(status in FAILURES for status in row) for row in zip(*evaluation.statuses.values(), strict=True)]
+        given = zip(evaluation.totals, failed, seconds, strict=True)
+        scores = [Score(total, "error" if fails else "ok", {}, took) for total, fails, took in given]
+    if len(samples) > 1 and all(score.status in FAILURES for score in scores):
+        half = len(samples) // 2
+        return [*_in_parts(preset, samples[:half]), *_in_parts(preset, samples[half:])]
+    return scores
 
 
 def _is_paid(preset: Preset, score: Score, honest: float | None) -> bool:

@@ -224,6 +224,25 @@ def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
     }
 
 
+AUDITED = 12
+"""Rows that an audit draws: enough to see what is paid, and seconds to wait."""
+
+
+def audit(config: RunConfig, request: Request) -> dict[str, Any]:
+    """What `grpo-kit reward audit` says of some training rows, drawn at random."""
+    import random
+
+    from kit.training.preparation import build_reward
+    from rewards.audit import audit as audited
+
+    train = ROWS.load(config).train
+    places = random.Random(config.run.seed).sample(range(len(train)), min(AUDITED, len(train)))
+    found = audited(
+        build_reward(config), ROWS.pick(config, places), style=str(request.get("style") or style_of(config))
+    )
+    return found.as_dict() | {"passed": found.passed}
+
+
 def _is_missing(completion: Any) -> bool:
     """As a text, or as the content of the last message."""
     last = completion[-1] if isinstance(completion, list) and completion else completion
@@ -290,6 +309,7 @@ QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "lengths": lengths,
     "score": score,
     "hacks": hacks,
+    "audit": audit,
     "examples": examples,
     "plan": plan,
     "validate": validate,

@@ -155,6 +155,33 @@ def hacks(found: dict[str, Any]) -> str:
     return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
 
 
+def audited(found: dict[str, Any]) -> str:
+    """How often each attack is paid over some rows, and what it was."""
+    results = found["results"]
+    if found["passed"]:
+        verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
+    else:
+        verdict = m.note("\n".join(found["problems"]), "fail")
+    honest = ("right", "spellings")
+    rows = [
+        [
+            m.badge(
+                *(("honest", "ok") if one["attack"] in honest else ("paid", "fail") if one["paid"] else ("attack", ""))
+            ),
+            one["attack"],
+            f"{one['paid']} of {one['rows']}",
+            m.number(one["seconds"], 2),
+            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in one["examples"][:2]))
+            if one["examples"]
+            else "",
+        ]
+        for one in results
+    ]
+    return m.page(
+        verdict, m.table(["", "what", "rows paid", "longest, s", "paid (of honest ones: not paid)"], rows, numbers={3})
+    )
+
+
 def _case(case: dict[str, Any], works: bool) -> list[Any]:
     kind = {"good": ("honest", "ok"), "bad": ("wrong", "warn")}.get(
         case["kind"], ("works", "fail") if works else ("hack", "")

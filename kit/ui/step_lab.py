@@ -216,8 +216,20 @@ def _cheat(screen: Screen, place: gr.Number) -> gr.Button:
             label="How answers are written",
             info="Empty: as the reward's own examples.",
         )
-    run = gr.Button("Try all of them", variant="primary", size="md")
-    out = gr.HTML(m.empty("Not tried yet", "Some thirty hacks take a second."))
+    with gr.Row(elem_classes="tight"):
+        run = gr.Button("Try all of them", variant="primary", size="md")
+        many = gr.Button("Audit several rows", size="md")
+    out = gr.HTML(
+        m.empty("Not tried yet", "Some thirty hacks take a second; an audit of several rows takes up to a minute.")
+    )
+    many.click(
+        lambda draft, given: audited(screen, draft, given),
+        [screen.draft, style],
+        [out],
+        js=late(2),
+        api_visibility="private",
+        concurrency_limit=4,
+    )
     run.click(
         lambda draft, at, *given: cheated(screen, draft, at, *given),
         [screen.draft, place, right, wrong, style],
@@ -247,6 +259,15 @@ def cheated(screen: Screen, value: Any, at: Any, *given: Any) -> str:
     except KitError as problem:
         return m.error(problem)
     return lab_view.hacks(found)
+
+
+def audited(screen: Screen, value: Any, style: Any) -> str:
+    """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
+    try:
+        found = screen.site.benches.ask("audit", _config(screen, value), style=style if isinstance(style, str) else "")
+    except KitError as problem:
+        return m.error(problem)
+    return lab_view.audited(found)
 
 
 def _signal(screen: Screen) -> None:

@@ -48,7 +48,8 @@ def judge(
 
     With `final`, `unevaluated` for an answer that is not worked out as far as the reference: one that is no plain number
     where the reference is one, or that equals the reference and is not in `math_form.worked_out`. `answer` is a text that
-    holds the answer `anywhere`: then it is also looked for as Math-Verify does, and a comma may be a decimal point.
+    holds the answer `anywhere`: then it is also looked for as Math-Verify does, and a comma may be a decimal point; what was
+    found and is equal stands behind `equal: `.
 
     Raises:
         Overrun: `seconds` were over. An alarm says so, in a main thread and between two steps of the interpreter; what
@@ -76,7 +77,8 @@ def _judged(answer: str, reference: str, final: bool, anywhere: bool) -> str:
     found = found_anywhere(answer)
     if found is None:
         return "unread"
-    return "equal" if same_number(with_point(reference), with_point(found)) else _verdict(found, reference, final)
+    verdict = "equal" if same_number(with_point(reference), with_point(found)) else _verdict(found, reference, final)
+    return f"equal: {found}" if verdict == "equal" else verdict
 
 
 def _verdict(answer: str, reference: str, final: bool) -> str:

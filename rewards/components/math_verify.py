@@ -116,7 +116,8 @@ class MathVerify(IsolatedComponent):
     def verdict(self, sample: Sample, result: Any) -> Score:
         if result == "reference":
             return _no_reference(sample)
-        return self._settled(str(result), sample, self._found(sample).value or "")
+        said, _, answer = str(result).partition(": ")
+        return self._settled(said, sample, answer or self._found(sample).value or "")
 
     def _found(self, sample: Sample) -> Extracted:
         found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)

@@ -89,6 +89,18 @@ def test_a_reward_that_can_be_cheated_is_named(
     found = asked("hacks", cheated, row=0)
     assert not found["passed"]
     assert any("hack" in problem for problem in found["problems"])
+    audited = asked("audit", cheated, style="plain")
+    assert not audited["passed"]
+    assert {one["attack"]: one["paid"] for one in audited["results"]}["hedges"] == 12
+
+
+def test_an_audit_tries_every_attack_on_some_rows(config: dict[str, Any]) -> None:
+    found = asked("audit", config)
+    assert found["passed"], found["problems"]
+    assert [one["attack"] for one in found["results"]] == [
+        "right", "spellings", "echo", "constants", "hedges", "near-misses", "shuffles", "slow",
+    ]  # fmt: skip
+    assert found["results"][0]["paid"] == found["results"][0]["rows"] == 12
 
 
 def test_examples_are_right_wrong_unlaid_and_cut(config: dict[str, Any]) -> None:

@@ -74,6 +74,15 @@ def test_honest_answers_stand_beside_and_say_whether_the_rates_mean_anything() -
                                "reference in the column that the reward reads?"]  # fmt: skip
 
 
+def test_one_completion_at_which_a_function_raises_costs_only_itself() -> None:
+    def raises(completions, answer, **columns):
+        return [float(text.endswith("{" + wanted + "}")) for text, wanted in zip(completions, answer, strict=True)]
+
+    preset = Preset([(from_function(raises)[0], 1.0)], name="mine")
+    found, _ = rates(preset, ROWS[:5], attacks=("hedges",))  # among them a completion that is None
+    assert found == {"right": (5, 5), "spellings": (5, 0), "hedges": (5, 0)}
+
+
 def test_the_style_is_the_one_that_is_paid() -> None:
     found = audit.audit(reward(lambda given, wanted: given == wanted), ROWS, attacks=())
     assert found.style == "boxed"

@@ -98,6 +98,15 @@ def test_lenient_looks_for_an_answer_anywhere_and_takes_no_hedge(completion, ref
     assert statuses(completion, reference=reference) == ["format"]
 
 
+def test_lenient_pays_no_echo_of_the_prompt_either():
+    prompt = r"What is $6 \cdot 12$?"
+    completions = [prompt, r"It is $6 \cdot 12$.", r"As $6 \cdot 12 = 72$, it is $72$.", r"\boxed{6 \cdot 12}"]
+    samples = build_samples([prompt] * 4, completions, reference=["72"] * 4)
+    scores = run_component(MathVerify(lenient=True, deadline=20.0), samples, Context())
+    assert [score.status for score in scores] == ["wrong", "wrong", "ok", "wrong"]
+    assert scores[2].info["extracted"] == "72"
+
+
 def test_strict_is_the_former_name_of_lenient():
     with pytest.warns(DeprecationWarning, match="strict is now lenient"):
         preset = load("math-verify", strict=False)

@@ -128,6 +128,8 @@ def test_a_newcomer_comes_to_a_run(page: Any, tab: Callable[..., Tab]) -> None:
     step(new, "Try to cheat")
     press(new, "Try all of them")
     sees(new, re.compile(r"None of \d+ hacks"))
+    press(new, "Audit several rows")
+    sees(new, "No attack is paid on any of 12 rows")
     press(new, "Next: Settings →")
     for key, value in QUICK.items():
         fill(new, key, value)

@@ -29,11 +29,18 @@ def test_texts_are_escaped_everywhere() -> None:
             {"kind": kind, "name": EVIL, "completion": EVIL, "total": 1.0, "why": EVIL} for kind in ("good", "bad", "hack")
         ],
     }  # fmt: skip
+
+    def audited(passed: bool) -> dict[str, object]:
+        example = {"row": 1, "how": EVIL, "answer": EVIL, "reference": EVIL}
+        one = {"attack": EVIL, "rows": 1, "paid": 1, "rate": 1.0, "tried": 1, "seconds": 0.1, "examples": [example]}
+        return {"passed": passed, "problems": [EVIL], "results": [one]}
+
     pages = [
         lab_view.group(group, EVIL),
         lab_view.groups([group]),
         lab_view.row({"place": 0, "prompt": EVIL, "reference": EVIL}),
         lab_view.hacks(hacks),
+        *(lab_view.audited(audited(passed)) for passed in (True, False)),
         m.error(EVIL),
         m.empty(EVIL, EVIL),
         m.page(
