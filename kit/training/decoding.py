@@ -66,6 +66,7 @@ def _generate(generate: Any, *args: Any, **keywords: Any) -> Any:
     settings = keywords.get("generation_config")
     mode = settings.get_generation_mode(keywords.get("assistant_model")) if settings is not None else None
     known = mode in ("sample", "greedy_search") and "custom_generate" not in keywords
+    known = known and keywords.get("streamer") is None  # who listens hears each token from transformers' own loop
     return generate(*args, **keywords, **({"custom_generate": decode} if known else {}))
 
 

@@ -219,3 +219,21 @@ def test_a_generate_of_its_own_is_not_replaced() -> None:
     with fast_decoding(model):
         assert model.generate() == "mine"
     assert model.generate() == "mine"
+
+
+def test_who_listens_hears_every_token() -> None:
+    """`generate` with a streamer goes through transformers' loop: ours has nobody to tell."""
+    model, how = tiny(), settings()
+    inputs = {name: value[:1] for name, value in prompts().items()}
+
+    class Heard(list[int]):
+        def put(self, value: Tensor) -> None:
+            self.extend(value.flatten().tolist())
+
+        def end(self) -> None: ...
+
+    heard = Heard()
+    with fast_decoding(model):
+        found = model.generate(**inputs, generation_config=how, streamer=heard)
+    assert heard == found[0].tolist()
+    assert len(heard) > inputs["input_ids"].shape[1]
