@@ -312,10 +312,11 @@ def _is_glue(between: str) -> bool:
 
 def _differing_box(text: str, start: int, end: int, contents: Sequence[str]) -> bool:
     """Whether a box before `end` holds anything but one of `contents`, each with its closing brace."""
+    same = tuple(contents)
     for box in _BOXES:
         at = text.find(box, start, end)
         while at >= 0:
-            if not any(text.startswith(content, at + len(box)) for content in contents):
+            if not text.startswith(same, at + len(box)):
                 return True
             at = text.find(box, at + len(box), end)
     return False

@@ -26,6 +26,14 @@ def tasks() -> list[str]:
     return sorted(set(DATASETS) - NEEDS_CONFIGURATION)
 
 
+def same(constant: str, reference: str) -> bool:
+    """Whether a constant is the reference, as text or as a number."""
+    try:
+        return float(constant) == float(reference)
+    except ValueError:
+        return constant.casefold() == reference.strip().casefold()
+
+
 def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[str, str]]:
     """(constant, reference) of those that are right though they are not the reference."""
     import reasoning_gym
@@ -35,7 +43,7 @@ def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[st
     for entry in (made[at] for at in range(rows)):
         row, reference = json.dumps(entry, default=str), str(entry["answer"])
         for constant in constants:
-            if constant.casefold() != reference.strip().casefold() and may_be_evaluated(task, constant):
+            if not same(constant, reference) and may_be_evaluated(task, constant):
                 try:
                     value = judge(task, constant, row).get("value")
                 except Exception:
