@@ -41,7 +41,7 @@ def objective_list(
         str | None, typer.Option(metavar="KIND", help=f"One kind alone: {', '.join((*KINDS, *CHANGING))}.")
     ] = None,
 ) -> None:
-    """List the recipes, the hooks that an objective is made of, and the schedules and controllers of their numbers."""
+    """List recipes, hooks, schedules and controllers."""
     from kit.objective.recipes import recipe, recipe_names
 
     if kind in CHANGING:
@@ -64,7 +64,7 @@ def objective_list(
 
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Show a recipe or a hook: formula, settings, needs, costs; or a schedule or controller."""
+    """Show one of them: formula, settings, needs, costs."""
     from kit.objective.recipes import recipe_names
 
     changing = _changing()

@@ -163,7 +163,10 @@ def resume(
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
     ] = None,
 ) -> None:
-    """Go on with a run that was stopped, killed or failed: from its last checkpoint, or else from the beginning."""
+    """Go on with a run that was stopped, killed or failed.
+
+    From its last whole checkpoint, or from the beginning where there is none.
+    """
     from kit.api import relaunch
     from kit.runs.store import RunStore
 
