@@ -106,7 +106,7 @@ def test_a_root_that_is_a_file_is_an_error_and_no_end(tmp_path: Path) -> None:
 
 def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
     live = run(site, "alive")
-    assert "finishes its step" in home.ask_to_stop(site, "alive")
+    assert "its step is finished and saved first" in home.ask_to_stop(site, "alive")
     assert (live.control / "stop").exists()
     run(site, "ended", "finished")
     assert "has ended already" in home.ask_to_stop(site, "ended")
