@@ -24,7 +24,13 @@ from typing import Any
 import kit
 
 RECIPES = ["grpo", "dr_grpo", "dapo", "cispo", "gspo", "reinforce_pp"]
-SETTINGS = ["optimisation.iterations=2", "evaluation.every=10", "evaluation.k=4", "run.save_completions=false"]
+SETTINGS = [
+    "optimisation.steps=60",
+    "optimisation.iterations=2",
+    "evaluation.every=10",
+    "evaluation.k=4",
+    "run.save_completions=false",
+]
 # 97.5 % quantiles of Student's t by degrees of freedom (standard tables); above 10 the normal one is close.
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 
