@@ -43,7 +43,8 @@ def tiny(new_trainer: NewTrainer, tokenizer: Any) -> NewTiny:
 def outcome(trainer: Any, rows: Rows | None = None) -> tuple[str, str]:
     """The way that it is scored, which gives the right numbers, and the reason."""
     rows = rows or rows_of()
-    assert_same(score(trainer, rows), plainly(trainer, rows))
+    # What a key pulls nearly cancels within a softmax: its gradient is small, and rounding a larger part of it.
+    assert_same(score(trainer, rows), plainly(trainer, rows), rtol=3e-5)
     return trainer.packing_report["packing"], trainer.packing_report["reason"]
 
 
