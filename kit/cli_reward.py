@@ -120,7 +120,8 @@ def reward_audit(
     """Try on your own rows what is paid without being solved.
 
     Echoes of the question, one constant for all rows, hedges, near misses, answers of other rows, answers that hang a
-    grader. Prints on how many rows each is paid, with examples, and how many right answers are. Exit code 1 if an attack is paid on more rows than the limit allows.
+    grader. Prints on how many rows each is paid, with examples, and how many right answers are. Exit code 1 if an attack
+    is paid on more rows than the limit allows.
     """
     import json
 
