@@ -11,12 +11,15 @@ same tokens where they are chosen greedily, and samples from the same distributi
                  put back afterwards
 
 Whatever this loop does not know (pictures, linear attention, beams, a processor of logits with a memory, a model with a
-`generate` of its own) goes through transformers' loop. So does everything on a GPU, which waits for launches, not for rows.
+`generate` of its own) goes through transformers' loop;
+with KIT_FAST_DECODING=0 in the environment everything does.
+So does everything on a GPU, which waits for launches, not for rows.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +53,7 @@ def fast_decoding(model: Any) -> Iterator[None]:
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     plain = getattr(type(base), "generate", None) is GenerationMixin.generate and "generate" not in vars(base)
-    if not plain or base.device.type != "cpu":
+    if not plain or base.device.type != "cpu" or os.environ.get("KIT_FAST_DECODING") == "0":
         yield
         return
     base.generate = functools.partial(_generate, base.generate)
