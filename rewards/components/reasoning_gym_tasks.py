@@ -26,6 +26,8 @@ _ONE_AT_A_TIME = threading.Lock()
 # What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
 _LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
+_COMMAS = re.compile(r"\d+(?:,\d+)+")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
 
@@ -37,8 +39,11 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
         Exception: whatever the verifier raises for a row whose own reference it does not take either.
     """
     score_answer = _score_answer(task)
-    if _NO_NUMBER.search(answer) and not _LETTERS.search(str(parsed_entry(entry).get("answer"))):
+    expected = str(parsed_entry(entry).get("answer"))
+    if _NO_NUMBER.search(answer) and not _LETTERS.search(expected):
         return {"value": 0.0}
+    if "," not in expected:
+        answer = _COMMAS.sub(_several_numbers, answer)
     try:
         value = float(score_answer(answer, parsed_entry(entry)))
     except Exception as failure:
@@ -47,6 +52,11 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
         return {"unreadable": failure_reason(failure)}
     # JSON has no NaN, and a worker's answer is JSON.
     return {"value": value} if math.isfinite(value) else {"value": None, "shown": str(value)}
+
+
+def _several_numbers(found: re.Match[str]) -> str:
+    """`1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is."""
+    return found[0] if _THOUSANDS.fullmatch(found[0]) else found[0].replace(",", ", ")
 
 
 def warm_up() -> None:

@@ -134,7 +134,7 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
         for instruction, arguments in {case[0]: case[1] for case in CASES}.items():
             start = time.process_time()
             evaluate(text, ids=[instruction], kwargs=[arguments])
-            assert time.process_time() - start < 0.2, instruction
+            assert time.process_time() - start < 0.6, instruction  # linear ones 0.01 to 0.2; a quadratic one minutes
 
 
 def evaluate(

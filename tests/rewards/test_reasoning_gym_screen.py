@@ -63,6 +63,20 @@ def test_what_reasoning_gym_pays_for_any_row_is_paid_here_for_none(task: str) ->
     assert paid(task, 3, ["nan", "nan+nani", "(NaN)", "inf", "0", "0.", "0.0"], 11) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "right"), [("1,2", False), ("0,12", False), ("12", True), ("+12.0", True), ("012", True), ("1,234", False)]
+)
+def test_a_comma_between_two_numbers_does_not_join_them(answer: str, right: bool) -> None:
+    """Tasks that drop every comma read `1,2` as 12; one constant was right on every row of so many digits."""
+    row = json.dumps({"question": "5 + 7 =", "answer": "12", "metadata": {"source_dataset": "chain_sum"}})
+    assert (judge("chain_sum", answer, row)["value"] == 1.0) == right
+
+
+def test_a_comma_between_thousands_is_dropped() -> None:
+    row = json.dumps({"question": "", "answer": "1234", "metadata": {"source_dataset": "chain_sum"}})
+    assert judge("chain_sum", "1,234", row) == judge("chain_sum", "01,234.00", row) == {"value": 1.0}
+
+
 def test_the_corrected_tasks_still_take_their_own_answers() -> None:
     import reasoning_gym
 

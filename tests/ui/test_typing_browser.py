@@ -18,6 +18,7 @@ from test_browser import browser, press, sees, step, tab
 from test_runs_browser import choose
 
 import kit.api
+from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import bench, edits, home, new_run, run_actions
@@ -176,7 +177,7 @@ def test_a_name_typed_just_before_start_is_used(
     box(new, "run-name").fill(f"held-{held}")
     new.locator("#start").click(delay=held)
     sees(new, "nothing is started here")
-    assert asked[-1] == ("start", f"held-{held}", 60)
+    assert asked[-1] == ("start", f"held-{held}", load_config("quickstart").optimisation.steps)
 
 
 def test_the_pages_own_yaml_is_taken_back(here: Any, tab: Callable[..., Tab]) -> None:
