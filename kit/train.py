@@ -42,6 +42,7 @@ def run(
     that a face has made (or claimed) the directory for this process already.
     """
     from kit.training.console import Reporter
+    from kit.training.libraries import load_libraries
     from kit.training.processes import join
     from kit.training.quiet import LogBook
 
@@ -50,6 +51,7 @@ def run(
     reporter, logs = Reporter(quiet or not processes.is_first), LogBook()
     with logs.collecting():
         reporter.say(f"grpo-kit: run '{config.run.id}'{processes.note()}")
+        load_libraries(config.model)
         folder = _run(config, reporter, logs, processes, resume=resume, force=force, adopt=adopt)
     processes.leave()
     return folder

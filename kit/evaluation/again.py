@@ -37,6 +37,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     # Everything that can be wrong is looked at before anything heavy is imported.
     from kit.data import load_data
     from kit.evaluation.checker import build_checker, check_evaluation
+    from kit.training.libraries import load_libraries
     from kit.training.preparation import build_reward, fit_prompts
 
     config: RunConfig = load_config(run.config, request.get("overrides", []))
@@ -45,6 +46,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
     data = unchanged(run, load_data(config.data))
+    load_libraries(config.model, training=False)
 
     from peft import PeftModel
 

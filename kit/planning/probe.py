@@ -140,6 +140,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     from kit.training.backend import use_threads
     from kit.training.console import Reporter
     from kit.training.failures import explained
+    from kit.training.libraries import load_libraries
     from kit.training.preparation import prepare
     from kit.training.quiet import LogBook
 
@@ -148,6 +149,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
         use_threads(config.run.threads)
+        load_libraries(config.model)
         parts = prepare(config, fresh=False)
         reporter.say(
             "The largest update, then two steps of the worst case: longest prompts, completions of full length"

@@ -57,7 +57,12 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("Gradient norm", "before clipping", {"norm": ("grad_norm",)}),
     ("Learning rate", "learning rate", {"learning rate": ("learning_rate",)}),
-    ("Time a step", "seconds", {"step": ("step_time",)}),
+    (
+        "Time a step",
+        "seconds",
+        {"step": ("step_time",)}
+        | {phase: (f"seconds/{phase}",) for phase in ("generation", "rewards", "scoring", "update", "other")},
+    ),
 )
 """Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
 

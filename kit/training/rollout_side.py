@@ -18,6 +18,7 @@ from kit.training.critic import Critic
 from kit.training.first_steps import FirstSteps
 from kit.training.greedy import aside, greedy_config
 from kit.training.hidden_states import ScoringPass, capturing, spread
+from kit.training.step_phases import StepPhases
 from kit.training.token_rewards import lay_out
 from kit.training.turns import finish_reason
 
@@ -71,6 +72,7 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
     _prompt_ids: list[list[int]] | None  # these two are kept by PromptSide
     _tool_mask: list[list[int]] | None
     _greedy: torch.Tensor | None = None  # (N,) rewards of greedy completions, one for each of the batch
+    phases: StepPhases
     _passes: list[ScoringPass] | None = None  # of the rollout in progress
     _all_lengths: torch.Tensor | None = None  # (N,) tokens of every completion of the generation batch
     _reference_head: Any = None  # Projection whose head the reference policy was scored with
@@ -246,7 +248,8 @@ class RolloutSide(_Trainer):  # type: ignore[misc]
         with aside(self), greedy_config(self), self._generating_for(rows):
             prompts = [with_pictures(row) if has_pictures(row) else row["prompt"] for row in rows]
             _, ids, _, completions, *_ = self._generate(prompts)
-            rewards = self._weighted(super()._calculate_rewards(rows, prompts, completions, ids))
+            with self.phases.measured("rewards"):
+                rewards = self._weighted(super()._calculate_rewards(rows, prompts, completions, ids))
         tokens, metrics = float(sum(len(row) for row in ids)), self._metrics[self._mode()]
         metrics["greedy/reward"].append(float(rewards.nanmean()))
         metrics["greedy/tokens"].append(float(self.accelerator.reduce(rewards.new_tensor(tokens), reduction="sum")))

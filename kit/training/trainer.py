@@ -3,6 +3,8 @@
 Overridden, and nothing else:
 
     compute_loss, _compute_loss                      our loss
+    training_step, _prepare_inputs, _generate,
+    _calculate_rewards                               what each takes by the clock (kit.training.step_phases)
     training_step, _prepare_inputs                   a step in parts (kit.training.parts_side), smaller ones after running out
                                                      of memory (kit.training.halving); completions of a prompt in one
                                                      micro-batch (kit.training.grouped_batches)
@@ -88,6 +90,7 @@ def make_trainer_class() -> type:
     from kit.training.savings import SavingsSide
     from kit.training.scoring_ahead import ScoringAheadSide
     from kit.training.selection.side import SelectionSide
+    from kit.training.step_phases import StepPhases
     from kit.training.trl_kernel import install_torch_logprob_kernel
 
     check_base_class(GRPOTrainer)
@@ -164,6 +167,7 @@ def make_trainer_class() -> type:
             self._objective_means = {"train": Sums(), "eval": Sums()}
             self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
             self._observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
+            self.phases = StepPhases()
             if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
                 raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
             if objective is not None and args is not None:
@@ -231,6 +235,12 @@ def make_trainer_class() -> type:
             return memory.attempt("scoring", whole, lambda size: self._scores(*args, batch_size=size, **keywords))
 
         def _scores(self, *args: Any, **keywords: Any) -> Any:
+            if self._passes is not None and not torch.is_grad_enabled():  # of the rollout, not of an update
+                with self.phases.measured("scoring"):
+                    return self._scored_once(*args, **keywords)
+            return self._scored_once(*args, **keywords)
+
+        def _scored_once(self, *args: Any, **keywords: Any) -> Any:
             wanted = self.objective is None or self.objective.needs_entropy_gradient
             keep = bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled()
             with entropy_gradient(wanted), capturing(keep) as projections:
@@ -238,6 +248,26 @@ def make_trainer_class() -> type:
             if keep and self._passes is not None:
                 self._passes.append(ScoringPass(result[0], projections))
             return result
+
+        # --- phases of a step, by the clock -------------------------------------------------------------------------
+
+        def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
+            with self.phases.measured("update"):
+                loss: torch.Tensor = super().training_step(*args, **keywords)
+                return loss
+
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            with self.phases.measured("other"):
+                return super()._prepare_inputs(generation_batch)
+
+        def _generate(self, prompts: list[Any]) -> Any:
+            with self.phases.measured("generation"):
+                return super()._generate(prompts)
+
+        def _calculate_rewards(self, *args: Any, **keywords: Any) -> torch.Tensor:
+            with self.phases.measured("rewards"):
+                rewards: torch.Tensor = super()._calculate_rewards(*args, **keywords)
+                return rewards
 
         # --- logs and state -------------------------------------------------------------------------------------------
 
@@ -317,6 +347,9 @@ def make_trainer_class() -> type:
             if self.trainer.memory is not None:
                 self.trainer.memory.finished(state.global_step)
 
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.trainer.phases.taken()  # what an evaluation between two steps took is no step's
+
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.trainer._critic is not None and self.trainer.accelerator.num_processes > 1:
                 for weight in self.trainer._critic.head.parameters():
@@ -326,6 +359,8 @@ def make_trainer_class() -> type:
             if self.trainer._critic is not None:
                 self.trainer._critic.head.zero_grad()
             self.trainer.observe_step()
+            for phase, seconds in self.trainer.phases.taken().items():
+                self.trainer._metrics["train"][f"seconds/{phase}"].append(seconds)
             if self.trainer.memory is not None:
                 self.trainer.memory.finished(state.global_step)
 

@@ -64,7 +64,8 @@ def test_what_reasoning_gym_pays_for_any_row_is_paid_here_for_none(task: str) ->
 
 
 @pytest.mark.parametrize(
-    ("answer", "right"), [("1,2", False), ("0,12", False), ("12", True), ("+12.0", True), ("012", True), ("1,234", False)]
+    ("answer", "right"),
+    [("1,2", False), ("0,12", False), ("12", True), ("+12.0", True), ("012", True), ("1,234", False)],
 )
 def test_a_comma_between_two_numbers_does_not_join_them(answer: str, right: bool) -> None:
     """Tasks that drop every comma read `1,2` as 12; one constant was right on every row of so many digits."""

@@ -1,0 +1,61 @@
+"""Optional packages stay out of the processes that the kit starts, and only while its own libraries are loaded."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.config import ModelConfig
+from kit.training.libraries import OF_LARGE_MODELS, UNUSED, hidden, load_libraries
+
+OPTIONAL = [*UNUSED, *OF_LARGE_MODELS]
+
+
+def test_a_hidden_package_can_be_imported_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needless.py").write_text("loaded = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ZeroDivisionError), hidden(["needless"]):
+        assert importlib.util.find_spec("needless") is None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("needless")
+        _ = 1 / 0
+    assert importlib.import_module("needless").loaded
+    with hidden(["needless"]):  # what is loaded stays
+        assert importlib.import_module("needless").loaded
+
+
+def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.training.libraries.choose_backend", lambda model: 1 / 0)
+    frozen = gc.get_freeze_count()
+    load_libraries(ModelConfig(name="embedded"))  # pytest is the main module
+    assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.parametrize(("name", "hidden_too"), [("embedded", True), ("some/model", False)])
+def test_in_a_process_of_the_kit(name: str, hidden_too: bool, tmp_path: Path) -> None:
+    """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards."""
+    code = f"""
+import gc, importlib.util, json, sys, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="kit.train")
+from kit.config import ModelConfig
+from kit.training.libraries import load_libraries
+load_libraries(ModelConfig(name={name!r}), training=False)
+loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
+found = [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)]
+import peft
+print(json.dumps([loaded, found, gc.isenabled(), gc.get_freeze_count() > 100_000]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+    loaded, found, collects, frozen = json.loads(done.stdout.splitlines()[-1])
+    installed = [name for name in OPTIONAL if importlib.util.find_spec(name)]
+    assert found == installed
+    assert loaded == [name for name in installed if name in OF_LARGE_MODELS and not hidden_too]
+    assert collects
+    assert frozen
