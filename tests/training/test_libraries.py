@@ -21,11 +21,10 @@ OPTIONAL = [*UNUSED, *OF_LARGE_MODELS]
 def test_a_hidden_package_can_be_imported_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needless.py").write_text("loaded = True")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ZeroDivisionError), hidden(["needless"]):
+    with hidden(["needless"]):
         assert importlib.util.find_spec("needless") is None
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("needless")
-        _ = 1 / 0
     assert importlib.import_module("needless").loaded
     with hidden(["needless"]):  # what is loaded stays
         assert importlib.import_module("needless").loaded
