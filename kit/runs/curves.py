@@ -60,8 +60,14 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "Time a step",
         "seconds",
-        {"step": ("step_time",)}
-        | {phase: (f"seconds/{phase}",) for phase in ("generation", "rewards", "scoring", "update", "other")},
+        {
+            "step": ("step_time",),
+            "generation": ("seconds/generation",),
+            "rewards": ("seconds/rewards",),
+            "scoring": ("seconds/scoring",),
+            "update": ("seconds/update",),
+            "other": ("seconds/other",),
+        },
     ),
 )
 """Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
