@@ -27,6 +27,19 @@ def test_the_train_phase() -> None:
     assert train_phase.table(result("train_phase")) in PAGE
 
 
+def test_threads_that_sleep() -> None:
+    import waiting_threads
+
+    from kit.threads import SLEEPY
+
+    found = result("waiting_threads")
+    assert waiting_threads.table(found["rows"]) in PAGE
+    assert found["sleep"] == SLEEPY
+    alone = [row["ratio"]["median"] for row in found["rows"] if not row["busy"]]
+    assert len(alone) == 4
+    assert min(alone) >= 0.95  # no more than 5 % slower
+
+
 def test_the_head() -> None:
     import head
 
