@@ -24,11 +24,9 @@ def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _cheap_collections():
-    """What other tests of the session left in memory is not looked through again: a full collection would take half a
-    second, within whatever is being timed."""
+    """What other tests left in memory is not looked through again: a full collection would take half a second, within
+    whatever is being timed."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

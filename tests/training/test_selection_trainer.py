@@ -25,7 +25,7 @@ from .rollouts import (
 )
 
 Spec = dict[str, Any]
-CLOCKS = ("time", "runtime", "per_second")
+CLOCKS = ("time", "runtime", "per_second", "seconds/")
 
 
 def selection(**methods: Any) -> dict[str, Any]:
