@@ -2,7 +2,7 @@
 
 import sys
 
-from kit.cli import main
+from kit.cli.app import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "ui")

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import load_config
-from kit.evaluation.compare import compare_runs
-from kit.evaluation.compare_scores import matrix, read_run
-from kit.evaluation.paired import difference
 from kit.runs.store import RunDir
+from kit.studies.compare import compare_runs
+from kit.studies.compare_scores import matrix, read_run
+from kit.studies.paired import difference
 
 TRIES, SEEDS, PLANTED = 20, 3, 4
 POOL = TRIES * SEEDS
@@ -99,10 +99,8 @@ def import_all() -> None:
     """What a run imports is imported here, before the forks."""
     import matplotlib.backends.backend_agg  # noqa: F401
 
-    import kit.train
-    import kit.training.evaluating  # noqa: F401
-    from kit.training.preparation import prepare
-    from kit.training.trainer import make_trainer_class
+    from kit.runner.prepare import prepare
+    from kit.trainer.trainer import make_trainer_class
 
     make_trainer_class()
     prepare(load_config("quickstart", SHORT))

@@ -387,8 +387,8 @@ def held_out(folder: Path, preset: str) -> dict[str, Any]:
     """The kit's held-out scores of an untrained model on a preset's problems."""
     from kit.config import load_config
     from kit.evaluation.heldout import HeldOut
-    from kit.training.models import load_model
-    from kit.training.preparation import prepare
+    from kit.models.loading import load_model
+    from kit.runner.prepare import prepare
 
     parts = prepare(load_config(preset, [f"model.name={folder}", "evaluation.k=4"]), fresh=False)
     config, rows = parts.config, parts.data.heldout.to_list()
@@ -427,7 +427,7 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "kit" / "models")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "kit" / "models" / "shipped")
     parser.add_argument("--card", action="store_true", help="score the models that are there, and write their cards")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

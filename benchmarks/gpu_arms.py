@@ -174,10 +174,10 @@ class Bench:
         from datasets import Dataset
 
         from kit.config import load_config
-        from kit.training.arguments import changes, grpo_config
-        from kit.training.models import find_model, keep_trainable_in_float32, load_model
-        from kit.training.savings import switches
-        from kit.training.unsloth_model import loading
+        from kit.models.loading import find_model, keep_trainable_in_float32, load_model
+        from kit.models.unsloth import loading
+        from kit.trainer.arguments import changes, grpo_config
+        from kit.trainer.savings import switches
 
         self.folder = folder
         config = load_config(configuration(row, model, folder, longest))
@@ -186,8 +186,8 @@ class Bench:
         loaded = load_model(self.files, config.model, loading(config, self.files))
         from trl import GRPOTrainer
 
-        from kit.training.trainer import make_trainer_class
-        from kit.training.trl_kernel import install_torch_logprob_kernel
+        from kit.scoring.trl_kernel import install_torch_logprob_kernel
+        from kit.trainer.trainer import make_trainer_class
 
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
         install_torch_logprob_kernel()
@@ -221,7 +221,7 @@ class Bench:
 
     def batches(self, work: Work) -> list[dict[str, Any]]:
         """The rollouts of a step on the device, and the trainer told how many micro-batches they are."""
-        from kit.training.grouped_batches import regrouped
+        from kit.trainer.grouped_batches import regrouped
 
         trainer, device = self.trainer, self.trainer.accelerator.device
         made = rollout(work, self.files.config.vocab_size, self.files.tokenizer.pad_token_id)
@@ -316,7 +316,7 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
 
 def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
     """Mean difference between one unpadded row through plain logits and the scorer on the padded batch."""
-    from kit.training.first_steps import scoring_error
+    from kit.trainer.sanity_checks import scoring_error
 
     return scoring_error(trainer, trainer.model, batch)
 
@@ -425,7 +425,7 @@ def say_where_it_hangs(row: Row) -> None:
 def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
     """An answer a row, in order; fewer where the GPU is lost to this process."""
     from kit.config import load_config
-    from kit.training.backend import choose_backend, running_on
+    from kit.models.backend import choose_backend, running_on
 
     desk = Desk(rows, folder)
     anywhere = load_config(configuration(rows[0], folder, folder, desk.longest))

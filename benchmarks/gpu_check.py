@@ -54,7 +54,7 @@ COMMANDS = ("doctor", "quickstart", "train", "plan")
 """Kinds of rows that `grpo-kit` itself does."""
 WORKER = Path(__file__).with_name("gpu_arms.py")
 NATS = {"float32": 2e-3, "bfloat16": 0.15}
-"""Of scores off plain logits: those of kit/training/first_steps.py."""
+"""Of scores off plain logits: those of kit/trainer/sanity_checks.py."""
 MEASURED = {"bf16_tflops": None, "copy_tb_per_second": None, "launch_microseconds": None}
 """Of a machine; differs from time to time."""
 PACKAGES = (
@@ -270,8 +270,8 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
 
 def trained(run: str, root: Path) -> dict[str, Any]:
     """What a run has left that says how it went."""
-    from kit.run import Run
-    from kit.training.engine_side import DIFFERENCE
+    from kit.api.run import Run
+    from kit.trainer.engine import DIFFERENCE
 
     made = Run(run, root)
     metrics, env = made.metrics(), json.loads((made.path / "env.json").read_text())

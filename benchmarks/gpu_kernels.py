@@ -26,8 +26,8 @@ def attention(way: str, prompt: int, lengths: Callable[[int], list[list[int]]], 
     prompt: tokens of each. lengths: of the completions of each prompt, from a seed. `new_seconds` is the mean over lengths
     that were not seen before, as every step brings them.
     """
-    from kit.training.packed_attention import Layout, packed_attention
-    from kit.training.packing import Group
+    from kit.scoring.packed_attention import Layout, packed_attention
+    from kit.scoring.packing import Group
 
     heads, shared, size = (32, 8, 128) if ON_GPU else (4, 2, 16)
 
@@ -73,7 +73,7 @@ def head(way: str, place: Path) -> dict[str, Any]:
     """Log-probabilities of 8,192 tokens over 128,256 words by a frozen head, forward and backward: `TRL`'s kernel, or `kit`."""
     from trl.trainer import utils
 
-    from kit.training.logps import DEFAULT_CHUNK, ChunkedLogProb
+    from kit.scoring.chunked_logprob import DEFAULT_CHUNK, ChunkedLogProb
 
     tokens, width, words = (8192, 4096, 128256) if ON_GPU else (64, 32, 512)
     hidden, weight = drawn(0, tokens, width).requires_grad_(), drawn(1, words, width) / width**0.5

@@ -2,7 +2,7 @@
 
 Each configuration is a random model in Hugging Face layout, trained for 2 steps by the real training process
 (`python -m kit.train`); measured is that process's peak resident memory (ru_maxrss). The constants of
-kit/planning/memory.py were set by looking at the configurations marked "calibration"; those marked "hold-out" were
+kit/models/memory.py were set by looking at the configurations marked "calibration"; those marked "hold-out" were
 measured afterwards. Exits with 1 when a configuration is off by more than 15 %.
 """
 
@@ -101,7 +101,7 @@ def build(case: dict[str, Any], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kit.training.embedded import source_of
+    from kit.models.embedded import source_of
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(model_config(case), dtype=getattr(torch, case["dtype"]))
@@ -163,9 +163,9 @@ def measure(name: str) -> int:
 
 def predict(name: str) -> Any:
     """The plan of a configuration, from its numbers alone."""
-    from kit.planning.memory import plan_memory, workload
-    from kit.planning.shapes import shape_of
-    from kit.training.preparation import build_objective
+    from kit.models.memory import plan_memory, workload
+    from kit.models.shape import shape_of
+    from kit.runner.prepare import build_objective
 
     case = case_of(name)
     config, shape = run_config(case, Path("/nowhere")), shape_of(model_config(case))

@@ -53,8 +53,8 @@ def make_trainer(wait: float) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig
 
-    from kit.training.embedded import source_of
-    from kit.training.trainer import make_trainer_class
+    from kit.models.embedded import source_of
+    from kit.trainer.trainer import make_trainer_class
 
     folder = source_of("embedded")
     rows = [{"prompt": f"{number} + {number + 1} ="} for number in range(COMPLETIONS // GROUP)]

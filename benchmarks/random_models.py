@@ -40,7 +40,7 @@ def build_model(name: str, folder: Path) -> Path:
     import torch
     import transformers
 
-    from kit.training.embedded import source_of
+    from kit.models.embedded import source_of
 
     place = folder / name
     if (place / "tokenizer_config.json").is_file():  # written last

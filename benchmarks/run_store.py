@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit import api
+from kit.api import launch as api
 from kit.runs.process import identity
 from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import Watch

@@ -81,12 +81,12 @@ def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
 
     from kit.config import load_config
     from kit.evaluation.heldout import HeldOut, evaluating, scoring_context
+    from kit.models.backend import use_threads
+    from kit.models.loading import load_model
+    from kit.runner.logging import silence_steps
     from kit.train import seed_everything
-    from kit.training.arguments import grpo_config
-    from kit.training.backend import use_threads
-    from kit.training.models import load_model
-    from kit.training.quiet import silence_steps
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.arguments import grpo_config
+    from kit.trainer.trainer import make_trainer_class
 
     config = load_config("quickstart", [*SETTINGS, *TASKS[task], *ARMS[arm], f"run.seed={seed}", f"run.root={root}"])
     use_threads(1)
@@ -156,14 +156,14 @@ def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
 @functools.cache
 def _prepared(task: str) -> Any:
     from kit.config import load_config
-    from kit.training.preparation import prepare
+    from kit.runner.prepare import prepare
 
     return prepare(load_config("quickstart", [*SETTINGS, *TASKS[task]]))
 
 
 def checked_parts(task: str, config: Any) -> Any:
     """Data, reward, objective and model files: the same for all runs of a task, so that they are made once."""
-    from kit.training.selection.rules import check_selection
+    from kit.trainer.selection.rules import check_selection
 
     parts = _prepared(task)
     check_selection(config, parts.objective)

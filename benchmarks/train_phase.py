@@ -49,8 +49,8 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    from kit.training.embedded import source_of
-    from kit.training.trainer import make_trainer_class
+    from kit.models.embedded import source_of
+    from kit.trainer.trainer import make_trainer_class
 
     torch.manual_seed(0)
     heads = options.hidden // 64

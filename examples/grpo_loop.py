@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 # kit comes first: it tells torch's threads to sleep while they wait, so that this also runs where other programs do.
 from kit.objective import LossScale, Objective, RewardBatch, TokenBatch
-from kit.training.embedded import source_of
+from kit.models.embedded import source_of
 import rewards
 
 import torch

@@ -13,15 +13,16 @@ the threads of a torch that is loaded later wait for each other (`kit.threads`),
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kit.moved import keep_old_names
 from kit.threads import let_threads_sleep
 
 if TYPE_CHECKING:
-    from kit.api import resume as resume
-    from kit.api import start as start
-    from kit.comparison import Comparison as Comparison
-    from kit.comparison import compare as compare
+    from kit.api.launch import resume as resume
+    from kit.api.launch import start as start
+    from kit.api.run import Run as Run
     from kit.config import RunConfig as RunConfig
     from kit.config import load_config as load_config
     from kit.objective import Objective as Objective
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
     from kit.objective import reductions as reductions
     from kit.objective import regularizers as regularizers
     from kit.objective import weights as weights
-    from kit.run import Run as Run
+    from kit.studies.comparison import Comparison as Comparison
+    from kit.studies.comparison import compare as compare
 
 __version__ = "0.1.0"
 
 let_threads_sleep()
+keep_old_names()
 
 _HOME = {
-    "Comparison": "kit.comparison",
-    "Run": "kit.run",
-    "compare": "kit.comparison",
-    "resume": "kit.api",
-    "start": "kit.api",
-    "train": "kit.api",
+    "Comparison": "kit.studies.comparison",
+    "Run": "kit.api.run",
+    "compare": "kit.studies.comparison",
+    "resume": "kit.api.launch",
+    "start": "kit.api.launch",
+    "train": "kit.api.launch",
     "RunConfig": "kit.config",
     "load_config": "kit.config",
     "Objective": "kit.objective",
@@ -79,10 +82,19 @@ __all__ = [
 ]
 
 
+class CallableModule(ModuleType):
+    """Lets `kit.train` be called although importing the file kit/train.py binds the module to that very name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Run:
+        from kit.api.launch import train
+
+        return train(*args, **kwargs)
+
+
 def __getattr__(name: str) -> Any:
     if name == "HookedGRPOTrainer":
         # Made on first use: its base class is TRL's trainer, which another package may have to patch before that.
-        value = importlib.import_module("kit.training.trainer").make_trainer_class()
+        value = importlib.import_module("kit.trainer.trainer").make_trainer_class()
     elif name == "recipes":
         value = importlib.import_module("kit.objective.recipes")
     elif name in _HOME:

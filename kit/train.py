@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kit.api import CallableModule
+from kit import CallableModule
 from kit.config import RunConfig, load_config
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
+    from kit.models.out_of_memory import Memory
+    from kit.runner.console import Reporter
+    from kit.runner.distributed import Processes
+    from kit.runner.logging import LogBook
+    from kit.runner.parts import Parts
+    from kit.runner.previous_run import Past, Resumption
+    from kit.runner.stop import Stop
+    from kit.runner.trackers import Trackers
     from kit.runs.store import RunDir
-    from kit.training.callbacks import Stop
-    from kit.training.console import Reporter
-    from kit.training.out_of_memory import Memory
-    from kit.training.preparation import Parts
-    from kit.training.processes import Processes
-    from kit.training.quiet import LogBook
-    from kit.training.resumption import Past, Resumption
-    from kit.training.trackers import Trackers
 
 sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
 
@@ -41,10 +41,10 @@ def run(
     `resume` continues the run directory of that id; `force` also where something that matters has changed; `adopt` says
     that a face has made (or claimed) the directory for this process already.
     """
-    from kit.training.console import Reporter
-    from kit.training.libraries import load_libraries
-    from kit.training.processes import join
-    from kit.training.quiet import LogBook
+    from kit.models.libraries import load_libraries
+    from kit.runner.console import Reporter
+    from kit.runner.distributed import join
+    from kit.runner.logging import LogBook
 
     processes = join()
     config = processes.of_first(config)
@@ -93,11 +93,11 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
-    from kit.training.backend import running_on
-    from kit.training.lifecycle import create_run_directory, following, lifecycle
-    from kit.training.processes import Onlooker, seen_from
-    from kit.training.rewind import rewind
-    from kit.training.trackers import Trackers
+    from kit.models.backend import running_on
+    from kit.runner.distributed import Onlooker, seen_from
+    from kit.runner.lifecycle import create_run_directory, following, lifecycle
+    from kit.runner.rewind import rewind
+    from kit.runner.trackers import Trackers
 
     first = processes.is_first
     look = partial(check, config, reporter, processes, resume=resume, force=force, adopt=adopt)
@@ -127,11 +127,11 @@ def check(
     config: RunConfig, reporter: Reporter, processes: Processes, *, resume: bool, force: bool, adopt: bool
 ) -> Checked:
     """Looks at everything that can be wrong, before anything is written. Raises `KitError`."""
-    from kit.training.backend import use_threads
-    from kit.training.lifecycle import check_run_id
-    from kit.training.preparation import prepare
-    from kit.training.processes import check_division
-    from kit.training.resumption import check_resumable, look_back
+    from kit.models.backend import use_threads
+    from kit.runner.distributed import check_division
+    from kit.runner.lifecycle import check_run_id
+    from kit.runner.prepare import prepare
+    from kit.runner.resume import check_resumable, look_back
 
     first, fresh = processes.is_first, not (resume or adopt)
     check_division(config, processes.size)
@@ -146,21 +146,21 @@ def check(
 def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | None]:
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
     from kit.data.images import IMAGES
-    from kit.training.allocator import return_freed_memory
-    from kit.training.arguments import changes, grpo_config
-    from kit.training.engine import record
-    from kit.training.engine_side import engine_settings
-    from kit.training.environment import environment
-    from kit.training.models import keep_trainable_in_float32, load_model
-    from kit.training.out_of_memory import Memory, tell_halved
-    from kit.training.processes import Gathered
-    from kit.training.quiet import silence_steps
-    from kit.training.recording import CompletionWriter, FailureWatch
-    from kit.training.resumption import with_past
-    from kit.training.sameness import inputs
-    from kit.training.savings import switches
-    from kit.training.trainer import make_trainer_class
-    from kit.training.unsloth_model import loading
+    from kit.generation.engine import record
+    from kit.models.allocator import return_freed_memory
+    from kit.models.loading import keep_trainable_in_float32, load_model
+    from kit.models.out_of_memory import Memory, tell_halved
+    from kit.models.unsloth import loading
+    from kit.runner.compatibility import inputs
+    from kit.runner.distributed import Gathered
+    from kit.runner.environment import environment
+    from kit.runner.logging import silence_steps
+    from kit.runner.recording import CompletionWriter, FailureWatch
+    from kit.runner.resume import with_past
+    from kit.trainer.arguments import changes, grpo_config
+    from kit.trainer.engine import engine_settings
+    from kit.trainer.savings import switches
+    from kit.trainer.trainer import make_trainer_class
 
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     seed_everything(config.run.seed)
@@ -218,7 +218,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
 
 def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
     """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
-    from kit.training.out_of_memory import release
+    from kit.models.out_of_memory import release
 
     parts = job.parts
     try:
@@ -234,7 +234,7 @@ def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, 
 
 def without_vllm(job: Job, reason: str) -> Job:
     """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
-    from kit.training.engine import Engine, resolved
+    from kit.generation.engine import Engine, resolved
 
     parts = job.parts
     engine = Engine("hf", f"vLLM did not start: {reason}")
@@ -247,11 +247,11 @@ def without_vllm(job: Job, reason: str) -> Job:
 def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     """Held-out score before, GRPO from step `start` on, held-out score after."""
     from kit.evaluation.heldout import HeldOut
-    from kit.training.callbacks import Agreement, Recorder
-    from kit.training.environment import peak_memory
-    from kit.training.evaluating import Evaluator, Watcher, conclude, make_judge
-    from kit.training.resumption import train_on
-    from kit.training.rewind import earlier_scores
+    from kit.runner.callbacks import Agreement, Recorder
+    from kit.runner.environment import peak_memory
+    from kit.runner.evaluation import Evaluator, Watcher, conclude, make_judge
+    from kit.runner.resume import train_on
+    from kit.runner.rewind import earlier_scores
 
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
     rows, settings = parts.data.heldout.to_list(), (config.evaluation, config.generation)
@@ -310,7 +310,7 @@ def main(request: dict[str, Any], quiet: bool) -> None:
 
 def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The request that a face has written (JSON), or one for a YAML file or a preset's name. Raises `ConfigError`."""
-    from kit.api import prepare
+    from kit.runner.request import prepare
     from kit.runs.child import read_json
 
     if source.endswith(".json"):

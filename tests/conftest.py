@@ -108,7 +108,7 @@ def attempt(
     from kit.runs.store import RunDir
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kit.training.console.draw_curves", lambda *_: None)  # a second of drawing, another's test
+    monkeypatch.setattr("kit.runner.console.draw_curves", lambda *_: None)  # a second of drawing, another's test
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*overrides: str) -> Attempt:

@@ -18,7 +18,7 @@ def make_run(
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoTokenizer
 
-    from kit.training.families import auto_class
+    from kit.models.family import auto_class
 
     tree: dict[str, Any] = {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8} if lora else None},

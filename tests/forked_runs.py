@@ -88,16 +88,16 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     for name in (
         "datasets", "math_verify", "peft", "pyarrow.parquet", "reasoning_gym", "rewards", "transformers.models.qwen3",
-        "trl", "kit.train", "kit.evaluation.heldout", "kit.training.evaluating", "kit.training.preparation",
-        "kit.training.resumption", "kit.training.rewind",
+        "trl", "kit.train", "kit.evaluation.heldout", "kit.runner.evaluation", "kit.runner.prepare",
+        "kit.runner.resume", "kit.runner.rewind",
     ):  # fmt: skip
         importlib.import_module(name)
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.trainer import make_trainer_class
 
     make_trainer_class()
-    import kit.training.console
+    import kit.runner.console
 
-    kit.training.console.draw_curves = lambda *_: None  # a second of drawing, which is another's test
+    kit.runner.console.draw_curves = lambda *_: None  # a second of drawing, which is another's test
     gc.collect()
     gc.freeze()
 
@@ -132,7 +132,7 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     """In the child: one run, and its last words."""
     for target in (1, 2):
         os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
-    import kit.api
+    import kit.api.launch
     import kit.train
     from kit.config import load_config
     from kit.errors import KitError
@@ -142,7 +142,7 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     error, code, ways = None, 0, request["ways"]
     try:
         if ways.pop("made", False):
-            kit.api._make(config)
+            kit.api.launch._make(config)
             ways["adopt"] = True
         kit.train.run(config, **ways)
     except KitError as found:

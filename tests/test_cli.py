@@ -1,4 +1,4 @@
-"""kit.cli: every user error gives one message and exit code 2, and help comes at once."""
+"""kit.cli.app: every user error gives one message and exit code 2, and help comes at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from kit import __version__, cli
+from kit import __version__
+from kit.cli import app as cli
 from kit.config import load_config
 from kit.runs.child import Outcome
 from kit.runs.store import RunStore
@@ -141,7 +142,7 @@ def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, shown: bool
 ) -> None:
     seen = []
-    monkeypatch.setattr("kit.api.launch", lambda config: seen.append(config) or (None, outcome))
+    monkeypatch.setattr("kit.api.launch.launch", lambda config: seen.append(config) or (None, outcome))
     output = run("quickstart", "--seed", "3", "--steps", "5", "--objective", "grpo", "-o", "run.id=x", code=code)
     assert ("seen by the user" in output) is shown
     (config,) = seen

@@ -10,8 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from kit import cli, objective
-from kit.cli_objective import KINDS
+from kit import objective
+from kit.cli import app as cli
+from kit.cli.objective import KINDS
 from kit.objective.costs import COSTS, ENTROPY_IN_LOSS, NOTHING, costs
 from kit.objective.hook import REMEDIES
 from kit.objective.recipes import recipe_names

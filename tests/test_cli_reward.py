@@ -1,4 +1,4 @@
-"""kit.cli_reward: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
+"""kit.cli.reward: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rewards
-from kit import cli
+from kit.cli import app as cli
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""kit.config and kit.schema: what is accepted, what is refused, and in which words."""
+"""kit.config and kit.config.schema: what is accepted, what is refused, and in which words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from kit.config import RunConfig, find_config, load_config, preset_names
+from kit.config.schema import commented_yaml, document, json_schema, valid_values
 from kit.errors import ConfigError
 from kit.runs.store import RUN_ID
-from kit.schema import commented_yaml, document, json_schema, valid_values
 
 
 def refusal(tree: object, *overrides: str) -> str:
@@ -253,7 +253,7 @@ def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_
 
 
 def test_the_objective_argument_takes_the_place_of_saved_hooks() -> None:
-    from kit.api import prepare
+    from kit.runner.request import prepare
 
     objective = prepare(load_config(SAVED), objective="grpo").objective
     assert (objective.recipe, objective.clip) == ("grpo", None)

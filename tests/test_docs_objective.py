@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from kit import objective
-from kit.cli_objective import KINDS, _call
+from kit.cli.objective import KINDS, _call
 from kit.objective import Objective, TokenBatch
 from kit.objective.check import check_hook
 from kit.objective.checks.inputs import scale_of, token_batch, token_fields
 from kit.objective.recipes import recipe, recipe_names
 from kit.objective.schedules import Controller, schedules
 from kit.registry import import_object
-from kit.training.step_phases import PHASES
+from kit.trainer.step_phases import PHASES
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")
@@ -132,7 +132,9 @@ def everything_logged() -> set[str]:
 
 def test_every_metric_of_the_table_is_real() -> None:
     logged = everything_logged()
-    trainer = "\n".join(path.read_text() for path in (ROOT / "kit" / "training").glob("*.py"))
+    trainer = "\n".join(
+        path.read_text() for folder in ("trainer", "scoring") for path in (ROOT / "kit" / folder).glob("*.py")
+    )
     for name, pattern in patterns().items():
         by_trainer = f'"{name}"' in trainer or name.removeprefix("seconds/") in PHASES
         quantile = re.fullmatch(r"ratio/p\d\d", name) is not None
@@ -145,7 +147,9 @@ def test_every_metric_of_the_objective_is_in_the_table() -> None:
 
 
 def test_every_metric_of_the_trainer_is_in_the_table() -> None:
-    trainer = "\n".join(path.read_text() for path in (ROOT / "kit" / "training").glob("*.py"))
+    trainer = "\n".join(
+        path.read_text() for folder in ("trainer", "scoring") for path in (ROOT / "kit" / folder).glob("*.py")
+    )
     named = set(re.findall(r'"((?:value|greedy|masked|groups|advantage|ratio)/\w+)"', trainer))
     assert len(named) > 8
     assert {name for name in named if not any(pattern.fullmatch(name) for pattern in patterns().values())} == set()
@@ -181,9 +185,9 @@ def test_the_example_is_sound_and_computes_what_it_says(tmp_path: Path) -> None:
 def test_the_commands_of_the_example_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from kit.cli import app
+    from kit.cli.app import app
     from kit.config import load_config
-    from kit.training.preparation import build_objective
+    from kit.runner.prepare import build_objective
 
     own_hook(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def test_tokenizer_and_shape_are_those_that_are_shipped(embedded_models: Any, na
     recipe = dataclasses.replace(embedded_models.RECIPES[name], steps=1, batch=1)
     embedded_models.build(recipe, tmp_path)
     for made in tmp_path.iterdir():
-        shipped = (ROOT / "kit/models" / name / made.name).read_bytes()
+        shipped = (ROOT / "kit/models/shipped" / name / made.name).read_bytes()
         if made.suffix == ".safetensors":
             assert len(made.read_bytes()) == len(shipped)
         else:
@@ -62,5 +62,5 @@ def test_careless_answers_are_right_as_often_as_the_recipe_says(embedded_models:
 
 @pytest.mark.parametrize("name", ["embedded", "embedded-tools"])
 def test_the_card_beside_a_model_tells_its_recipe(embedded_models: Any, name: str) -> None:
-    card = (ROOT / "kit/models" / name / "README.md").read_text(encoding="utf-8")
+    card = (ROOT / "kit/models/shipped" / name / "README.md").read_text(encoding="utf-8")
     assert repr(embedded_models.RECIPES[name]) in " ".join(card.split())

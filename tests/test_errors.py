@@ -193,7 +193,7 @@ def test_a_misspelt_preset_is_answered_with_the_nearest() -> None:
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 20_000.0)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 20_000.0)
     result = attempt()
     assert (result.code, result.error["kind"], result.folder) == (2, "ModelError", None)
     is_one_message(result.message, "GiB are free", "set model.load_in_4bit: true", "use a model of at most 0.0 billion")
@@ -402,7 +402,7 @@ def test_running_out_of_memory_ends_with_advice(
 def test_a_defect_of_ours_is_a_crash_with_its_traceback_and_a_failed_run(
     tree: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("kit.training.arguments.grpo_config", lambda *_: 1 / 0)
+    monkeypatch.setattr("kit.trainer.arguments.grpo_config", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kit.train.run(load_config(tree), quiet=True)
     status = RunDir(tmp_path / "runs" / "it").status()

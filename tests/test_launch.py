@@ -15,8 +15,7 @@ import yaml
 
 from kit.config import load_config
 from kit.errors import ConfigError, ModelError, RunError
-from kit.runs.store import RunDir
-from kit.training.processes import (
+from kit.runner.distributed import (
     Onlooker,
     Processes,
     check_division,
@@ -26,6 +25,7 @@ from kit.training.processes import (
     note_failure,
     told_failure,
 )
+from kit.runs.store import RunDir
 
 pytestmark = pytest.mark.survival
 
@@ -38,7 +38,7 @@ import os
 import random
 import signal
 
-from kit.training import halving
+from kit.trainer import oom_retry as halving
 
 RANK = int(os.environ.get("RANK", "0"))
 

@@ -14,61 +14,50 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "datasets", "matplotlib", "pyarrow"}
 
-# From the bottom up. A file may import its own layer and those before it; "kit" itself, the lazy face, may import all.
+# From the bottom up, one package (or module) a rank. A file imports from its own package and from those before it; "kit"
+# itself, the lazy face, may import all. The README's tree follows this list.
 LAYERS = [
-    ["kit.errors", "kit.environments", "kit.threads"],
-    ["kit.registry"],
-    ["kit.loading"],
-    ["kit.sections"],
-    ["kit.config"],
-    ["kit.runs", "kit.objective", "kit.schema", "kit.figures"],
-    ["kit.data"],
-    [
-        "kit.training",
-        "kit.evaluation",
-        "kit.planning",
-        "kit.validation",
-        "kit.exporting",
-        "kit.chat",
-        "kit.report",
-        "kit.run",
-        "kit.api",
-        "kit.notebook",
-        "kit.comparison",
-        "kit.smoke",
-    ],
-    ["kit.train"],
-    ["kit.sweeps"],
-    ["kit.ui"],
-    [
-        "kit.cli",
-        "kit.cli_export",
-        "kit.cli_model",
-        "kit.cli_objective",
-        "kit.cli_reward",
-        "kit.cli_table",
-        "kit.cli_runs",
-        "kit.cli_plan",
-        "kit.cli_study",
-        "kit.cli_ui",
-    ],
+    "kit.errors",
+    "kit.threads",
+    "kit.moved",
+    "kit.registry",
+    "kit.config",
+    "kit.runs",
+    "kit.environments",
+    "kit.objective",
+    "kit.data",
+    "kit.models",
+    "kit.generation",
+    "kit.scoring",
+    "kit.evaluation",
+    "kit.trainer",
+    "kit.report",
+    "kit.runner",
+    "kit.train",
+    "kit.model_check",
+    "kit.planning",
+    "kit.export",
+    "kit.chat",
+    "kit.api",
+    "kit.studies",
+    "kit.ui",
+    "kit.cli",
 ]
-RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+RANK = {package: rank for rank, package in enumerate(LAYERS)}
 
 # Beyond the standard library, at any depth, lazily or not. Layers that are not listed are free.
 ALLOWED = {
     "kit.errors": set(),
-    "kit.environments": {"kit.environments"},
     "kit.threads": set(),
+    "kit.moved": set(),
     "kit.registry": {"kit.errors"},
-    "kit.loading": {"kit.errors", "kit.registry", "pydantic", "yaml"},
-    "kit.sections": {"kit.errors", "kit.registry", "kit.loading", "kit.sections", "pydantic"},
-    "kit.config": {"kit.errors", "kit.registry", "kit.loading", "kit.sections", "pydantic", "yaml"},
-    "kit.schema": {"kit.config", "pydantic", "yaml"},
+    "kit.config": {"kit.errors", "kit.registry", "kit.config", "pydantic", "yaml"},
     "kit.runs": {"kit.errors", "kit.runs"},
+    "kit.environments": {"kit.environments"},
     "kit.objective": {"kit.errors", "kit.registry", "kit.objective", "torch", "yaml"},
 }
-FORBIDDEN = {"kit.ui": {"torch", "unsloth", "vllm", "trl", "transformers", "kit.training", "kit.train"}}
+TORCH = {"kit.models", "kit.generation", "kit.scoring", "kit.trainer", "kit.runner", "kit.train"}
+FORBIDDEN = {"kit.ui": {"torch", "unsloth", "vllm", "trl", "transformers"} | TORCH}
 
 
 def sources(package: str) -> list[Path]:
@@ -151,8 +140,8 @@ def test_imports_point_downward() -> None:
         ("kit.runs.store", "psutil"),
         ("kit.objective.clip", "transformers"),
         ("kit.ui.form", "torch"),
-        ("kit.ui.form", "kit.training.models"),
-        ("kit.training.models", "kit.cli"),
+        ("kit.ui.form", "kit.models.loading"),
+        ("kit.models.loading", "kit.cli.app"),
         ("rewards.load", "kit.errors"),
     ],
 )
@@ -170,6 +159,46 @@ def test_rewards_import_only_the_standard_library_outside_functions() -> None:
     assert not outside
 
 
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that reach themselves over others, each circle once (strongly connected components of more than one)."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen, open_ends = set[str](), [start]
+        while open_ends:
+            new = graph.get(open_ends.pop(), set()) - seen
+            seen |= new
+            open_ends += new
+        reach[start] = seen
+    found = {
+        tuple(sorted({one, *(other for other in reach[one] if one in reach.get(other, ()))}))
+        for one in graph
+        if one in reach[one]
+    }
+    return [list(circle) for circle in sorted(found)]
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """Modules of kit that a file imports, lazily or for types only included."""
+    named = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            named |= {member if member in modules else str(node.module) for member in members}
+    return (named & modules) - {"kit", module_of(path)}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = {module_of(path): path for path in sources("kit") if module_of(path) != "kit"}
+    graph = {module: imported_modules(path, set(paths)) for module, path in paths.items()}
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
 def test_only_the_backend_imports_unsloth() -> None:
     users = {
         module_of(path)
@@ -177,7 +206,7 @@ def test_only_the_backend_imports_unsloth() -> None:
         for name, _ in imports(path)
         if name.partition(".")[0] in ("unsloth", "unsloth_zoo")
     }
-    assert users <= {"kit.training.backend"}
+    assert users <= {"kit.models.backend"}
 
 
 @pytest.mark.parametrize(
@@ -191,8 +220,8 @@ def test_only_the_backend_imports_unsloth() -> None:
         "import kit.data",
         "import kit.objective.recipes",
         "import kit.runs.child",
-        "import kit.schema",
-        "import sys; sys.argv = ['grpo-kit', '--help']\nfrom kit.cli import main\ntry: main()\nexcept SystemExit: pass",
+        "import kit.config.schema",
+        "import sys; sys.argv = ['grpo-kit', '--help']\nfrom kit.cli.app import main\ntry: main()\nexcept SystemExit: pass",
     ],
 )
 def test_light_imports_load_nothing_heavy(statement: str) -> None:
@@ -217,5 +246,5 @@ def test_the_top_level_of_the_repository_is_the_fixed_list() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    long = [module_of(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 400]
-    assert not long, "over 400 lines: two things live in such a file"
+    long = [module_of(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 600]
+    assert not long, "over 600 lines: two things live in such a file"

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from kit.config import EMBEDDED_MODELS
-from kit.training.embedded import checked
+from kit.models.embedded import checked
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ def test_the_wheel_holds_the_two_packages_with_the_models_and_nothing_else(tmp_p
     }
     assert names == expected
     for name in EMBEDDED_MODELS:
-        checked(tmp_path / "in" / "kit" / "models" / name)
+        checked(tmp_path / "in" / "kit" / "models" / "shipped" / name)
     assert Path(made).stat().st_size < 6e6
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from forked_runs import Forks, Tree, different, trace
 
-from kit.cli_runs import ending
+from kit.cli.runs import ending
 from kit.runs.stopping import stop
 from kit.runs.store import RunDir, RunStore
 
@@ -30,12 +30,12 @@ STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.
 PLANTED = {
     "in the optimiser's file": {"half": "optimizer.pt", "nth": 3},
     "in the completions that steps are left for": {"half": "rollout.pt", "nth": 1},
-    "with the checkpoint written, not yet in place": {"call": "kit.training.checkpoints:publish", "nth": 3},
+    "with the checkpoint written, not yet in place": {"call": "kit.trainer.checkpoint_writer:publish", "nth": 3},
     "with the checkpoint just in place, and the old one too": {
-        "call": "kit.training.checkpoints:publish", "nth": 3, "when": "after",
+        "call": "kit.trainer.checkpoint_writer:publish", "nth": 3, "when": "after",
     },
     "with the old checkpoint put aside, not yet removed": {
-        "call": "kit.training.checkpoints:_put_aside", "nth": 4, "when": "after",
+        "call": "kit.trainer.checkpoint_writer:_put_aside", "nth": 4, "when": "after",
     },
     "in a metrics line": {"line": '{"step": 5'},
     "between the optimiser's step and its metrics line": {
@@ -44,30 +44,30 @@ PLANTED = {
     "in a held-out evaluation": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 4},
     "in the evaluation before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
     "with completions written whose step is not made": {
-        "call": "kit.training.recording:write_parquet", "nth": 3, "when": "after",
+        "call": "kit.runner.recording:write_parquet", "nth": 3, "when": "after",
     },
-    "after the last step, before the score after it": {"call": "kit.training.evaluating:conclude", "nth": 1},
+    "after the last step, before the score after it": {"call": "kit.runner.evaluation:conclude", "nth": 1},
 }  # fmt: skip
 
 EARLY = {
     "with the data still to be read": {"call": "kit.data:load_data", "nth": 1},
-    "with the model being prepared": {"call": "kit.training.preparation:find_model", "nth": 1},
+    "with the model being prepared": {"call": "kit.runner.prepare:find_model", "nth": 1},
     "with the claim half written": {"call": "os:replace", "nth": 1},
     "with its directory just claimed": {"call": "kit.runs.store:RunDir.change_status", "nth": 1, "when": "after"},
-    "with nothing cut yet": {"call": "kit.training.rewind:rewind", "nth": 1},
-    "with all cut that is to be written again": {"call": "kit.training.rewind:_note", "nth": 1},
+    "with nothing cut yet": {"call": "kit.runner.rewind:rewind", "nth": 1},
+    "with all cut that is to be written again": {"call": "kit.runner.rewind:_note", "nth": 1},
     "with config.yaml just written": {"call": "kit.runs.store:RunDir.write_text", "nth": 1, "when": "after"},
     "with data.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 1, "when": "after"},
-    "with the weights just loaded": {"call": "kit.training.models:load_model", "nth": 1, "when": "after"},
+    "with the weights just loaded": {"call": "kit.models.loading:load_model", "nth": 1, "when": "after"},
     "with env.json half written": {"call": "kit.runs.store:to_json", "nth": 3},
     "with env.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 2, "when": "after"},
     "with the trainer just built": {"call": "kit.train:build", "nth": 1, "when": "after"},
     "in the score before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
-    "with the score before training written": {"call": "kit.training.resumption:train_on", "nth": 1},
-    "with the first completions written": {"call": "kit.training.recording:write_parquet", "nth": 1, "when": "after"},
+    "with the score before training written": {"call": "kit.runner.resume:train_on", "nth": 1},
+    "with the first completions written": {"call": "kit.runner.recording:write_parquet", "nth": 1, "when": "after"},
     "in the first step": {"call": "torch.optim:AdamW.step", "nth": 1},
     "in the first metrics line": {"line": '{"step": 1'},
-    "with two steps made, and the first checkpoint not in place": {"call": "kit.training.checkpoints:publish", "nth": 1},
+    "with two steps made, and the first checkpoint not in place": {"call": "kit.trainer.checkpoint_writer:publish", "nth": 1},
 }  # fmt: skip
 """Before the first checkpoint is in place, in their order."""
 
@@ -237,10 +237,10 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
     forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
 ) -> None:
     mine, lot = tree("often"), random.Random(7)
-    forks.run(mine, kill={"call": "kit.training.checkpoints:publish", "nth": 2})
+    forks.run(mine, kill={"call": "kit.trainer.checkpoint_writer:publish", "nth": 2})
     for _ in range(2):
         forks.run(mine, resume=True, kill={"seconds": lot.uniform(0.1, 0.9)})
-    forks.run(mine, resume=True, kill={"call": "kit.training.rewind:_note", "nth": 1})
+    forks.run(mine, resume=True, kill={"call": "kit.runner.rewind:_note", "nth": 1})
     forks.run(mine, resume=True, kill={"half": "scheduler.pt", "nth": 1})
     result = forks.run(mine, resume=True)
     assert result["code"] == 0 or "is finished" in result["error"], result  # a quick machine may have come to the end
@@ -283,7 +283,7 @@ def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
     mine, other = tree("variant", **VARIANTS[variant]), tree("whole", **VARIANTS[variant])
     expected = whole(forks, other)
     point = (
-        {"call": "kit.training.evaluating:conclude", "nth": 1}
+        {"call": "kit.runner.evaluation:conclude", "nth": 1}
         if variant == "an early end"
         else PLANTED["in a metrics line"]
     )

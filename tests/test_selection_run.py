@@ -11,7 +11,7 @@ import pytest
 
 from kit.config import SelectionConfig, load_config
 from kit.errors import ConfigError
-from kit.validation import check
+from kit.runner.validate import check
 
 ROOT = Path(__file__).parents[1]
 METHODS = [
@@ -57,7 +57,7 @@ def test_validate_refuses_several_processes(tree: Any, monkeypatch: pytest.Monke
 
 
 def test_what_is_logged_is_in_the_page() -> None:
-    source = (ROOT / "kit" / "training" / "selection" / "side.py").read_text()
+    source = (ROOT / "kit" / "trainer" / "selection" / "side.py").read_text()
     page = (ROOT / "docs" / "selection.md").read_text()
     named = set(re.findall(r'"((?:tokens|groups|selection)/\w+)"', source))
     assert len(named) >= 6

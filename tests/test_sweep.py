@@ -1,4 +1,4 @@
-"""kit.sweeps: what is searched is checked first, a killed sweep goes on, and a failing trial ends nothing."""
+"""kit.studies.sweep: what is searched is checked first, a killed sweep goes on, and a failing trial ends nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ import yaml
 from study_runs import draw, make_run
 from typer.testing import CliRunner
 
-from kit import api, cli
+from kit.api import launch as api
+from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RewardError, RunError
 from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunDir, RunStore
-from kit.sweeps.config import SweepConfig, check, load_sweep, trial_config
-from kit.sweeps.results import history, table
-from kit.sweeps.study import Study
-from kit.sweeps.sweep import carry_out, look
-from kit.sweeps.trial import run_trial
+from kit.studies.sweep.config import SweepConfig, check, load_sweep, trial_config
+from kit.studies.sweep.results import history, table
+from kit.studies.sweep.study import Study
+from kit.studies.sweep.sweep import carry_out, look
+from kit.studies.sweep.trial import run_trial
 
 LR, CLIP = "optimisation.learning_rate", "objective.clip.eps_high"
 SPACE: dict[str, Any] = {LR: {"type": "loguniform", "low": 1e-5, "high": 1e-3}, CLIP: [0.2, 0.3, 0.4]}
@@ -189,10 +190,10 @@ def test_a_trial_stopped_by_hand_ends_nothing(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kit import api
+from kit.api import launch as api
 from kit.runs.store import RunStore
-from kit.sweeps.config import load_sweep
-from kit.sweeps.sweep import carry_out
+from kit.studies.sweep.config import load_sweep
+from kit.studies.sweep.sweep import carry_out
 
 def launch(config, *, quiet=False):
     RunStore(config.run.root).create(config.run.id).write_status("running")
@@ -265,7 +266,7 @@ def test_a_trial_that_falls_behind_is_asked_to_stop_and_noted_as_pruned(
         return Outcome(STOPPED)
 
     instead(monkeypatch, slowly)
-    monkeypatch.setattr("kit.sweeps.trial.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("kit.studies.sweep.trial.POLL_SECONDS", 0.05)
     pruner = {"name": "median", "startup_trials": 1}
     # The first two end as soon as they begin; their scores in between are read all the same.
     found = carry_out(sweep(pruner=pruner, overrides=["evaluation.every=10"]), tmp_path, silent)["trials"]
@@ -291,7 +292,7 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
         return False
 
     monkeypatch.setattr(api, "launch", launch)
-    monkeypatch.setattr("kit.sweeps.trial.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("kit.studies.sweep.trial.POLL_SECONDS", 0.02)
     result = run_trial(trial_config(sweep(), {}, "t", tmp_path), "auto", report)
     assert seen == [(10, 0.3), (20, 0.5)]
     assert (result.state, result.value, result.step) == ("complete", 0.5, 20)

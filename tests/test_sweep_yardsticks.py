@@ -1,4 +1,4 @@
-"""kit.sweeps: trials are measured alike, judged by the weights they leave, and looking changes nothing."""
+"""kit.studies.sweep: trials are measured alike, judged by the weights they leave, and looking changes nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import yaml
 from study_runs import draw, evaluation, make_run
 from typer.testing import CliRunner
 
-from kit import api, cli
+from kit.api import launch as api
+from kit.cli import app as cli
 from kit.config import RunConfig
 from kit.errors import ConfigError
 from kit.runs.child import DONE, Outcome
 from kit.runs.store import RunDir, RunStore
-from kit.sweeps.config import SweepConfig, check, load_sweep, trial_config
-from kit.sweeps.sweep import carry_out
-from kit.sweeps.trial import run_trial
+from kit.studies.sweep.config import SweepConfig, check, load_sweep, trial_config
+from kit.studies.sweep.sweep import carry_out
+from kit.studies.sweep.trial import run_trial
 
 LR = "optimisation.learning_rate"
 SPACE: dict[str, Any] = {LR: [1e-5, 1e-4, 1e-3]}

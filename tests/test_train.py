@@ -182,7 +182,7 @@ def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from kit.training.embedded import source_of
+    from kit.models.embedded import source_of
 
     base = AutoModelForCausalLM.from_pretrained(source_of("embedded"))
     model = PeftModel.from_pretrained(base, str(quickstart.path / "adapter"))
@@ -205,7 +205,7 @@ def test_a_run_is_scored_again_from_what_it_left(quickstart: kit.Run, tmp_path: 
 
 
 def test_a_run_is_not_scored_on_data_that_has_changed(tmp_path: Path) -> None:
-    from kit.evaluation.again import unchanged
+    from kit.runner.evaluate import unchanged
     from kit.runs.store import RunStore
 
     run = RunStore(tmp_path).create("once")

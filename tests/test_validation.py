@@ -1,4 +1,4 @@
-"""kit.validation: what `grpo-kit validate` says, and what it refuses, without a run."""
+"""kit.runner.validate: what `grpo-kit validate` says, and what it refuses, without a run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kit.errors import (
     RewardError,
     RunError,
 )
-from kit.training.preparation import check_environment, prepare
-from kit.validation import check
+from kit.runner.prepare import check_environment, prepare
+from kit.runner.validate import check
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_a_reference_is_named_when_it_is_needed(tree: Any) -> None:
 
 def test_the_embedded_model_is_checked_like_any_other(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model: embedded, 0.66M weights" in notes_of(tree, "model.name=embedded")
-    monkeypatch.setattr("kit.training.embedded.MODELS", Path("nowhere"))
+    monkeypatch.setattr("kit.models.embedded.MODELS", Path("nowhere"))
     with pytest.raises(ModelError, match=r"nowhere/embedded/SHA256SUMS.*cannot be read.*Install grpo-kit again"):
         notes_of(tree, "model.name=embedded")
 
@@ -160,7 +160,7 @@ def test_a_function_is_tried_on_whole_groups_with_what_the_trainer_gives(tree: A
 def test_what_the_machine_lacks_is_said_first(
     tree: Any, override: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.training.preparation.find_spec", lambda name: None)
+    monkeypatch.setattr("kit.runner.prepare.find_spec", lambda name: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for check_it in (notes_of, lambda tree, override: prepare(load_config(tree, [override]))):
         with pytest.raises(EnvironmentUnsupported, match=message):

@@ -11,7 +11,7 @@ def tiny_tokenizer(name: str = "embedded") -> Any:
     """The tokenizer of an embedded model, padding on the left as generation needs it."""
     from transformers import AutoTokenizer
 
-    from kit.training.embedded import source_of
+    from kit.models.embedded import source_of
 
     return AutoTokenizer.from_pretrained(source_of(name), padding_side="left")
 

@@ -27,7 +27,7 @@ def configuration() -> str:
 
 def _section(section: Any, prefix: str, level: int) -> Iterator[str]:
     from kit.config import Section
-    from kit.schema import document, valid_values
+    from kit.config.schema import document, valid_values
 
     fields = type(section).model_fields
     nested = {name: value for name in fields if isinstance(value := getattr(section, name), Section)}
@@ -49,7 +49,7 @@ def command_line() -> str:
     """Every verb with its arguments and options."""
     from typer.main import get_command
 
-    from kit.cli import app
+    from kit.cli.app import app
 
     parts = [
         "# Command line",
@@ -104,8 +104,8 @@ activations, adapters and the head: [the formula](../planning.md#plan-memory).
 
 def graphics_cards() -> str:
     """The cards that runs are planned for, and what the kit does on which."""
+    from kit.models.precision import BFLOAT16, VLLM
     from kit.planning.cards import CARDS as CARDS_PLANNED
-    from kit.training.precision import BFLOAT16, VLLM
 
     head = "| card | usable GiB | 16-bit type | TFLOP/s | GB/s | weights in 4-bit, billions |"
     rows = [

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kit.data.columns import IDS
 from kit.data.images import IMAGES
 from kit.errors import ConfigError
-from kit.evaluation.conversing import Conversation, own_tokens
-from kit.evaluation.pictured import has_pictures
-from kit.exporting.source import Source, end_ids, open_source
+from kit.export.source import Source, end_ids, open_source
+from kit.generation.images import has_pictures
+from kit.generation.multi_turn import Conversation, own_tokens
 
 if TYPE_CHECKING:
     from kit.evaluation.heldout import Completion
@@ -39,11 +39,11 @@ class Talker:
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
         from kit.chat.generating import Answerer
         from kit.data import load_data
-        from kit.evaluation.again import unchanged
-        from kit.evaluation.pictured import fit_pictures
-        from kit.training.backend import use_threads
-        from kit.training.interaction import check_turns, load_interaction
-        from kit.training.preparation import build_reward, fit_prompts
+        from kit.generation.images import fit_pictures
+        from kit.generation.tools import check_turns, load_interaction
+        from kit.models.backend import use_threads
+        from kit.runner.evaluate import unchanged
+        from kit.runner.prepare import build_reward, fit_prompts
 
         self.source, note = open_source(run, checkpoint, None)
         config, files = self.source.config, self.source.files
@@ -184,7 +184,7 @@ class Talker:
 
     def pick(self, start: int, count: int, search: str | None) -> dict[str, Any]:
         """Held-out prompts from number `start` on, those with `search` in them."""
-        from kit.evaluation.asking import question
+        from kit.generation.prompts import question
 
         numbered = [(number, row) for number, row in enumerate(self.rows, start=1)
                     if not search or search.casefold() in str(question(row["prompt"])).casefold()]  # fmt: skip
@@ -199,7 +199,7 @@ class Talker:
 
 def _base_of(source: Source) -> Any:
     """The model that was trained, as it was before. Raises `ModelError`."""
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     config = source.config.model.model_copy(update={"name": source.run_name})
     return load_model(find_model(config, chat=source.config.data.chat), config).model.eval()

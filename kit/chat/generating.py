@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kit.evaluation.asking import is_plain, tell_of_thinking
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
+from kit.generation.prompts import is_plain, tell_of_thinking
 
 if TYPE_CHECKING:
     from rewards import Evaluation

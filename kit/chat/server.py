@@ -76,8 +76,8 @@ class Wire:
 
 def serve(request: dict[str, Any], wire: Wire) -> None:
     """Loads, says `ready`, and answers until there is nothing more to answer."""
+    from kit.runner.logging import LogBook
     from kit.runs.store import RunDir
-    from kit.training.quiet import LogBook
 
     with LogBook().collecting():
         try:
@@ -116,7 +116,7 @@ def _handle(talker: Talker, message: dict[str, Any], wire: Wire) -> None:
 
 
 def _answer(talker: Talker, message: dict[str, Any], number: str, wire: Wire) -> None:
-    from kit.evaluation.asking import question
+    from kit.generation.prompts import question
 
     asked = talker.question(message)
     for side in asked.sides:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
 from kit.data.columns import Mapping, map_columns
-from kit.data.formats import read_source
 from kit.data.rows import SHOWN_IN_INFO, Fault, Record, Rows, Source, collect_rows, refuse_bad_rows
+from kit.data.sources import read_source
 from kit.data.split import Sides, split_rows
 from kit.data.table import build_dataset
 from kit.errors import DataError

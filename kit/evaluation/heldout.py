@@ -16,21 +16,21 @@ from kit.config import EvaluationConfig, GenerationConfig
 from kit.data.columns import IDS
 from kit.data.images import IMAGES, digest
 from kit.evaluation.answers import votes
-from kit.evaluation.asking import Asked, is_plain
-from kit.evaluation.asking import count_tokens as count_tokens
-from kit.evaluation.asking import encode as encode
-from kit.evaluation.asking import lengths_of as lengths_of
-from kit.evaluation.asking import question as question
-from kit.evaluation.asking import render as render
-from kit.evaluation.asking import tell_of_thinking as tell_of_thinking
-from kit.evaluation.conversing import Conversation, Talker, environment_rewards, own_tokens
-from kit.evaluation.pictured import Pictured, has_pictures, model_inputs
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
-from kit.training.turns import readable
+from kit.generation.images import Pictured, has_pictures, model_inputs
+from kit.generation.multi_turn import Conversation, Talker, environment_rewards, own_tokens
+from kit.generation.prompts import Asked, is_plain
+from kit.generation.prompts import count_tokens as count_tokens
+from kit.generation.prompts import encode as encode
+from kit.generation.prompts import lengths_of as lengths_of
+from kit.generation.prompts import question as question
+from kit.generation.prompts import render as render
+from kit.generation.prompts import tell_of_thinking as tell_of_thinking
+from kit.generation.turns import readable
 
 if TYPE_CHECKING:
-    from kit.training.interaction import Interaction
-    from kit.training.out_of_memory import Memory
+    from kit.generation.tools import Interaction
+    from kit.models.out_of_memory import Memory
     from rewards import Context, Evaluation, Preset, Sample
 
 log = logging.getLogger("kit")
@@ -212,8 +212,8 @@ class HeldOut:
     def _generate(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         import torch
 
-        from kit.training.decoding import fast_decoding
-        from kit.training.families import placeholders
+        from kit.generation.decoding import fast_decoding
+        from kit.models.family import placeholders
 
         pictured = [prompt for prompt in prompts if isinstance(prompt, Pictured)]
         if pictured and len(pictured) < len(prompts):  # apart: processors want pictures for every prompt, or for none
@@ -248,7 +248,7 @@ class HeldOut:
         return rows
 
     def _accepts(self, model: Any) -> frozenset[str]:
-        from kit.training.families import adapter_of
+        from kit.models.family import adapter_of
 
         return adapter_of(model).accepts
 
@@ -372,7 +372,7 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
     """Eval mode, cache on, and RNGs of their own; all is as before afterwards, so that training does not notice."""
     import torch
 
-    from kit.training.unsloth_model import for_inference, for_training
+    from kit.models.unsloth import for_inference, for_training
 
     was_training, checkpointing = model.training, getattr(model, "is_gradient_checkpointing", False)
     with torch.random.fork_rng():

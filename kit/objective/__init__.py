@@ -3,7 +3,7 @@
     file                 what is in it
     objective.py         Objective: the parts put together; the loss, its metrics, its state
     batch.py             TokenBatch, RewardBatch: what a hook is given
-    advantage.py         rewards -> advantages; those over tokens in token_advantage.py, the maths of values in value.py
+    advantage.py         rewards -> advantages; whole completions first, then tokens; the maths of values in value.py
     clip.py              TokenBatch -> per-token surrogate loss: token_clip.py, sequence_clip.py, covariance_clip.py
     weight.py            TokenBatch -> detached per-token multiplier
     regularizer.py       TokenBatch -> per-token penalty

@@ -17,7 +17,7 @@ from kit.runs.files import to_json
 if TYPE_CHECKING:
     from kit.evaluation.heldout import Progress
     from kit.planning.signal import BaseModel
-    from kit.training.preparation import Parts
+    from kit.runner.parts import Parts
 
 MOST_ROWS, MOST_EACH = 16, 16
 
@@ -26,7 +26,7 @@ def generate(
     parts: Parts, model: Any, places: list[int], k: int, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
     """k completions of each training row at `places`, scored as a group each. Raises `DataError` for a row that is not there."""
-    from kit.evaluation.conversing import own_tokens
+    from kit.generation.multi_turn import own_tokens
     from kit.planning.signal import BaseModel
 
     train, config = parts.data.train, parts.config
@@ -66,17 +66,17 @@ def _said(base: BaseModel, prompt: Any, completion: Any) -> str:
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
-    from kit.training.console import Reporter
-    from kit.training.quiet import LogBook
+    from kit.runner.console import Reporter
+    from kit.runner.logging import LogBook
 
     reporter, logs = Reporter(quiet), LogBook()
     with logs.collecting():
         from transformers import set_seed
 
-        from kit.training.backend import use_threads
-        from kit.training.failures import explained
-        from kit.training.models import load_model
-        from kit.training.preparation import prepare
+        from kit.models.backend import use_threads
+        from kit.models.failures import explained
+        from kit.models.loading import load_model
+        from kit.runner.prepare import prepare
 
         config = load_config(request["config"])
         places = [int(place) for place in request["rows"]][:MOST_ROWS]

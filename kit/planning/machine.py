@@ -175,7 +175,7 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
     """Who would load the model of a run, and why."""
     from kit.config import ModelConfig
     from kit.errors import EnvironmentUnsupported
-    from kit.training.backend import choose_backend
+    from kit.models.backend import choose_backend
 
     asked = model or ModelConfig()
     try:
@@ -225,7 +225,7 @@ def _existing(folder: Path) -> Path:
 
 def memory() -> Iterator[Check]:
     """RAM that can still be allocated."""
-    from kit.training.models import free_memory
+    from kit.models.loading import free_memory
 
     free = free_memory("cpu")
     fix = "Close other programs; a model is read through RAM even when it trains on a GPU."
@@ -239,7 +239,7 @@ def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: s
 
 def processors() -> Iterator[Check]:
     """Cores that a run may use."""
-    from kit.training.backend import physical_cores
+    from kit.models.backend import physical_cores
 
     yield Check("cores", "ok", f"{physical_cores()} physical, {os.cpu_count()} logical")
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, ModelError
+from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, workload
+from kit.models.memory_check import prompt_tokens
+from kit.models.shape import ModelShape, shape_of
 from kit.planning.cards import CARDS, Card
 from kit.planning.feasible import fixes, largest
-from kit.planning.fit import prompt_tokens
-from kit.planning.memory import GIB, MemoryPlan, Workload, plan_memory, workload
-from kit.planning.shapes import ModelShape, shape_of
 from kit.planning.timing import cpu_speed, estimate, speed_of, this_card
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Subject:
 
 def subject(config: RunConfig) -> Subject:
     """Reads what planning needs. Raises `KitError`."""
-    from kit.training.preparation import build_objective
+    from kit.runner.prepare import build_objective
 
     objective = build_objective(config)
     model_config = read_config(config)
@@ -62,7 +62,7 @@ def read_config(config: RunConfig) -> Any:
     """The model's configuration; the folder may hold nothing else. Raises `ModelError`."""
     from transformers import AutoConfig
 
-    from kit.training.embedded import source_of
+    from kit.models.embedded import source_of
 
     name = source_of(config.model.name)
     try:
@@ -81,7 +81,7 @@ def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
     """Tokens of the longest prompt that the run keeps, measured; None and a note where it cannot be."""
     from kit.data import load_data
     from kit.evaluation.heldout import lengths_of
-    from kit.training.interaction import load_interaction
+    from kit.generation.tools import load_interaction
 
     limit = config.data.max_prompt_tokens
     try:
@@ -97,8 +97,8 @@ def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
 
 def tokenizer_of(config: RunConfig) -> Any:
     """The tokenizer alone. Raises `ModelError` where it cannot be read."""
-    from kit.training.embedded import source_of
-    from kit.training.models import load_tokenizer
+    from kit.models.embedded import source_of
+    from kit.models.loading import load_tokenizer
 
     source = source_of(config.model.name)
     keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
@@ -118,7 +118,7 @@ def plan(
     `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
     the overrides that came with it, for the command that is printed. Raises `KitError`.
     """
-    from kit.training.savings import planned
+    from kit.trainer.savings import planned
 
     found = subject(config)
     device, place, room = _place(card, room)
@@ -153,8 +153,8 @@ def _place(card: Card | None, room: float | None) -> tuple[str, str, float]:
     """(device, its name, bytes that a run may take)."""
     import torch
 
-    from kit.planning.memory import CUDA_CONTEXT
-    from kit.training.models import free_memory
+    from kit.models.loading import free_memory
+    from kit.models.memory import CUDA_CONTEXT
 
     if card is not None:
         return "cuda", card.name, card.usable * GIB if room is None else room

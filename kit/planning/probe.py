@@ -19,7 +19,7 @@ from kit.errors import RunError
 from kit.runs.child import call
 
 if TYPE_CHECKING:
-    from kit.training.preparation import Parts
+    from kit.runner.parts import Parts
 
 MODULE = "kit.planning.probe"
 STEPS = 2
@@ -59,7 +59,7 @@ def worst_rows(parts: Parts) -> Any:
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Trains two steps and measures. The trainer is made as `kit.train.build` makes it; keep the two alike."""
-    from kit.training.backend import running_on
+    from kit.models.backend import running_on
 
     standby = parts.config.generation.vllm.standby
     with running_on(parts.files.backend, standby=standby):  # Unsloth comes before TRL
@@ -76,15 +76,15 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
 
     from kit.data.images import IMAGES
     from kit.evaluation.heldout import lengths_of
+    from kit.models.allocator import return_freed_memory
+    from kit.models.loading import keep_trainable_in_float32, load_model
+    from kit.models.unsloth import loading
     from kit.planning.worst_step import WorstStep, peak
-    from kit.training.allocator import return_freed_memory
-    from kit.training.arguments import grpo_config
-    from kit.training.engine_side import engine_settings
-    from kit.training.models import keep_trainable_in_float32, load_model
-    from kit.training.quiet import silence_steps
-    from kit.training.savings import switches
-    from kit.training.trainer import make_trainer_class
-    from kit.training.unsloth_model import loading
+    from kit.runner.logging import silence_steps
+    from kit.trainer.arguments import grpo_config
+    from kit.trainer.engine import engine_settings
+    from kit.trainer.savings import switches
+    from kit.trainer.trainer import make_trainer_class
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -137,12 +137,12 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process."""
-    from kit.training.backend import use_threads
-    from kit.training.console import Reporter
-    from kit.training.failures import explained
-    from kit.training.libraries import load_libraries
-    from kit.training.preparation import prepare
-    from kit.training.quiet import LogBook
+    from kit.models.backend import use_threads
+    from kit.models.failures import explained
+    from kit.models.libraries import load_libraries
+    from kit.runner.console import Reporter
+    from kit.runner.logging import LogBook
+    from kit.runner.prepare import prepare
 
     reporter, logs = Reporter(quiet), LogBook()
     with logs.collecting(), explained():

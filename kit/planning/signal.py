@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
 from kit.errors import RunError
-from kit.evaluation.conversing import own_tokens
 from kit.evaluation.heldout import (
     Completion,
     HeldOut,
@@ -30,12 +29,13 @@ from kit.evaluation.heldout import (
     scoring_context,
 )
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
+from kit.generation.multi_turn import own_tokens
 from kit.planning.timing import estimate_update
 from kit.planning.verdict import Signal, judge
 from kit.runs.child import STOPPED, call
 
 if TYPE_CHECKING:
-    from kit.training.preparation import Parts
+    from kit.runner.parts import Parts
     from rewards import Evaluation
 
 MODULE = "kit.planning.signal"
@@ -259,17 +259,17 @@ def _quantile(ordered: Sequence[float], level: float) -> float:
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
-    from kit.training.console import Reporter
-    from kit.training.quiet import LogBook
+    from kit.runner.console import Reporter
+    from kit.runner.logging import LogBook
 
     reporter, logs = Reporter(quiet), LogBook()
     with logs.collecting():
         from transformers import set_seed
 
-        from kit.training.backend import use_threads
-        from kit.training.failures import explained
-        from kit.training.models import load_model
-        from kit.training.preparation import prepare
+        from kit.models.backend import use_threads
+        from kit.models.failures import explained
+        from kit.models.loading import load_model
+        from kit.runner.prepare import prepare
 
         config = load_config(request["config"])
         use_threads(config.run.threads)

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kit.models.memory import Workload, fixed_terms, workload
+from kit.models.shape import ModelShape
 from kit.planning.cards import Card
-from kit.planning.memory import Workload, fixed_terms, workload
-from kit.planning.shapes import ModelShape
 
 if TYPE_CHECKING:
-    from kit.training.preparation import Parts
+    from kit.runner.parts import Parts
 
 GPU_EFFICIENCY = 0.35
 """Share of a card's stated arithmetic that transformers reaches in training."""

@@ -88,8 +88,8 @@ QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     """Prompt lengths in tokens of the model's tokenizer (quantiles), and how many are over data.max_prompt_tokens."""
     from kit.evaluation.heldout import lengths_of
+    from kit.generation.tools import load_interaction
     from kit.planning.plan import tokenizer_of
-    from kit.training.interaction import load_interaction
 
     train = ROWS.load(config).train
     some = train.select(range(min(5000, len(train))))
@@ -118,7 +118,7 @@ def histogram(ordered: Sequence[int], bins: int = 24) -> list[list[int]]:
 
 def score(config: RunConfig, request: Request) -> dict[str, Any]:
     """Scores `completions` (texts) of the training row `row`, as one group, as training would before its first step."""
-    from kit.training.preparation import build_reward
+    from kit.runner.prepare import build_reward
 
     (row,) = ROWS.pick(config, [int(request.get("row", 0))])
     return scored(build_reward(config), row, list(request["completions"]), config.run.seed)
@@ -195,7 +195,7 @@ def advantages(totals: Sequence[float | None]) -> list[float | None]:
 
 def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
     """The known hacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
-    from kit.training.preparation import build_reward
+    from kit.runner.prepare import build_reward
     from rewards import testing
 
     (row,) = ROWS.pick(config, [int(request.get("row", 0))])
@@ -232,7 +232,7 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
     """What `grpo-kit reward audit` says of some training rows, drawn at random."""
     import random
 
-    from kit.training.preparation import build_reward
+    from kit.runner.prepare import build_reward
     from rewards.audit import audit as audited
 
     train = ROWS.load(config).train
@@ -291,7 +291,7 @@ def plan(config: RunConfig, request: Request) -> dict[str, Any]:
 
 def validate(config: RunConfig, request: Request) -> list[str]:
     """The notes of `grpo-kit validate`."""
-    from kit.validation import check
+    from kit.runner.validate import check
 
     return check(config)
 

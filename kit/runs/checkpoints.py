@@ -1,4 +1,4 @@
-"""Which folders of a run are checkpoints, and which of them are whole. `kit.training.checkpoints` writes them."""
+"""Which folders of a run are checkpoints, and which of them are whole. `kit.trainer.checkpoint_writer` writes them."""
 
 from __future__ import annotations
 

@@ -260,6 +260,24 @@ class RunDir:
         with self._lock:
             append_line(self.events_file, {"time": time.time(), "kind": kind} | fields)
 
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """Held-out scores by name: `before`, `step-00050` and so on, `after`, then any others."""
+        from kit.runs.curves import step_of
+
+        found: dict[str, dict[str, Any]] = {}
+        last = 2**62  # `after` comes behind every step, and names without a step behind it
+
+        def place(path: Path) -> tuple[int, str]:
+            step = step_of(path.stem, last)
+            return (last + 1 if step is None else step), path.stem
+
+        for path in sorted(self.eval.glob("*.json"), key=place):
+            try:
+                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+        return found
+
     def events(self) -> list[dict[str, Any]]:
         """All whole events so far, oldest first."""
         return read_lines(self.events_file)

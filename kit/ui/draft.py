@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from kit.config import RunConfig, load_config, preset_names
+from kit.config.loading import apply_override, parse_yaml
 from kit.errors import ConfigError
-from kit.loading import apply_override, parse_yaml
 from kit.runs.files import to_json
 from kit.ui import guard
 from kit.ui.settings import Settings

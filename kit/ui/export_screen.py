@@ -11,9 +11,9 @@ import gradio as gr
 
 from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.exporting.face import exports
-from kit.exporting.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
-from kit.exporting.target import MARKER
+from kit.export.face import exports
+from kit.export.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
+from kit.export.target import MARKER
 from kit.runs.checkpoints import step_of, whole_checkpoints
 from kit.runs.store import RunDir
 from kit.ui import export_view as view
@@ -22,7 +22,7 @@ from kit.ui.live import poll, stamp
 from kit.ui.machine import Reading
 from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
 
-JOB = "kit.exporting.asked"
+JOB = "kit.export.asked"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
 STEP = re.compile(r"step (\d{1,12})")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -164,8 +164,8 @@ class Screen:
         """Says at once what the child would say after a while. Raises `KitError`."""
         from importlib.util import find_spec
 
-        from kit.exporting.face import Wish
-        from kit.exporting.gguf import find_tools
+        from kit.export.face import Wish
+        from kit.export.gguf import find_tools
 
         Wish(**wish).request(run)
         if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):

@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 
 import rewards
 from kit.config import RunConfig, Section
+from kit.config.loading import parse_value
+from kit.config.schema import document
 from kit.errors import ConfigError
-from kit.loading import parse_value
-from kit.schema import document
 from kit.ui.draft import Draft, lookup, refuse_aliases
 
 NULL = "null"

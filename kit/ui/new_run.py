@@ -14,26 +14,12 @@ from kit.errors import KitError
 from kit.ui import edits, side, step_data, step_lab, step_model, step_plan, step_settings
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft
-from kit.ui.form import Fields, Key
+from kit.ui.form import Key
 from kit.ui.live import said
+from kit.ui.screen import Screen
 from kit.ui.site import Site
 
 STEPS = ("1 Model", "2 Data", "3 Reward Lab", "4 Settings", "5 Plan & start")
-
-
-class Screen:
-    """What the steps share: the draft, the fields, the tabs."""
-
-    def __init__(self, site: Site, blocks: gr.Blocks) -> None:
-        self.site, self.blocks, self.fields = site, blocks, Fields()
-        # The secret only has to be the same after a restart of the server; what is kept is no secret.
-        self.draft = gr.BrowserState(Draft().as_dict(), storage_key="grpo-kit-draft", secret="grpo-kit")
-        self.problem: gr.HTML
-        self.tabs: gr.Tabs
-
-    def read(self, value: Any) -> Draft:
-        """The draft that a browser sent, with what was typed just before. Raises `KitError`."""
-        return edits.latest(value)
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:

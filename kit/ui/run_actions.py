@@ -123,7 +123,7 @@ def go_on(site: Site, run_id: Any, forced: Any) -> str:
 
     `forced` counts only for a run whose resumption was refused: what to resume "although" must have been seen.
     """
-    from kit.api import resume
+    from kit.api.launch import resume
 
     try:
         run = site.run(run_id)

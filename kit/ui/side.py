@@ -15,7 +15,7 @@ from kit.ui.edits import instead, late
 from kit.ui.live import said
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 
 def build(screen: Screen) -> None:

@@ -13,7 +13,7 @@ from kit.ui import markup as m
 from kit.ui.edits import late
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
 """Some of reasoning-gym's; any other can be written."""

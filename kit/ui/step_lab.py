@@ -26,7 +26,7 @@ from kit.ui.lab_view import MOST_PROMPTS, MOST_TRIES
 from kit.ui.live import poll, said
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 SIGNAL, WRITER = "kit.planning.signal", "kit.planning.lab"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)

@@ -16,7 +16,7 @@ from kit.ui.edits import late, whole
 from kit.ui.live import said
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 MOST_FOUND, DEEPEST = 40, 3
 SKIPPED = {"runs", "node_modules", "__pycache__"}

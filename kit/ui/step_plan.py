@@ -16,7 +16,7 @@ from kit.ui.live import said
 from kit.ui.site import Site, address
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 MOST_LIVE = 8
 """Live runs below one root that the page starts, at most: the others wait for a GPU anyway."""
@@ -121,7 +121,7 @@ def _fixes(plan: dict[str, Any]) -> Markup:
 
 def launch(site: Site, value: Any) -> list[str]:
     """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
-    from kit.api import start
+    from kit.api.launch import start
 
     try:
         draft = latest(value)

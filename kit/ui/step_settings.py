@@ -10,7 +10,7 @@ from kit.config import RunConfig
 from kit.ui import markup as m
 
 if TYPE_CHECKING:
-    from kit.ui.new_run import Screen
+    from kit.ui.screen import Screen
 
 FIRST = (
     {

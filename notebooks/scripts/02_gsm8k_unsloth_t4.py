@@ -69,7 +69,7 @@ if HOST == "Colab":
 from pathlib import Path
 
 import kit
-from kit.smoke import smoke
+from kit.api.smoke import smoke
 
 SETTINGS = [
     "model.backend=unsloth",

@@ -77,7 +77,7 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 
 # %%
 from datasets import load_dataset
-from kit.smoke import smoke, smoke_model, smoke_sums
+from kit.api.smoke import smoke, smoke_model, smoke_sums
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 if smoke():  # KIT_SMOKE=1: a tiny model and sums, in place of what comes from a hub; so the notebook is tested
@@ -113,7 +113,7 @@ settings = GRPOConfig(
 )
 
 # %%
-from kit.training.trl_kernel import install_torch_logprob_kernel
+from kit.scoring.trl_kernel import install_torch_logprob_kernel
 from trl import GRPOTrainer
 
 install_torch_logprob_kernel()  # TRL 1.15 scores with a Triton kernel; without a GPU this puts torch in its place

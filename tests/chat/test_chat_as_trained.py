@@ -112,7 +112,7 @@ def test_tools_are_described_called_and_answered(
 
 
 def test_a_cut_or_unanswered_call_is_told(tool_folder: Path, new_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.chat.terminal import chips
+    from kit.cli.chat import chips
 
     rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
     how = {"environment": "kit.environments.calculator:Calculator", "max_tool_calling_iterations": 1}

@@ -214,6 +214,6 @@ def test_a_run_without_weights_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_the_session_is_light() -> None:
-    code = "import kit.chat.client, kit.chat.terminal, sys; print(*sorted(m for m in sys.modules if '.' not in m))"
+    code = "import kit.chat.client, kit.cli.chat, sys; print(*sorted(m for m in sys.modules if '.' not in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "peft", "trl", "rich", "yaml"} & set(done.stdout.split())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kit import cli
-from kit.chat import terminal
+from kit.cli import app as cli
+from kit.cli import chat as terminal
 from kit.config import load_config
 from kit.errors import ConfigError
 from kit.runs.store import RunStore

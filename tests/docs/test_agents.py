@@ -37,7 +37,7 @@ def test_its_commands_are_looked_at_with_those_of_the_other_pages() -> None:
 
 @pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] == "grpo-kit" and w[1] not in DEAR], ids=" ".join)
 def test_a_cheap_command_runs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    from kit.cli import main
+    from kit.cli.app import main
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", words)

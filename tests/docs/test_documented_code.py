@@ -110,7 +110,7 @@ def check_command(words: list[str]) -> None:
 def parse(words: list[str]) -> None:
     from typer.main import get_command
 
-    from kit.cli import app
+    from kit.cli.app import app
 
     command: Any = get_command(app)
     path, left = "grpo-kit", list(words)
@@ -143,7 +143,7 @@ def check_overrides(params: dict[str, Any]) -> None:
         raise AssertionError(str(error)) from error
     if any(one.startswith("objective.") and ".py:" not in " ".join(overrides) for one in overrides):
         from kit.errors import KitError
-        from kit.training.preparation import build_objective
+        from kit.runner.prepare import build_objective
 
         try:
             build_objective(loaded)
@@ -172,8 +172,8 @@ def check_yaml(text: str, folder: Path) -> None:
 
     from kit.config import RunConfig, load_config
     from kit.errors import KitError
-    from kit.sweeps.config import load_sweep
-    from kit.training.preparation import build_objective
+    from kit.runner.prepare import build_objective
+    from kit.studies.sweep.config import load_sweep
 
     tree = yaml.safe_load(text)
     try:
@@ -225,12 +225,12 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
     import kit
-    import kit.api
-    from kit.smoke import SHORT
+    import kit.api.launch
+    from kit.api.smoke import SHORT
 
-    prepare = kit.api.prepare
+    prepare = kit.runner.request.prepare
     monkeypatch.setattr(
-        kit.api, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
+        kit.api.launch, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
     )
     monkeypatch.chdir(request.getfixturevalue("tmp_path"))
     made: dict[str, Any] = {"kit": kit}

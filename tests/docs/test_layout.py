@@ -7,7 +7,7 @@ import re
 from code_blocks import ROOT, the_block
 
 TREE = the_block(ROOT / "docs/layout.md", "", "kit/train.py ")
-OPENED_FIRST = {"kit/train.py", "kit/api.py", "kit/run.py", "kit/cli.py", "kit/config.py", "rewards/preset.py"}
+OPENED_FIRST = {"kit/train.py", "kit/api/launch.py", "kit/api/run.py", "kit/trainer/trainer.py", "rewards/preset.py"}
 
 
 def tree_faults(tree: str) -> list[str]:
@@ -27,10 +27,10 @@ def test_the_tree_names_every_folder_and_the_files_to_open_first() -> None:
 
 
 def test_a_tree_with_a_fault_is_found() -> None:
-    without = "".join(line for line in TREE.splitlines(keepends=True) if "kit/sweeps/" not in line)
+    without = "".join(line for line in TREE.splitlines(keepends=True) if "kit/studies/sweep/" not in line)
     for planted, fault in (
         (TREE + "kit/nothing.py   gone\n", "kit/nothing.py does not exist"),
-        (without, "kit/sweeps/ has no line"),
-        (TREE.replace("kit/run.py ", "kit/api.py "), "kit/run.py has no line"),
+        (without, "kit/studies/sweep/ has no line"),
+        (TREE.replace("kit/api/run.py ", "kit/api/launch.py "), "kit/api/run.py has no line"),
     ):
         assert set(tree_faults(planted)) - set(tree_faults(TREE)) == {fault}

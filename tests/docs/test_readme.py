@@ -90,7 +90,7 @@ def test_the_hooks_compute_what_they_say() -> None:
 @pytest.mark.parametrize("page", [PAGE, HOOKS], ids=lambda page: page.name)
 def test_the_command_with_the_hooks_is_accepted(page: Path) -> None:
     from kit.config import load_config
-    from kit.training.preparation import build_objective
+    from kit.runner.prepare import build_objective
 
     typed = the_block(page, "bash", "my_hooks.py:tanh_clip").replace("\\\n", " ").splitlines()
     words = shlex.split(next(line for line in typed if "objective.clip=" in line))

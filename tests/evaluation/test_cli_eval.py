@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import kit.run
-from kit import cli
+import kit.api.run
+from kit.cli import app as cli
 from kit.config import load_config
 from kit.runs.child import DONE, STOPPED, Outcome
 from kit.runs.store import RunDir, RunStore
@@ -36,7 +36,7 @@ def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         run.write_json(f"eval/{request['name']}.json", {"pass@8": {"value": 0.5}})
         return Outcome(DONE)
 
-    monkeypatch.setattr(kit.run, "call", call)
+    monkeypatch.setattr(kit.api.run, "call", call)
     return requests
 
 
@@ -50,7 +50,7 @@ def test_the_result_is_scored_with_what_was_changed(run: RunDir, asked: list[dic
     evaluate(run, "-o", "evaluation.k=8", "-o", "generation.max_completion_tokens=32")
     (request,) = asked
     assert request == {
-        "module": "kit.evaluation.again", "quiet": False, "run_dir": str(run.path.resolve()), "checkpoint": None,
+        "module": "kit.runner.evaluate", "quiet": False, "run_dir": str(run.path.resolve()), "checkpoint": None,
         "overrides": ["evaluation.k=8", "generation.max_completion_tokens=32"], "name": "again",
     }  # fmt: skip
 
@@ -85,5 +85,5 @@ def test_a_stopped_evaluation_is_no_result_though_an_earlier_one_is_there(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.write_json("eval/again.json", {"stale": True})
-    monkeypatch.setattr(kit.run, "call", lambda *_, **__: Outcome(STOPPED))
+    monkeypatch.setattr(kit.api.run, "call", lambda *_, **__: Outcome(STOPPED))
     assert "stopped before it had a result" in evaluate(run, code=2)

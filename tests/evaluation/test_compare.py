@@ -1,4 +1,4 @@
-"""kit.evaluation.compare: what it says of runs on disk, and which comparisons it refuses."""
+"""kit.studies.compare: what it says of runs on disk, and which comparisons it refuses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from study_runs import draw, make_run
 from typer.testing import CliRunner
 
-from kit import cli
+from kit.cli import app as cli
 from kit.errors import ConfigError, RunError
-from kit.evaluation.compare import compare_runs
+from kit.studies.compare import compare_runs
 
 BETTER = ["objective.clip.eps_high=0.4"]
 
@@ -192,7 +192,7 @@ def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) 
 
 def test_comparing_needs_nothing_heavy() -> None:
     code = (
-        "import kit.evaluation.compare, kit.evaluation.compare_text, kit.evaluation.compare_arms, kit.sweeps.config\n"
+        "import kit.studies.compare, kit.studies.compare_text, kit.studies.compare_arms, kit.studies.sweep.config\n"
         "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna', 'ray'} "
         "& sys.modules.keys()))"
     )

@@ -1,4 +1,4 @@
-"""kit.evaluation.compare_arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
+"""kit.studies.compare_arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import yaml
 from study_runs import draw, make_run
 from typer.testing import CliRunner
 
-from kit import api, cli
+from kit.api import launch as api
+from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
-from kit.evaluation.compare_arms import carry_out, make_plan, parse_change, parse_seeds, run_once
 from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunStore
+from kit.studies.compare_arms import carry_out, make_plan, parse_change, parse_seeds, run_once
 
 CLIP = "objective.clip.eps_high=0.4"
 FAST = "fast:optimisation.learning_rate=1e-3"

@@ -1,4 +1,4 @@
-"""kit.evaluation.compare: which weights are judged, and what would make a verdict say more than it can."""
+"""kit.studies.compare: which weights are judged, and what would make a verdict say more than it can."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from study_runs import draw, evaluation, make_run
 
 from kit.config import load_config
 from kit.errors import ConfigError
-from kit.evaluation.compare import compare_runs
-from kit.evaluation.compare_scores import last_evaluation
 from kit.evaluation.metrics import check_metric
 from kit.runs.store import RunDir
+from kit.studies.compare import compare_runs
+from kit.studies.compare_scores import last_evaluation
 
 BETTER = ["objective.clip.eps_high=0.4"]
 

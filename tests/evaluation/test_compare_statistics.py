@@ -1,4 +1,4 @@
-"""kit.evaluation.paired, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
+"""kit.studies.paired, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from kit.evaluation.paired import Parts, block_bootstrap, difference, holm, resample, scalar_difference, weigh
-from kit.evaluation.power import at_size, detectable, needed_problems, needed_seeds
 from kit.evaluation.student import t_cdf, t_quantile, two_sided_p
+from kit.studies.paired import Parts, block_bootstrap, difference, holm, resample, scalar_difference, weigh
+from kit.studies.power import at_size, detectable, needed_problems, needed_seeds
 
 Rng = np.random.Generator
 

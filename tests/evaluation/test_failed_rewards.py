@@ -8,7 +8,7 @@ from typing import Any
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig
 from kit.evaluation.heldout import HeldOut
-from kit.training.console import rows_of
+from kit.runner.console import rows_of
 
 ROW = {"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}
 

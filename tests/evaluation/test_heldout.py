@@ -15,7 +15,7 @@ from kit.evaluation.heldout import HeldOut, end_tokens, question, render
 
 @pytest.fixture(scope="module")
 def loaded(model_folder: Path) -> Any:
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     config = ModelConfig(name=str(model_folder), dtype="float32")
     return load_model(find_model(config, chat=True), config)
@@ -176,7 +176,7 @@ def test_a_models_own_sampling_settings_are_not_scored(model_folder: Path, tmp_p
     import json
     import shutil
 
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     folder = shutil.copytree(model_folder, tmp_path / "opinionated")
     own = {"eos_token_id": 2, "repetition_penalty": 1.5, "top_k": 2, "temperature": 0.3, "do_sample": True}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kit import cli
+from kit.api.run import Run
+from kit.cli import app as cli
 from kit.config import load_config
 from kit.errors import RunError
-from kit.exporting import face
-from kit.run import Run
+from kit.export import face
 from kit.runs.child import DONE, STOPPED, Outcome
 from kit.runs.store import RunDir, RunStore
 
@@ -54,7 +54,7 @@ def test_what_was_asked_reaches_the_process(run: RunDir, asked: list[dict[str, A
     export(run, "--to", "merged_4bit", "--checkpoint", "30", "--out", str(tmp_path / "x"), "--prompts", "4", "--force")
     (request,) = asked
     wanted = {
-        "module": "kit.exporting.job", "format": "merged-4bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
+        "module": "kit.export.job", "format": "merged-4bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
         "force": True, "verify": True, "quiet": False, "run_dir": str(run.path.resolve()),
     }  # fmt: skip
     assert wanted.items() <= request.items()

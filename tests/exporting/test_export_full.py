@@ -10,10 +10,10 @@ import torch
 from exporting_runs import make_run
 from safetensors.torch import load_file, save_file
 
-from kit.exporting import job
-from kit.exporting.face import Wish
+from kit.export import job
+from kit.export.face import Wish
+from kit.runner.console import Reporter
 from kit.runs.store import RunDir
-from kit.training.console import Reporter
 
 WEIGHTS = "model.safetensors"
 

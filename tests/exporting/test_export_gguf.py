@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import EnvironmentUnsupported, ModelError, RunError
-from kit.exporting import gguf
-from kit.exporting.gguf import CONVERTER, QUANTIZER, Tools, convert, find_tools
+from kit.export import gguf
+from kit.export.gguf import CONVERTER, QUANTIZER, Tools, convert, find_tools
 
 
 @pytest.fixture(autouse=True)

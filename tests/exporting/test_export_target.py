@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError, RunError
-from kit.exporting import target as places
-from kit.exporting.formats import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
+from kit.export import target as places
+from kit.export.formats import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from kit.exporting.target import staged, publish
+from kit.export.target import staged, publish
 target = Path(sys.argv[1])
 with staged(target) as place:
     (place / "model.safetensors").write_text("half")

@@ -16,13 +16,13 @@ from exporting_runs import make_run
 from safetensors.torch import load_file, save_file
 
 from kit.errors import ConfigError, ModelError, RunError
-from kit.exporting import job
-from kit.exporting.face import Wish, exports
-from kit.exporting.source import Source, open_source
-from kit.exporting.verify import Measured, measure, verify
-from kit.exporting.weights import choose_dtype, share_kept, updates
+from kit.export import job
+from kit.export.face import Wish, exports
+from kit.export.source import Source, open_source
+from kit.export.verify import Measured, measure, verify
+from kit.export.weights import choose_dtype, share_kept, updates
+from kit.runner.console import Reporter
 from kit.runs.store import RunDir
-from kit.training.console import Reporter
 
 WEIGHTS = "model.safetensors"
 
@@ -129,7 +129,7 @@ def test_what_the_prompts_of_the_verification_lack_is_told(run: RunDir, monkeypa
 
 
 def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.exporting.weights as weights
+    import kit.export.weights as weights
 
     for folder in ("mine", "other.not-verified"):
         (tmp_path / folder).mkdir()
@@ -144,7 +144,7 @@ def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monk
 
 
 def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.exporting.weights as weights
+    import kit.export.weights as weights
 
     monkeypatch.setattr(weights, "updates", lambda folder: {})  # as a merge that forgets the adapter
     result = export(run, "merged-16bit", prompts=4, dtype="float16")
@@ -337,7 +337,7 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
 
 
 def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
-    from kit.exporting.card import card
+    from kit.export.card import card
 
     source = open_source(run, None, None)[0]
     source.config.model.revision = "abc123"
@@ -356,7 +356,7 @@ def test_the_card_loads_a_model_that_takes_pictures_as_one(run: RunDir) -> None:
 
     from transformers import LlavaConfig
 
-    from kit.exporting.card import card
+    from kit.export.card import card
 
     source = open_source(run, None, None)[0]
     source.files = replace(source.files, config=LlavaConfig(), processor=object())

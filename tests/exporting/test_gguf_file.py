@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.exporting.source import Source, open_source
-from kit.exporting.verify import Measured, measure, verify
+from kit.export.source import Source, open_source
+from kit.export.verify import Measured, measure, verify
 from kit.runs.store import RunDir
 
 gguf = pytest.importorskip("gguf")
@@ -19,7 +19,7 @@ def write(
     source: Source, path: Path, spoil: Callable[[dict[str, Any], dict[str, Any]], None] = lambda *_: None
 ) -> None:
     """The merged model of `source` in float16; `spoil` may change header and tensors first."""
-    from kit.exporting.weights import merged
+    from kit.export.weights import merged
 
     model, _ = merged(source, "float16")
     config, tokenizer = model.config, source.tokenizer
@@ -66,7 +66,7 @@ def source(made: RunDir) -> Source:
 
 @pytest.fixture(scope="module")
 def measured(source: Source) -> Measured:
-    from kit.exporting import job
+    from kit.export import job
 
     return measure(source, job._rows(source)[:4], 16)
 
@@ -117,10 +117,10 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
 
     from exporting_runs import make_run
 
-    from kit.exporting import job
-    from kit.exporting.face import Wish
-    from kit.exporting.gguf import ends_left_out
-    from kit.training.console import Reporter
+    from kit.export import job
+    from kit.export.face import Wish
+    from kit.export.gguf import ends_left_out
+    from kit.runner.console import Reporter
 
     base = tmp_path / "base"
     shutil.copytree(model_folder, base)
@@ -140,7 +140,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     assert "end at <|endoftext|>, too" in (ends_left_out(path, source.tokenizer, measured.ends) or "")
     assert ends_left_out(path, source.tokenizer, [own]) is None
     # The whole export, with this file's writer in the place of llama.cpp's.
-    monkeypatch.setattr("kit.exporting.gguf.convert", lambda tools, model, target, *rest: write(source, target))
+    monkeypatch.setattr("kit.export.gguf.convert", lambda tools, model, target, *rest: write(source, target))
     monkeypatch.setattr(job, "_gguf_tools", lambda source, request: None)
     wish = Wish("ollama", quantization="f16", prompts=2)
     result = job.export(run, wish.request(run), Reporter(quiet=True))

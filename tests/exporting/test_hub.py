@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
-from kit.exporting import hub
+from kit.export import hub
 
 TOKEN = "hf_" + "x" * 30
 REPO = "someone/tuned"

@@ -9,11 +9,11 @@ import torch
 from tiny_qwen import tiny_tokenizer
 
 from kit.errors import ModelError
-from kit.training.families import OVERRIDES, FamilyAdapter, adapter_of, auto_class, override
-from kit.training.family_fields import extended, joined, pieces, take
-from kit.training.family_template import end_ids, read_template
-from kit.training.family_tiny import tiny_config
-from kit.training.parts import Row, part_of
+from kit.model_check.tiny import tiny_config
+from kit.models.chat_template import end_ids, read_template
+from kit.models.family import OVERRIDES, FamilyAdapter, adapter_of, auto_class, override
+from kit.models.inputs import extended, joined, pieces, take
+from kit.trainer.micro_batch import Row, part_of
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_base_model_stops_at_the_end_of_a_turn(model_folder, tmp_path):
     from transformers import AutoTokenizer
 
     from kit.config import ModelConfig
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     folder = tmp_path / "base"
     shutil.copytree(model_folder, folder)
@@ -85,7 +85,7 @@ def test_inputs_are_extended_sliced_or_dropped(tokenizer):
 
 
 def test_a_subclass_overrides_what_looking_gets_wrong(tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.training.families.OVERRIDES", {})
+    monkeypatch.setattr("kit.models.family.OVERRIDES", {})
 
     @override("llama")
     class Stubborn(FamilyAdapter):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tiny_qwen import tiny_tokenizer
 
-from kit.planning.shapes import shape_of
-from kit.training.families import adapter_of
-from kit.training.family_step import fuse, grpo_step, score_three_ways
-from kit.training.family_tiny import tiny_config, tiny_model
-from kit.training.models import adapter
+from kit.model_check.step import fuse, grpo_step, score_three_ways
+from kit.model_check.tiny import tiny_config, tiny_model
+from kit.models.family import adapter_of
+from kit.models.loading import adapter
+from kit.models.shape import shape_of
 
 # Transforms of the logits that are neutral by default are given values that matter.
 SETTINGS: dict[str, dict[str, float]] = {

@@ -8,9 +8,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kit.cli import app
-from kit.cli_model import verdict
-from kit.training.family_check import Card, listed_architectures, vllm_support
+from kit.cli.app import app
+from kit.cli.model import verdict
+from kit.model_check.check import Card, listed_architectures, vllm_support
 
 runner = CliRunner()
 
@@ -32,7 +32,7 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
 
 def test_an_architecture_that_misreads_padding_fails(monkeypatch):
     """Planted: positions that are not counted from the mask."""
-    monkeypatch.setattr("kit.training.families.has_position_table", lambda model: False)
+    monkeypatch.setattr("kit.models.family.has_position_table", lambda model: False)
     done = runner.invoke(app, ["model", "check", "gpt2"])
     assert done.exit_code == 1
     assert "misreads padding" in done.stdout
@@ -43,8 +43,8 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
     """Planted: a loader that refuses to read while a model that it read is still there, and a full /tmp."""
     import weakref
 
-    from kit.training import models
-    from kit.training.family_check import check_model
+    from kit.model_check.check import check_model
+    from kit.models import loading as models
 
     read, loaded = models._load_with_transformers, []
 

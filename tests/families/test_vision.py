@@ -64,8 +64,8 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
     import kit.train
     from kit.config import load_config
     from kit.errors import EngineError
-    from kit.training.family_side import FamilySide
-    from kit.training.halving import HalvingSide
+    from kit.trainer.family import FamilySide
+    from kit.trainer.oom_retry import HalvingSide
 
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
@@ -106,7 +106,7 @@ def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, m
     from transformers import AutoModelForImageTextToText, AutoProcessor
     from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
 
-    from kit.training.family_step import grpo_step
+    from kit.model_check.step import grpo_step
 
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
     inner, seen = modeling_gemma3.Gemma3Model.forward, []

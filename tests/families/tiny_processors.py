@@ -65,7 +65,7 @@ def gemma3(folder: Path) -> Any:
 
 
 def _save(folder: Path, processor: Any, config: Any, ids: dict[str, int]) -> Any:
-    from kit.training.family_tiny import tiny_config, tiny_model
+    from kit.model_check.tiny import tiny_config, tiny_model
 
     for name, value in ids.items():
         if hasattr(config, name):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from kit.config import RunConfig, load_config
+from kit.generation import engine
+from kit.generation.backend_checks import settle_backend
+from kit.models.backend import Machine
 from kit.planning.cards import find_card
 from kit.planning.plan import plan
-from kit.training import engine
-from kit.training.backend import Machine
-from kit.training.backend_rules import settle_backend
-from kit.training.preparation import build_objective
+from kit.runner.prepare import build_objective
 
 SCRIPTS = Path(__file__).parents[2] / "notebooks" / "scripts"
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "tie_word_embeddings": True,

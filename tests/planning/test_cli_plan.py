@@ -1,4 +1,4 @@
-"""kit.cli_plan: `grpo-kit doctor` and `grpo-kit plan` as a user calls them."""
+"""kit.cli.plan: `grpo-kit doctor` and `grpo-kit plan` as a user calls them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from kit.cli import app
-from kit.cli_plan import _duration
+from kit.cli.app import app
+from kit.cli.plan import _duration
 from kit.planning import machine
 from kit.planning.machine import Check
 

@@ -104,8 +104,8 @@ def test_one_varlen_call_is_the_attention_of_a_pack(gpu_check: Any, monkeypatch:
     from gpu_kernels import drawn, varlen
     from torch.nn.functional import scaled_dot_product_attention
 
-    from kit.training.packed_attention import Layout, packed_attention
-    from kit.training.packing import Group
+    from kit.scoring.packed_attention import Layout, packed_attention
+    from kit.scoring.packing import Group
 
     def grouped(
         q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, window_size: Any, enable_gqa: bool

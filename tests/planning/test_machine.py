@@ -96,7 +96,7 @@ def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: 
 
 
 def test_too_little_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 1e9)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 1e9)
     assert levels(machine.memory()) == {"memory": "fail"}
 
 
@@ -184,10 +184,10 @@ def test_the_backend_is_told_with_its_reason() -> None:
 
 def test_a_backend_that_cannot_be_had_is_a_failure_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.config import ModelConfig
+    from kit.models.backend import Machine
     from kit.planning.machine import backend
-    from kit.training.backend import Machine
 
-    monkeypatch.setattr("kit.training.backend.this_machine", lambda: Machine(None))
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: Machine(None))
 
     (found,) = backend(ModelConfig(backend="unsloth"))
     assert found.level == "fail"

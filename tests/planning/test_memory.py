@@ -1,4 +1,4 @@
-"""kit.planning.memory: every term against arithmetic, activations against autograd itself."""
+"""kit.models.memory: every term against arithmetic, activations against autograd itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.planning.memory import GIB, NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
-from kit.planning.shapes import ModelShape, shape_of
+from kit.models.memory import GIB, NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
+from kit.models.shape import ModelShape, shape_of
 
 ROOT = Path(__file__).parents[2]
 WORK = Workload(
@@ -238,7 +238,7 @@ def test_a_completion_goes_through_whole_whatever_the_budget(budget: int | None,
 
 
 def test_the_trainer_divides_as_the_plan_says() -> None:
-    from kit.training.parts import Limits, Row, divide
+    from kit.trainer.micro_batch import Limits, Row, divide
 
     rows = [Row("prompt", 30, 20) for _ in range(8)]
     for budget in (20, 50, 120, 399, 400):

@@ -11,13 +11,13 @@ import pytest
 
 from kit.config import load_config
 from kit.errors import ModelError
+from kit.models import memory_check as fit
+from kit.models.memory import GIB, certain_bytes, workload
+from kit.models.memory_check import check_memory, note, planned
+from kit.models.shape import ModelShape
 from kit.objective import Objective
-from kit.planning import fit
 from kit.planning.cards import find_card
-from kit.planning.fit import check_memory, note, planned
-from kit.planning.memory import GIB, certain_bytes, workload
 from kit.planning.plan import plan, replaced
-from kit.planning.shapes import ModelShape
 from kit.planning.timing import Speed, estimate
 
 GRPO = Objective.from_spec("grpo")
@@ -107,9 +107,9 @@ def test_what_is_certain_not_to_fit_is_refused_before_loading(
 ) -> None:
     config = load_config(tree, [override])
     needed = certain_bytes(shape, workload(config, "cpu", GRPO, 512))
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: needed)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: needed)
     check_memory(config, shape, "cpu", GRPO)
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: needed - 1)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: needed - 1)
     with pytest.raises(ModelError, match="needs at least") as failure:
         check_memory(config, shape, "cpu", GRPO)
     assert ("keep model.lora" in str(failure.value)) is ("null" in override)
@@ -119,7 +119,7 @@ def test_the_reference_copy_of_full_training_is_counted(
     tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tree, ["model.lora=null"])
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 16 * shape.parameters)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 16 * shape.parameters)
     check_memory(config, shape, "cpu", GRPO)
     with pytest.raises(ModelError, match="a reference copy included"):
         check_memory(config, shape, "cpu", KL)  # 4 bytes a weight more
@@ -127,10 +127,10 @@ def test_the_reference_copy_of_full_training_is_counted(
 
 
 def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.validation import check
+    from kit.runner.validate import check
 
     assert any(line.startswith("memory: ") and "planned" in line for line in check(load_config(tree)))
-    monkeypatch.setattr("kit.training.models.free_memory", lambda device: 1e8)
+    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 1e8)
     assert any("It will not fit: see grpo-kit plan" in line for line in check(load_config(tree)))
 
 
@@ -154,7 +154,7 @@ def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
 
 def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> None:
     from kit.planning.probe import two_steps, worst_rows
-    from kit.training.preparation import prepare
+    from kit.runner.prepare import prepare
 
     parts = prepare(load_config(tree), fresh=False)
     from kit.evaluation.heldout import count_tokens
@@ -171,10 +171,10 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
     """Planted: a run with vLLM and pictures; the trainer's arguments are looked at and nothing is trained."""
     from dataclasses import replace
 
+    from kit.models import backend
+    from kit.models.engine_errors import EngineSettings
     from kit.planning import probe
-    from kit.training import backend
-    from kit.training.engine_side import EngineSettings
-    from kit.training.preparation import prepare
+    from kit.runner.prepare import prepare
 
     class Seen(Exception):
         pass
@@ -185,7 +185,7 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
         raise Seen
 
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("kit.training.trainer.make_trainer_class", lambda: trainer)
+    monkeypatch.setattr("kit.trainer.trainer.make_trainer_class", lambda: trainer)
     parts = prepare(load_config(tree), fresh=False)
     tokens = parts.config.generation.max_completion_tokens
     with pytest.raises(Seen):

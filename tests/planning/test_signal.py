@@ -74,8 +74,8 @@ def slow(sample: Sample) -> Score:
 @pytest.fixture(scope="module")
 def loaded(model_folder: Any) -> tuple[Any, Any]:
     """Parts of a run on the tiny model, and the model."""
-    from kit.training.models import load_model
-    from kit.training.preparation import prepare
+    from kit.models.loading import load_model
+    from kit.runner.prepare import prepare
 
     tree = {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},

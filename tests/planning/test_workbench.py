@@ -162,9 +162,9 @@ def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path
 
 def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
     from kit.config import load_config
+    from kit.models.loading import load_model
     from kit.planning.lab import generate
-    from kit.training.models import load_model
-    from kit.training.preparation import prepare
+    from kit.runner.prepare import prepare
 
     parts = prepare(load_config(tree), fresh=False)
     model = load_model(parts.files, parts.config.model).model

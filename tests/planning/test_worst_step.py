@@ -15,7 +15,7 @@ from kit.config import load_config
 def test_the_largest_update_is_measured_within_the_budget(tree: Any, tmp_path: Path) -> None:
     from kit.evaluation.heldout import count_tokens
     from kit.planning.probe import two_steps
-    from kit.training.preparation import prepare
+    from kit.runner.prepare import prepare
 
     tree["objective"] = {"recipe": "ppo", "regularizers": [{"name": "kl", "estimator": "full"}, "nll_on_correct"]}
     found = {}
@@ -63,8 +63,8 @@ def test_the_largest_update_is_measured_within_the_budget(tree: Any, tmp_path: P
 def test_a_plan_says_what_forbids_a_saving(tree: Any, changes: dict[str, Any], want: dict[str, str]) -> None:
     import json
 
-    from kit.training.preparation import build_objective
-    from kit.training.savings import planned
+    from kit.runner.prepare import build_objective
+    from kit.trainer.savings import planned
 
     config = load_config(tree, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     found = planned(config, build_objective(config))
@@ -77,7 +77,7 @@ def test_a_plan_prints_what_is_left_out(tree: Any, tmp_path: Path, monkeypatch: 
     import yaml
     from typer.testing import CliRunner
 
-    from kit.cli import app
+    from kit.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(yaml.safe_dump(tree))

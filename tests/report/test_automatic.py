@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kit.errors import RewardError
+from kit.runner.console import Reporter, draw_report
+from kit.runner.lifecycle import lifecycle
+from kit.runner.logging import LogBook
 from kit.runs.store import RunDir
-from kit.training.console import Reporter, draw_report
-from kit.training.lifecycle import lifecycle
-from kit.training.quiet import LogBook
 
 Make = Callable[..., RunDir]
 

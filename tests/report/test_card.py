@@ -17,7 +17,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_progress_is_read_from_the_lines_that_the_reporter_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    from kit.training.console import Reporter
+    from kit.runner.console import Reporter
 
     with Reporter().bar("Held-out score, before") as advance:
         advance(7, 7, "reward 0.5")
@@ -110,7 +110,7 @@ def test_the_style_reaches_nothing_but_the_card() -> None:
 
 
 def test_a_run_shows_its_card_in_a_notebook(run: RunDir, tmp_path: Path) -> None:
-    from kit.run import Run
+    from kit.api.run import Run
 
     run.write_status("finished", step=1, total_steps=1)
     assert Run("it", tmp_path)._repr_html_() == card(run)

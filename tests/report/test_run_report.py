@@ -284,7 +284,7 @@ def test_the_verb_and_python_write_the_same_report(
     from typer.testing import CliRunner
 
     import kit
-    from kit.cli import app
+    from kit.cli.app import app
 
     run = make_run()
     monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)

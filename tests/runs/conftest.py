@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from patience import wait_for
 
-from kit import api
+from kit.api import launch as api
 from kit.runs import supervisor
 from kit.runs.process import kill_all
 from kit.runs.store import RunDir, RunStore
@@ -101,7 +101,11 @@ def shell(write_job: Callable[..., None]) -> Iterator[Callable[..., subprocess.P
     begun: list[subprocess.Popen[bytes]] = []
 
     def run(code: str, **options: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", f"from kit import api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}"]
+        command = [
+            sys.executable,
+            "-c",
+            f"from kit.api import launch as api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}",
+        ]
         begun.append(subprocess.Popen(command, **options))
         return begun[-1]
 

@@ -1,4 +1,4 @@
-"""kit.runs.child and kit.api: how a job in another process is started, interrupted and reported."""
+"""kit.runs.child and kit.api.launch: how a job in another process is started, interrupted and reported."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit import api
-from kit import run as run_module
+from kit.api import launch as api
+from kit.api import run as run_module
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs import child
 
@@ -216,7 +216,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) ->
 
 
 def caller_with_job(code: str) -> str:
-    return f"from kit import api; api.TRAINER = 'a_job'; {code}"
+    return f"from kit.api import launch as api; api.TRAINER = 'a_job'; {code}"
 
 
 def test_a_job_stopped_before_it_began_is_an_error(write_job) -> None:

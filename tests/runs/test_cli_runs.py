@@ -1,4 +1,4 @@
-"""kit.cli_runs: what ps, logs, stop, resume and --detach say."""
+"""kit.cli.runs: what ps, logs, stop, resume and --detach say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from patience import kill, wait_for
 from typer.testing import CliRunner
 
-from kit import api, cli
+from kit.api import launch as api
+from kit.cli import app as cli
 from kit.runs.store import RunDir, RunStore
 
 
@@ -25,7 +26,7 @@ def verb(*arguments: str, code: int = 0) -> str:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.validation.check", lambda config: [])
+    monkeypatch.setattr("kit.runner.validate.check", lambda config: [])
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_configuration_that_cannot_run_is_refused_before_it_is_started(
     assert "optimisation.batch_size" in verb(
         "train", "quickstart", "--detach", "-o", "optimisation.batch_size=9", code=2
     )
-    monkeypatch.setattr("kit.validation.check", _refuse)
+    monkeypatch.setattr("kit.runner.validate.check", _refuse)
     assert "no such rows" in verb("quickstart", "--detach", code=2)
     assert not Path("runs").exists()
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from patience import kill, wait_for
 
-from kit import api
+from kit.api import launch as api
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from patience import dead, kill, wait_for
 
-from kit import api
+from kit.api import launch as api
 from kit.errors import RunError
 from kit.runs import stopping, supervisor
 from kit.runs.child import STOPPED

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kit import cli
-from kit.cli_runs import ending
+from kit.cli import app as cli
+from kit.cli.runs import ending
 from kit.errors import RunError
 from kit.runs import files, process
 from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from patience import dead, kill, wait_for
 
-from kit import api
-from kit.cli_runs import ending
+from kit.api import launch as api
+from kit.cli.runs import ending
 from kit.errors import ConfigError, DataError, RunError
 from kit.runs import supervisor
 from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
@@ -165,7 +165,9 @@ def test_a_run_outlives_the_shell_that_started_it(shell: Callable[..., subproces
 def test_a_run_outlives_its_terminal(write_job: Callable[..., None]) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
-        code = "from kit import api; api.TRAINER = 'a_job'; api.start('quickstart', run_id='one'); input()"
+        code = (
+            "from kit.api import launch as api; api.TRAINER = 'a_job'; api.start('quickstart', run_id='one'); input()"
+        )
         os.execv(sys.executable, [sys.executable, "-c", code])
     run = wait_for(lambda: Path("runs/one/metrics.jsonl").exists() and RunStore("runs").open("one"))
     os.close(terminal)  # the kernel hangs up

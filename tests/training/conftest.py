@@ -128,8 +128,8 @@ def new_trainer(
         from peft import LoraConfig
         from trl import GRPOTrainer
 
-        from kit.training.trainer import make_trainer_class
-        from kit.training.trl_kernel import install_torch_logprob_kernel
+        from kit.scoring.trl_kernel import install_torch_logprob_kernel
+        from kit.trainer.trainer import make_trainer_class
 
         install_torch_logprob_kernel()
         given: dict[str, Any] = {

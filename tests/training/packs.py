@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.training.packing_proof import Rows
+from kit.scoring.packing_proof import Rows
 
 LENGTHS = (0, 1, 4, 9)
 Scored = tuple[Tensor, Tensor, dict[str, Tensor]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kit.objective import Objective
-from kit.training.savings import OFF, ON
+from kit.trainer.savings import OFF, ON
 
 from .rollouts import NewTrainer, drift, generated
 

@@ -8,9 +8,9 @@ import pytest
 from trl import GRPOConfig
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
-from kit.training.arguments import changes, pinned, true_defaults
-from kit.training.backend import Backend, is_unsloths
-from kit.training.guards import check_arguments, check_backend, check_base_class
+from kit.models.backend import Backend, is_unsloths
+from kit.trainer.arguments import changes, pinned, true_defaults
+from kit.trainer.trl_compat import check_arguments, check_backend, check_base_class
 
 GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "learning_rate": 0.25}
 
@@ -85,7 +85,7 @@ def test_the_trainer_class_is_told_by_its_name_and_must_be_the_backends() -> Non
 
 
 def test_a_wrapper_that_passes_everything_on_has_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.training.guards as guards
+    import kit.trainer.trl_compat as guards
 
     monkeypatch.setattr(guards, "RELIED_ON", {"wrapped": ("inputs",)})
     check_base_class(UnslothGRPOTrainer)

@@ -17,10 +17,11 @@ from peft import LoraConfig
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
-from kit.training import precision
-from kit.training.backend import Backend, Machine, decide, running_on, switched, switches, without_unsloth
-from kit.training.backend_rules import check_architecture, check_merge, settle_backend, suited
-from kit.training.unsloth_model import (
+from kit.generation.backend_checks import settle_backend
+from kit.models import precision
+from kit.models.backend import Backend, Machine, decide, running_on, switched, switches, without_unsloth
+from kit.models.backend_checks import check_architecture, check_merge, suited
+from kit.models.unsloth import (
     Loading,
     adapter_arguments,
     check_quantized,
@@ -302,7 +303,7 @@ def test_what_does_not_train_is_loaded_by_transformers() -> None:
 def test_preparing_a_run_leaves_trl_alone() -> None:
     """Else Unsloth, imported after it, would come too late."""
     code = (
-        "import sys; from kit.training import preparation, backend, backend_rules, unsloth_model, models; "
+        "import sys; from kit.models import backend, backend_checks, loading, unsloth; from kit.runner import prepare; "
         "import kit.train; print('trl' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -325,7 +326,7 @@ def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
 ) -> None:
     import torch
 
-    from kit.training import backend
+    from kit.models import backend
 
     set_to: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)

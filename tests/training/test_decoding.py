@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.training import decoding
-from kit.training.decoding import draw, fast_decoding, folded_adapters
+from kit.generation import decoding
+from kit.generation.decoding import draw, fast_decoding, folded_adapters
 
 SIZES: dict[str, Any] = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -1,4 +1,4 @@
-"""kit.training.embedded: the models that come with the kit, their integrity and their tokenizer."""
+"""kit.models.embedded: the models that come with the kit, their integrity and their tokenizer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tiny_qwen import tiny_tokenizer
 
 from kit.config import EMBEDDED_MODELS
 from kit.errors import ModelError
-from kit.training import embedded
-from kit.training.embedded import CARD, MODELS, source_of
+from kit.models import embedded
+from kit.models.embedded import CARD, MODELS, source_of
 
 TOKENIZER = tiny_tokenizer()
 

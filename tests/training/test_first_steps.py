@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
-from kit.training import first_steps
-from kit.training.first_steps import has_dropout, scoring_error
+from kit.scoring.tolerances import has_dropout
+from kit.trainer import sanity_checks as first_steps
+from kit.trainer.sanity_checks import scoring_error
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
 

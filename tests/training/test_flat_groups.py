@@ -11,7 +11,7 @@ import torch
 from kit.errors import ObjectiveError
 from kit.objective import Objective
 from kit.objective.recipes import recipe_names
-from kit.training.savings import OFF, ON
+from kit.trainer.savings import OFF, ON
 
 from .rollouts import KL, NewTrainer, adapter, train
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
@@ -196,7 +196,7 @@ def test_a_step_that_is_flat_throughout_logs_the_names_of_any_other(new_trainer:
 
 
 def test_a_loss_of_ones_own_is_never_divided(new_trainer: NewTrainer) -> None:
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.trainer import make_trainer_class
 
     class Penalised(make_trainer_class()):  # type: ignore[misc]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -216,7 +216,7 @@ def test_a_loss_of_ones_own_is_never_divided(new_trainer: NewTrainer) -> None:
 def test_savings_that_cannot_be_made_are_not_called_on(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.trainer import make_trainer_class
 
     monkeypatch.setattr(make_trainer_class(), "_steps_by_itself", lambda trainer: False)
     with caplog.at_level(logging.INFO, logger="kit"):

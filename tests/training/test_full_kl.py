@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kit.training import logit_tiles
-from kit.training.full_kl import Projection, full_kl
+from kit.scoring import logit_tiles
+from kit.scoring.full_kl import Projection, full_kl
 
 
 @pytest.fixture(autouse=True)

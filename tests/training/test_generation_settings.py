@@ -81,7 +81,7 @@ def test_settings_of_ours_reach_both(opinionated: Path, attempt: Callable[..., A
 def test_greedy_completions_are_those_of_the_same_model_without_settings(model_folder: Path, opinionated: Path) -> None:
     import rewards
     from kit.evaluation.heldout import HeldOut
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "answer": f"#### {n + 1}"} for n in range(4)]
     samples = []
@@ -95,7 +95,7 @@ def test_greedy_completions_are_those_of_the_same_model_without_settings(model_f
 
 
 def test_token_ids_stay_and_what_is_dropped_is_told(opinionated: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     path = opinionated / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [2, 5], "bos_token_id": 1}))

@@ -1,4 +1,4 @@
-"""kit.training.grouped_batches: prompts together in a micro-batch, and the same gradient of the step."""
+"""kit.trainer.grouped_batches: prompts together in a micro-batch, and the same gradient of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from kit.objective import Objective
 from kit.objective.obstacles import to_regrouping
 from kit.objective.recipes import recipe_names
-from kit.training.grouped_batches import regrouped
+from kit.trainer.grouped_batches import regrouped
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 

@@ -38,7 +38,7 @@ def test_it_is_one_short_file_without_a_trainer() -> None:
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     assert imported == {
-        "random", "time", "typing", "torch", "peft", "transformers", "rewards", "kit.objective", "kit.training.embedded"
+        "random", "time", "typing", "torch", "peft", "transformers", "rewards", "kit.objective", "kit.models.embedded"
     }  # fmt: skip
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
-from kit.training import guards
-from kit.training.guards import RELIED_ON, TRL_LOSS_ARGUMENTS, check_arguments, check_base_class, check_trl
-from kit.training.trainer import make_trainer_class
+from kit.models.trl_version import check_trl
+from kit.trainer import trl_compat as guards
+from kit.trainer.trainer import make_trainer_class
+from kit.trainer.trl_compat import RELIED_ON, TRL_LOSS_ARGUMENTS, check_arguments, check_base_class
 
 NewTrainer = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kit.training.full_kl import Projection
-from kit.training.hidden_states import ScoringPass, apart, capturing, in_order_of, is_apart, record, spread
+from kit.scoring.full_kl import Projection
+from kit.scoring.hidden_states import ScoringPass, apart, capturing, in_order_of, is_apart, record, spread
 
 
 def projection(rows: int) -> Projection:

@@ -1,4 +1,4 @@
-"""kit.training.console: the commands at the end of a run are this run's own, and each of them is one that exists."""
+"""kit.runner.console: the commands at the end of a run are this run's own, and each of them is one that exists."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kit.cli import app
+from kit.cli.app import app
 from kit.config import RunConfig, load_config
+from kit.runner.console import hints
 from kit.runs.store import RunDir, RunStore
-from kit.training.console import hints
 
 
 @pytest.fixture

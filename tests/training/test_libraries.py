@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.config import ModelConfig
-from kit.training.libraries import OF_LARGE_MODELS, UNUSED, hidden, load_libraries
+from kit.models.libraries import OF_LARGE_MODELS, UNUSED, hidden, load_libraries
 
 OPTIONAL = [*UNUSED, *OF_LARGE_MODELS]
 
@@ -31,7 +31,7 @@ def test_a_hidden_package_can_be_imported_afterwards(tmp_path: Path, monkeypatch
 
 
 def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.training.libraries.choose_backend", lambda model: 1 / 0)
+    monkeypatch.setattr("kit.models.libraries.choose_backend", lambda model: 1 / 0)
     frozen = gc.get_freeze_count()
     load_libraries(ModelConfig(name="embedded"))  # pytest is the main module
     assert gc.get_freeze_count() == frozen
@@ -44,7 +44,7 @@ def test_in_a_process_of_the_kit(name: str, hidden_too: bool, tmp_path: Path) ->
 import gc, importlib.util, json, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="kit.train")
 from kit.config import ModelConfig
-from kit.training.libraries import load_libraries
+from kit.models.libraries import load_libraries
 load_libraries(ModelConfig(name={name!r}), training=False)
 loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
 found = [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)]

@@ -13,13 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kit.errors import EnvironmentUnsupported, ModelError
-from kit.training import logit_tiles
-from kit.training.logps import OPTIONAL_OUTPUTS, ChunkedLogProb, entropy_gradient, token_logps_and_entropy
-from kit.training.trl_kernel import (
-    LogProbDispatcher,
-    check_logit_transforms,
-    install_torch_logprob_kernel,
-)
+from kit.models.logit_transforms import check_logit_transforms
+from kit.scoring import logit_tiles
+from kit.scoring.chunked_logprob import OPTIONAL_OUTPUTS, ChunkedLogProb, entropy_gradient, token_logps_and_entropy
+from kit.scoring.trl_kernel import LogProbDispatcher, install_torch_logprob_kernel
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""kit.training.models: what is found, what is counted, what is refused. Broken folders are in tests/test_errors.py."""
+"""kit.models.loading: what is found, what is counted, what is refused. Broken folders are in tests/test_errors.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
-from kit.planning.shapes import shape_of
-from kit.training import models
-from kit.training.backend import Backend
-from kit.training.models import adapter, find_model, free_memory, load_model
+from kit.models import loading as models
+from kit.models.backend import Backend
+from kit.models.loading import adapter, find_model, free_memory, load_model
+from kit.models.shape import shape_of
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -103,7 +103,7 @@ def test_a_native_architecture_whose_config_names_code_is_known_all_the_same(
     import torch
     from transformers import AutoTokenizer, Phi3Config, Phi3ForCausalLM
 
-    from kit.training.families import is_remote
+    from kit.models.family import is_remote
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.save_pretrained(tmp_path)
@@ -149,7 +149,7 @@ def test_remote_code_ends_a_completion_where_its_template_ends_a_turn(model_fold
 def test_code_in_a_folder_of_its_own_is_remote() -> None:
     from transformers import PretrainedConfig
 
-    from kit.training.families import is_remote
+    from kit.models.family import is_remote
 
     assert is_remote(type("OwnConfig", (PretrainedConfig,), {"__module__": "transformers_modules.own.configuration"})())
     nowhere = PretrainedConfig()
@@ -188,7 +188,7 @@ def test_an_evaluation_leaves_the_gradients_of_4_bit_weights_alone(model_folder:
     from peft import get_peft_model
 
     from kit.evaluation.heldout import evaluating
-    from kit.training.models import keep_trainable_in_float32
+    from kit.models.loading import keep_trainable_in_float32
 
     config = config_of(model_folder, load_in_4bit=True)
     loaded = load_model(find_model(config, chat=True), config)
@@ -210,7 +210,7 @@ def test_what_trains_is_float32_whatever_it_was(model_folder: Path) -> None:
     import torch
     from peft import get_peft_model
 
-    from kit.training.models import keep_trainable_in_float32
+    from kit.models.loading import keep_trainable_in_float32
 
     config = config_of(model_folder, dtype="bfloat16")
     loaded = load_model(find_model(config, chat=True), config)
@@ -228,7 +228,7 @@ def test_all_weights_in_half_precision_are_refused(model_folder: Path, dtype: st
 
 
 def test_files_kept_at_hand_do_not_count_as_used_memory() -> None:
-    from kit.training.models import page_cache
+    from kit.models.loading import page_cache
 
     assert page_cache("anon 5\ninactive_file 300\nactive_file 20\nfile 400\n") == 320
     assert page_cache("anon 5\n") == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
-from kit.training.savings import OFF, ON
+from kit.trainer.savings import OFF, ON
 
 from .rollouts import KL, NewTrainer, adapter, drift, train, watch_scoring
 

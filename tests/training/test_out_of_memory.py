@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kit.errors import ModelError
+from kit.models.failures import explained, is_out_of_memory
+from kit.models.out_of_memory import Halved, Memory
 from kit.objective import Objective
-from kit.training.failures import explained, is_out_of_memory
-from kit.training.out_of_memory import Halved, Memory
 
 from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
 
@@ -347,7 +347,7 @@ def test_without_a_memory_or_with_a_loss_of_its_own_nothing_is_divided(new_train
     with pytest.raises(RuntimeError, match="can't allocate"):
         stepped(new_trainer(objective="dapo"), Machine("forward", rows=2))
 
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.trainer import make_trainer_class
 
     class Penalised(make_trainer_class()):  # type: ignore[misc]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -365,7 +365,7 @@ def test_without_a_memory_or_with_a_loss_of_its_own_nothing_is_divided(new_train
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machine]:
     """Puts every trainer that is built from now on a machine of its own, from the start of `train`."""
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.trainer import make_trainer_class
 
     def make(place: str, rows: int) -> Machine:
         machine, begin = Machine(place, rows), make_trainer_class().train
@@ -423,7 +423,7 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
     import rewards
     from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
     from kit.evaluation.heldout import HeldOut
-    from kit.training.models import find_model, load_model
+    from kit.models.loading import find_model, load_model
 
     config = ModelConfig(name=str(model_folder), dtype="float32")
     loaded = load_model(find_model(config, chat=True), config)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from kit.training.packed_attention import KEYWORD, WRAPPED, Layout, install_packed_attention, packed_attention
-from kit.training.packing import Group, NotPackable, lay_out
+from kit.scoring.packed_attention import KEYWORD, WRAPPED, Layout, install_packed_attention, packed_attention
+from kit.scoring.packing import Group, NotPackable, lay_out
 
 from .packs import rows_of
 
@@ -50,7 +50,7 @@ def tensors(tokens: int, key_heads: int = HEADS) -> list[Tensor]:
 def test_each_token_sees_its_own_text_and_nothing_else(
     window: int | None, key_heads: int, kernels_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.training.packed_attention.KERNELS_ON", kernels_on)  # cpu: a GPU's way, on this machine
+    monkeypatch.setattr("kit.scoring.packed_attention.KERNELS_ON", kernels_on)  # cpu: a GPU's way, on this machine
     layout, seen = layouts(window)
     found = []
     for packed in (True, False):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kit.training import packed_scoring
-from kit.training.family_tiny import tiny_config, tiny_model
-from kit.training.hidden_states import ScoringPass, capturing
-from kit.training.packing_proof import Rows
+from kit.model_check.tiny import tiny_config, tiny_model
+from kit.scoring import scorer as packed_scoring
+from kit.scoring.hidden_states import ScoringPass, capturing
+from kit.scoring.packing_proof import Rows
 
 from .packs import Scored, assert_same, plainly, rows_of, score
 from .rollouts import (
@@ -93,7 +93,7 @@ def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed:
 
 @pytest.mark.parametrize("tokens", [1, 15, 30])
 def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.training.packed_scoring.LONG_PROMPT", 0)
+    monkeypatch.setattr("kit.scoring.scorer.LONG_PROMPT", 0)
     trainer, rows = packed(), rows_of()
     whole = score(trainer, rows)
     trainer.pack_tokens, seen = tokens, watch(trainer)
@@ -218,7 +218,7 @@ def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPack
 
 def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.errors import ObjectiveError
-    from kit.training.first_steps import scoring_error
+    from kit.trainer.sanity_checks import scoring_error
 
     trainer = packed(steps_per_generation=8)
     inputs = mixed_prompts(trainer)
@@ -237,7 +237,7 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
     assert scoring_error(trainer, trainer.model, inputs) > 0.05
     checked = type(trainer)  # the whole trainer refuses, too
     assert issubclass(checked, packed_scoring.PackedScoring)
-    from kit.training.first_steps import FirstSteps
+    from kit.trainer.sanity_checks import FirstSteps
 
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
         FirstSteps(trainer).before_scoring(trainer.model, inputs)
@@ -245,7 +245,7 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_trimmed_rows_give_the_same_in_their_own_order(packed: NewPacked, size: int | None) -> None:
-    from kit.training.packing_proof import Verdict
+    from kit.scoring.packing_proof import Verdict
 
     trainer, rows = packed(), rows_of()
     trainer._verdicts[id(trainer.accelerator.unwrap_model(trainer.model))] = Verdict("trimmed", "told to")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.training.packing import NO_LABEL, Group, NotPackable, Pack, lay_out, unique_tokens
+from kit.scoring.packing import NO_LABEL, Group, NotPackable, Pack, lay_out, unique_tokens
 
 from .packs import rows_of
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from kit.training import packed_attention, packed_forward, packing_proof
-from kit.training.family_tiny import tiny_config, tiny_model
-from kit.training.packing_proof import Rows, probe_rows
+from kit.model_check.tiny import tiny_config, tiny_model
+from kit.scoring import packed as packed_forward
+from kit.scoring import packed_attention, packing_proof
+from kit.scoring.packing_proof import Rows, probe_rows
 
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import NewTrainer
@@ -179,7 +180,7 @@ def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypa
 def test_the_reason_is_logged_once_and_other_scoring_does_not_see_the_proof(
     tiny: NewTiny, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kit.training.hidden_states import capturing
+    from kit.scoring.hidden_states import capturing
 
     trainer, rows = tiny(attention="eager"), rows_of()
     assert trainer.packing_report == {"packing": None, "share_prompts": True, "reason": ""}

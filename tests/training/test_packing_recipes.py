@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.objective.recipes import recipe_names
-from kit.training.grouped_batches import GroupedBatches
+from kit.trainer.grouped_batches import GroupedBatches
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 

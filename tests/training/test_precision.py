@@ -10,9 +10,10 @@ import pytest
 
 from kit.config import LoraConfig, ModelConfig, load_config
 from kit.errors import ModelError
-from kit.training import models
-from kit.training.backend import Backend
-from kit.training.models import LoadedModel, find_model, load_model
+from kit.models import loading as models
+from kit.models.backend import Backend
+from kit.models.files import LoadedModel
+from kit.models.loading import find_model, load_model
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -118,7 +119,7 @@ def test_half_precision_of_weights_that_train_is_refused(dtype: str, model_folde
 
 
 def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:
-    from kit.training.arguments import grpo_config
+    from kit.trainer.arguments import grpo_config
 
     pinned = ["model.revision=abc", "model.attention=eager", "run.id=it"]
     given = grpo_config(load_config(tree, [*pinned, "model.lora=null"]), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs

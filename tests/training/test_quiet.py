@@ -1,4 +1,4 @@
-"""kit.training.quiet: what libraries log goes to the run's log, not to the terminal."""
+"""kit.runner.logging: what libraries log goes to the run's log, not to the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.training.quiet import LogBook
+from kit.runner.logging import LogBook
 
 
 def test_what_torch_logs_goes_to_the_file_and_its_own_handlers_come_back(
@@ -49,7 +49,7 @@ def said_of_an_enum(first: str) -> str:
 
 
 def test_of_enums_that_torchao_registers_nothing_is_said_and_of_all_else_it_is() -> None:
-    plain, ours = said_of_an_enum(""), said_of_an_enum("import kit.training.models")
+    plain, ours = said_of_an_enum(""), said_of_an_enum("import kit.models.loading")
     assert "register_constant() on Enum subclasses" in plain, "torch no longer warns; its line in NO_NEWS can go"
     assert "Enum" not in ours
     assert "something else about pytrees" in ours

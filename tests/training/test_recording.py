@@ -1,4 +1,4 @@
-"""kit.training.recording: one row a completion, one column a verdict, and a stop where rewards keep failing."""
+"""kit.runner.recording: one row a completion, one column a verdict, and a stop where rewards keep failing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.training import recording
-from kit.training.recording import CompletionWriter, FailureWatch, columns
-from kit.training.turns import readable
+from kit.generation.turns import readable
+from kit.runner import recording
+from kit.runner.recording import CompletionWriter, FailureWatch, columns
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:

@@ -17,13 +17,14 @@ import torch
 
 from kit.config import load_config
 from kit.errors import RunError
+from kit.runner.compatibility import differences, inputs
+from kit.runner.previous_run import Past, Resumption
+from kit.runner.recording import FailureWatch
+from kit.runner.resume import check_resumable, look_back, with_past
+from kit.runner.rewind import earlier_scores, rewind
 from kit.runs.checkpoints import MANIFEST, is_whole, numbered, whole_checkpoints
 from kit.runs.store import RunDir, RunStore
-from kit.training.checkpoints import STAGING, publish, rotate
-from kit.training.recording import FailureWatch
-from kit.training.resumption import Past, Resumption, check_resumable, look_back, with_past
-from kit.training.rewind import earlier_scores, rewind
-from kit.training.sameness import differences, inputs
+from kit.trainer.checkpoint_writer import STAGING, publish, rotate
 
 from .rollouts import adapter
 
@@ -312,7 +313,7 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
     noted: bool, run: RunDir, parts: Any
 ) -> None:
     """A face notes the configuration as it was given; the training process writes out what its defaults amount to."""
-    from kit.training.preparation import build_objective, explicit
+    from kit.runner.prepare import build_objective, explicit
 
     for path in run.checkpoints:
         shutil.rmtree(path)
@@ -469,7 +470,7 @@ def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDi
 
 
 def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> None:
-    from kit.training.environment import packages
+    from kit.runner.environment import packages
 
     env = {
         "packages": packages() | {"trl": "0.1", "numpy": "0.1"},
@@ -480,7 +481,7 @@ def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> N
 
 
 def test_unsloths_version_matters_where_it_loads_the_model(run: RunDir, parts: Any) -> None:
-    from kit.training.environment import packages
+    from kit.runner.environment import packages
 
     old = packages() | {"unsloth": "0.1", "unsloth_zoo": "0.1"}
     found = changed(run, parts(), {"packages": old, "backend": {"name": "unsloth", "device": "cuda"}})
@@ -548,7 +549,7 @@ def test_the_environment_is_noted_anew_only_where_something_changed(run: RunDir)
 def test_the_time_left_of_a_resumed_run_counts_its_own_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kit.training import console
+    from kit.runner import console
 
     now = [0.0]
     monkeypatch.setattr(console.time, "perf_counter", lambda: now[0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kit.errors import ModelError, ObjectiveError
-from kit.training import right_packing
-from kit.training.right_packing import pack, score_packed, unpack
+from kit.scoring import right_packing
+from kit.scoring.right_packing import pack, score_packed, unpack
 from tests.training.rollouts import mixed_prompts, scores
 
 NewTrainer = Callable[..., Any]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.training.lora_norm import lora_weight_norm
+from kit.models.lora import lora_weight_norm
 
 from .rollouts import (
     NewTrainer,
@@ -154,7 +154,7 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
 def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
     new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.training.trl_kernel.record", lambda projection: None)
+    monkeypatch.setattr("kit.scoring.trl_kernel.record", lambda projection: None)
     with pytest.raises(ObjectiveError, match="hidden states of the rollout's scoring were not seen"):
         train(new_trainer(objective=objective, unchecked=True))
 

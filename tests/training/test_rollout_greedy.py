@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
-from kit.training.greedy import check_greedy
+from kit.trainer.greedy import check_greedy
 
 from .rollouts import NewTrainer, generated, log_of
 

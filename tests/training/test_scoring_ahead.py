@@ -1,4 +1,4 @@
-"""kit.training.scoring_ahead: rewards of a part while the next one is generated, and nothing else changes."""
+"""kit.trainer.scoring_ahead: rewards of a part while the next one is generated, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_process_that_has_half_a_group_generates_all_of_it(prompts: int, calls
     """Two processes may share a batch of 20 in groups of 4."""
     from types import SimpleNamespace
 
-    from kit.training.scoring_ahead import ScoringAheadSide
+    from kit.trainer.scoring_ahead import ScoringAheadSide
 
     made: list[int] = []
 

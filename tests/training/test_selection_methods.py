@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from kit.config.sections.selection import CurriculumConfig, GresoConfig, SelectionConfig
 from kit.objective import RewardBatch, advantages
-from kit.sections.selection import CurriculumConfig, GresoConfig, SelectionConfig
-from kit.training.selection.cppo import largest_advantages
-from kit.training.selection.curriculum import choose, weight
-from kit.training.selection.early_abort import is_decided, probability_of_flat
-from kit.training.selection.greso import Greso
-from kit.training.selection.group import Group
-from kit.training.selection.memory import PassRates, is_flat, key_of
-from kit.training.selection.pods import max_variance
-from kit.training.selection.pool import Pool
-from kit.training.selection.selector import Selector
+from kit.trainer.selection.cppo import largest_advantages
+from kit.trainer.selection.curriculum import choose, weight
+from kit.trainer.selection.early_abort import is_decided, probability_of_flat
+from kit.trainer.selection.greso import Greso
+from kit.trainer.selection.group import Group
+from kit.trainer.selection.memory import PassRates, is_flat, key_of
+from kit.trainer.selection.pods import max_variance
+from kit.trainer.selection.pool import Pool
+from kit.trainer.selection.selector import Selector
 
 NAN = math.nan
 

@@ -10,7 +10,7 @@ import pytest
 from kit.config import SelectionConfig, load_config
 from kit.errors import ConfigError
 from kit.objective import Objective
-from kit.training.selection.rules import check_selection, obstacles
+from kit.trainer.selection.rules import check_selection, obstacles
 
 from .rollouts import NewTrainer
 

@@ -11,8 +11,8 @@ import torch
 
 from kit.config import SelectionConfig
 from kit.errors import EngineError
-from kit.training.selection.memory import key_of
-from kit.training.selection.pods import max_variance
+from kit.trainer.selection.memory import key_of
+from kit.trainer.selection.pods import max_variance
 
 from .rollouts import (
     NewTrainer,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.training import step_phases
-from kit.training.step_phases import PHASES, StepPhases
+from kit.trainer import step_phases
+from kit.trainer.step_phases import PHASES, StepPhases
 
 from .rollouts import NewTrainer
 

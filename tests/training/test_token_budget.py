@@ -11,8 +11,8 @@ import torch
 from kit.objective import Objective
 from kit.objective.obstacles import to_parts
 from kit.objective.recipes import recipe_names
-from kit.training import savings
-from kit.training.parts import Limits, Row, divide, may_be_trimmed, measured
+from kit.trainer import savings
+from kit.trainer.micro_batch import Limits, Row, divide, may_be_trimmed, measured
 
 from .rollouts import KL, NewTrainer
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching

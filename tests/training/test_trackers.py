@@ -1,4 +1,4 @@
-"""kit.training.trackers: a tracker mirrors a run, and whatever befalls it the run goes on."""
+"""kit.runner.trackers: a tracker mirrors a run, and whatever befalls it the run goes on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
+from kit.runner.tracker_process import Source, estimates, numbers
+from kit.runner.trackers import Trackers
 from kit.runs.files import read_lines
 from kit.runs.store import RunDir, RunStore
-from kit.training.tracker_process import Source, estimates, numbers
-from kit.training.trackers import Trackers
 
 # A stand-in for a tracker: writes what it was called with, and at one of its calls does what FAULT says.
 FAKE = """
@@ -192,7 +192,7 @@ def test_a_killed_trainer_leaves_no_tracker_behind(
         from pathlib import Path
         from kit.config import load_config
         from kit.runs.store import RunDir
-        from kit.training.trackers import Trackers
+        from kit.runner.trackers import Trackers
         run = RunDir(Path({str(run.path)!r}))
         with Trackers(run) as trackers:
             trackers.start(load_config("quickstart", ["run.report_to=[wandb]"]))
@@ -214,7 +214,7 @@ def test_a_killed_trainer_leaves_no_tracker_behind(
 def test_a_tracker_that_hangs_outlives_a_killed_trainer_by_a_bounded_time() -> None:
     code = """
         import subprocess, sys
-        child = "from kit.training import tracker_process as t; import os, threading, time; t.ORPHAN_SECONDS = 0.2; "
+        child = "from kit.runner import tracker_process as t; import os, threading, time; t.ORPHAN_SECONDS = 0.2; "
         child += "threading.Thread(target=t.leave_after, args=(os.getppid(),), daemon=True).start(); time.sleep(600)"
         print(subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.DEVNULL).pid)
         time = __import__("time"); time.sleep(1.5)

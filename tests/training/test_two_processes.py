@@ -29,7 +29,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.training.trainer import make_trainer_class
+from kit.trainer.trainer import make_trainer_class
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter, drift

@@ -27,8 +27,10 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.training import packed_scoring, packing_proof
-from kit.training.trainer import make_trainer_class
+from kit.scoring import scorer as packed_scoring
+
+from kit.scoring import packing_proof
+from kit.trainer.trainer import make_trainer_class
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter

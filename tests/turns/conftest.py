@@ -54,7 +54,7 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
         from peft import LoraConfig
         from trl import GRPOConfig
 
-        from kit.training.trainer import make_trainer_class
+        from kit.trainer.trainer import make_trainer_class
 
         seen: list[dict[str, Any]] = []
 

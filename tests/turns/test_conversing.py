@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kit.environments.calculator import Calculator
-from kit.evaluation.conversing import Talker, environment_rewards, own_tokens
-from kit.training.interaction import Interaction
+from kit.generation.multi_turn import Talker, environment_rewards, own_tokens
+from kit.generation.tools import Interaction
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
 ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4

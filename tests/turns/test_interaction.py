@@ -11,7 +11,7 @@ from tiny_qwen import tiny_tokenizer
 from kit.config import GenerationConfig
 from kit.environments.calculator import Calculator, evaluate
 from kit.errors import ConfigError, ModelError
-from kit.training.interaction import Interaction, check_turns, checked_rollout, load_interaction
+from kit.generation.tools import Interaction, check_turns, checked_rollout, load_interaction
 
 OWN = '''
 def add(left: int, right: int) -> int:
@@ -153,7 +153,7 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
 
 def test_the_configuration_is_checked_as_a_whole(attempt: Any, tree: dict[str, Any], tool_folder: Path) -> None:
     from kit.config import load_config
-    from kit.validation import check
+    from kit.runner.validate import check
 
     calculator = "generation.environment=kit.environments.calculator:Calculator"
     with pytest.raises(ModelError, match="does not render calls"):

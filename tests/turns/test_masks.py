@@ -11,7 +11,7 @@ import torch
 from kit.environments.calculator import Calculator
 from kit.errors import ObjectiveError
 from kit.objective.recipes import recipe_names
-from kit.training.parts import measured, part_of
+from kit.trainer.micro_batch import measured, part_of
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
 NewTrainer = Callable[..., Any]
@@ -52,7 +52,7 @@ def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
 
 
 def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any]) -> None:
-    from kit.training.recording import columns
+    from kit.runner.recording import columns
 
     rollouts: list[Any] = []
     generated(scripted(rollout_sinks=[rollouts.append]))
@@ -66,7 +66,7 @@ def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any])
 
 
 def test_a_call_that_nothing_answers_is_cut(scripted: Callable[..., Any]) -> None:
-    from kit.training.recording import columns
+    from kit.runner.recording import columns
 
     rollouts: list[Any] = []
     most = {"arguments": {"max_tool_calling_iterations": 1}}
@@ -150,7 +150,7 @@ def test_the_loss_is_that_of_the_policys_tokens_alone(scripted: Callable[..., An
 
 
 def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> None:
-    from kit.training.interaction import checked_rollout
+    from kit.generation.tools import checked_rollout
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         count = len(prompts)

@@ -136,12 +136,12 @@ def test_what_no_page_puts_aside_is_not_brought_back(forged: Any) -> None:
 
 
 def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.api
+    import kit.api.launch
     from kit.ui import bench
     from kit.ui.step_plan import launch
 
     monkeypatch.setattr(bench.Benches, "ask", lambda self, *given, **named: [])
-    monkeypatch.setattr(kit.api, "start", lambda config: SimpleNamespace(id=config.run.id))
+    monkeypatch.setattr(kit.api.launch, "start", lambda config: SimpleNamespace(id=config.run.id))
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
     assert place == "/run?run=typed-last", note
@@ -153,10 +153,10 @@ def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.api
+    import kit.api.launch
 
     forced: list[bool] = []
-    monkeypatch.setattr(kit.api, "resume", lambda run_id, root, *, force, detach: forced.append(force))
+    monkeypatch.setattr(kit.api.launch, "resume", lambda run_id, root, *, force, detach: forced.append(force))
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     site.store.create("plain").write_status("stopped")
     site.store.create("changed").write_status("stopped", refused="data.json: sha256 differs")

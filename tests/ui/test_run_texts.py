@@ -13,7 +13,7 @@ from made_runs import batch, make
 
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
-from kit.exporting.formats import FORMATS
+from kit.export.formats import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import (
     chat_pool,

@@ -17,7 +17,7 @@ from playwright.sync_api import Page as Tab
 from test_browser import browser, press, sees, step, tab
 from test_runs_browser import choose
 
-import kit.api
+import kit.api.launch
 from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
@@ -55,7 +55,7 @@ def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
         patch.setattr(bench.Benches, "ask", answer)
-        patch.setattr(kit.api, "start", begin)
+        patch.setattr(kit.api.launch, "start", begin)
         patch.setattr(home, "ask_to_stop", note("stop"))
         patch.setattr(run_actions, "stop_now", note("stop now"))
         patch.setattr(run_actions, "go_on", note("resume"))

@@ -40,7 +40,7 @@ def _scaled_loss(trainer: Any, base: type) -> None:
 
 def _mask_dropped(trainer: Any, base: type) -> None:
     """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
-    from kit.training import right_packing
+    from kit.scoring import right_packing
 
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
@@ -81,8 +81,8 @@ def _static(bench: Any) -> dict[str, str]:
     from trl import GRPOConfig, GRPOTrainer
 
     from kit.errors import KitError
-    from kit.training import guards
-    from kit.training.backend import Backend
+    from kit.models.backend import Backend
+    from kit.trainer import trl_compat as guards
 
     class Shorter(GRPOTrainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.objective.recipes import recipe_names
-from kit.training.guards import TRL_LOSS_ARGUMENTS
+from kit.trainer.trl_compat import TRL_LOSS_ARGUMENTS
 
 pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
 WITH_KL = "grpo with kl"
@@ -90,7 +90,7 @@ def test_the_calls_take_what_they_are_given(worked: Worked) -> None:
     from peft import LoraConfig
 
     from kit.config import ModelConfig
-    from kit.training.unsloth_model import Loading, adapter_arguments, model_arguments
+    from kit.models.unsloth import Loading, adapter_arguments, model_arguments
 
     calls = worked["unsloth"]["calls"]
     engine = {"gpu_memory_utilization": 0.3, "float8_kv_cache": True, "max_lora_rank": 8}

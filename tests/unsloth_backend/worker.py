@@ -63,7 +63,7 @@ class Bench:
     def arguments(self, **changes: Any) -> Any:
         from trl import GRPOConfig
 
-        from kit.training.arguments import pinned
+        from kit.trainer.arguments import pinned
 
         spoken = {self.tokenizer.eos_token_id, *range(20, 28)}
         given: dict[str, Any] = {
@@ -90,7 +90,7 @@ class Bench:
         import torch
         from datasets import Dataset
 
-        from kit.training.trainer import make_trainer_class
+        from kit.trainer.trainer import make_trainer_class
 
         def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
             return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
@@ -171,8 +171,8 @@ def computed(bench: Bench, make: Callable[[str, Any], tuple[list[dict[str, Any]]
 def with_kits_arguments(which: str) -> dict[str, Any]:
     """What `grpo_config` makes of a configuration, as plain values."""
     from kit.config import load_config
-    from kit.training.arguments import grpo_config
-    from kit.training.backend import Backend
+    from kit.models.backend import Backend
+    from kit.trainer.arguments import grpo_config
 
     config = load_config("quickstart", ["model.dtype=float32"])
     backend = Backend("transformers" if which == "stock" else "unsloth", "cuda", "")
@@ -197,8 +197,8 @@ def unsloth(folder: Path) -> dict[str, Any]:
     from guards_on_unsloth import planted
     from unsloth import FastLanguageModel
 
-    from kit.training.arguments import true_defaults
-    from kit.training.trainer import make_trainer_class
+    from kit.trainer.arguments import true_defaults
+    from kit.trainer.trainer import make_trainer_class
 
     bench = Bench(folder)
     theirs = torch.load(folder / "stock.pt", weights_only=False)["recipes"]

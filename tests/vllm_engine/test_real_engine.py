@@ -142,7 +142,7 @@ def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not
 def test_weights_that_are_not_handed_over_are_noticed(
     attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kit.training.vllm_engine import WatchedGeneration
+    from kit.generation.vllm import WatchedGeneration
 
     monkeypatch.setattr(WatchedGeneration, "sync_weights", lambda self: None)
     one = attempt("optimisation.steps=3", "optimisation.learning_rate=0.02")
@@ -178,7 +178,7 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
-    from kit.training.vllm_engine import WatchedGeneration
+    from kit.generation.vllm import WatchedGeneration
 
     folder = shutil.copytree(engine_tree["model"]["name"], tmp_path / "thinker")
     tokenizer = AutoTokenizer.from_pretrained(folder)

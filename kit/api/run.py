@@ -1,0 +1,254 @@
+"""A handle on a run: everything that can be read of it, or done to it. No torch.
+
+A run's directory is the only truth; a `Run` holds nothing but the path to it, so it can be made again at any time:
+`kit.Run("quickstart-20260101-120000").plot()`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import ConfigError, RunError
+from kit.runs.child import STOPPED, call
+from kit.runs.store import ALIVE, RunDir, RunStore
+
+if TYPE_CHECKING:
+    from array import array
+
+    from matplotlib.figure import Figure
+
+POLL_SECONDS = 0.2
+EVALUATOR = "kit.runner.evaluate"
+
+
+class Run:
+    """A run by its id: live while it trains, and afterwards. Raises `RunError` when there is none of that id."""
+
+    def __init__(self, id: str, root: str | Path = "runs") -> None:
+        self._dir: RunDir = RunStore(root).open(id)
+        self.id = id
+
+    def __repr__(self) -> str:
+        status = self.status
+        step, total = status.get("step"), status.get("total_steps")
+        parts = [self.id, str(status["state"])]
+        if step is not None:
+            parts.append(f"step {step}/{total}" if total else f"step {step}")
+        rewards = [line["reward"] for line in self.metrics() if line.get("reward") is not None]
+        if rewards:
+            parts.append(f"reward {rewards[-1]:.3f}")
+        return f"<Run {', '.join(parts)}, in {self.path}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run: its state, main figures, curves and held-out scores."""
+        from kit.report.card import card
+
+        return card(self._dir)
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self._dir.path
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """State, step, heartbeat and so on; a run whose process died reads `interrupted`."""
+        return self._dir.status()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping a logged step, oldest first."""
+        return self._dir.metrics()
+
+    def columns(self) -> dict[str, array[float]]:
+        """Numbers by key, one a logged step, NaN where a step has none: `metrics` for charts, and fast for long runs."""
+        return self._dir.columns()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Phases, checkpoints and alerts, oldest first."""
+        return self._dir.events()
+
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """Held-out scores by name: `before`, `step-00050` and so on, `after`, then any others."""
+        return self._dir.evaluations()
+
+    def completions(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Saved completions with their rewards, of one step or of all; empty when none were saved."""
+        import pyarrow.parquet as pq
+
+        rows: list[dict[str, Any]] = []
+        for path in sorted(self._dir.completions.glob("*.parquet")):
+            try:
+                rows += pq.read_table(path).to_pylist()
+            except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+                raise RunError(f"{path} cannot be read: {error}.") from error
+        return rows if step is None else [row for row in rows if row.get("step") == step]
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Reward, held-out accuracy, completion length, KL and entropy over steps, as far as there are any.
+
+        Saves the figure to `path` when given (.png, .svg, .pdf). Raises `RunError` when there is nothing to draw yet.
+        """
+        from kit.report.figures import draw
+
+        return draw(self.id, self.metrics(), self.evaluations(), path)
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Waits until the run has ended, however it ends.
+
+        Raises `RunError` when it has not within `timeout` seconds, or when it was refused to go on (`resume`).
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (state := self._dir.settled()["state"]) in ALIVE:
+            if end is not None and time.monotonic() >= end:
+                raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it goes on.")
+            time.sleep(POLL_SECONDS)
+        if (refused := self.status.get("refused")) is not None:
+            raise RunError(f"The run '{self.id}' did not go on, and is {state} as before: {refused}")
+        return self
+
+    def watch(self) -> None:
+        """Shows the run in a notebook, live, until it has ended; an interrupt of the cell ends the watching, not the run."""
+        from kit.api.notebook import watch
+
+        watch(self._dir)
+
+    def stop(self, timeout: float | None = None, *, now: bool = False) -> dict[str, Any]:
+        """Ends the run after its step, with a checkpoint, and returns its last status once it has ended.
+
+        Args:
+            timeout: seconds after which it is not asked but made to; None: as its steps need.
+            now: not to wait for the step; what was learned since the last checkpoint is lost.
+
+        Raises:
+            RunError: the run lives on another machine, or belongs to another user.
+        """
+        from kit.runs.stopping import stop
+
+        return stop(self._dir, timeout=timeout, now=now)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Writes the run's report, one self-contained HTML file, and returns its path: `report.html` in the run's directory.
+
+        Works in any state; what is missing or damaged is named in it. Raises `RunError` when it cannot be written.
+        """
+        from kit.report.run_report import write_report
+
+        return write_report(self._dir, path)
+
+    def evaluate(
+        self,
+        *,
+        checkpoint: str | int | None = None,
+        name: str = "again",
+        changes: Sequence[str] = (),
+        progress: bool = False,
+        **overrides: Any,
+    ) -> dict[str, Any]:
+        """Scores the trained model on held-out rows again, in a process of its own, and returns the scores.
+
+        Args:
+            checkpoint: `best`, `last` or a step; None is the run's result in adapter/.
+            name: the scores are filed as eval/NAME.json.
+            changes: `section.key=value` strings of the sections evaluation and generation.
+            progress: let the process print its progress and the table of scores.
+            overrides: keys of the configuration's evaluation section: `run.evaluate(prompts=50, k=8)`.
+
+        Raises:
+            KitError: a mistake of the user's.
+            RunError: the process crashed or was stopped.
+        """
+        request = {
+            "run_dir": str(self.path.resolve()),
+            "overrides": self._evaluation_changes(changes, overrides),
+            "checkpoint": checkpoint,
+            "name": _evaluation_name(name),
+        }
+        filed = self._dir.eval / f"{name}.json"
+        before = filed.stat().st_mtime_ns if filed.is_file() else None
+        outcome = call(EVALUATOR, request, quiet=not progress)
+        if outcome.error is not None:
+            outcome.error.shown = outcome.shown
+            raise outcome.error
+        if outcome.code == STOPPED and (not filed.is_file() or filed.stat().st_mtime_ns == before):
+            raise RunError(f"The evaluation of {self.id} was stopped before it had a result.")
+        result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
+        return result
+
+    def export(
+        self,
+        to: str,
+        *,
+        out: str | Path | None = None,
+        checkpoint: str | int | None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Writes the trained model in another form, in a process of its own, holds it against the source, and says how close
+        it is. The result is filed as export/FORMAT.json, too.
+
+        Args:
+            to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf`, `ollama` or `hub`.
+            out: the folder; None is export/FORMAT in the run's directory.
+            checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a run under way.
+            progress: let the process print what it does.
+            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp, repo, private, push: the command
+                line's options of `grpo-kit export`, which see.
+
+        Raises:
+            NotVerified: it was written and is not what was trained; a `RunError` with the figures in `result`.
+            KitError: a mistake of the user's, a full disk, a process that died.
+        """
+        from kit.export.face import Wish, export
+
+        return export(self._dir, Wish(to, out=out, checkpoint=checkpoint, **options), progress=progress)
+
+    def chat(self, prompt: str | None = None, *, checkpoint: str | int | None = None, **how: Any) -> dict[str, Any]:
+        """Asks the base model and the tuned one the same, with the same seed: `{prompt, reference, base, tuned}`.
+
+        Each side is a mapping of text, tokens, finish (`stop`, `length`), seconds and reward. For more than one question
+        keep a session, which keeps the models loaded: `kit.chat.client.open_chat`.
+
+        Args:
+            prompt: what to ask; or `heldout=N`, the N-th held-out prompt.
+            checkpoint: `best`, `last` or a step; None is the run's result.
+            how: heldout, reference (the right answer, for the reward), sides, seed, temperature (0: greedy), top_p, top_k,
+                min_p, max_tokens; what is left out is as in the run.
+
+        Raises:
+            KitError: a mistake of the user's, or a process that died.
+        """
+        from kit.chat.client import open_chat
+
+        with open_chat(self._dir, checkpoint) as session:
+            return session.answer(prompt, **how)
+
+    def _evaluation_changes(self, changes: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
+        """The overrides of a new evaluation, checked. Raises `ConfigError`."""
+        from kit.config import load_config
+
+        given = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
+        other = [change for change in given if change.partition(".")[0].strip() not in ("evaluation", "generation")]
+        if other:
+            raise ConfigError(
+                f"{other[0]}: an evaluation of weights that are there can change keys of the sections evaluation and "
+                "generation only, for example evaluation.k=8; for anything else train anew."
+            )
+        if not self._dir.config.is_file():
+            raise RunError(f"Run '{self.id}' has no config.yaml yet, so there is nothing to evaluate.")
+        load_config(self._dir.config, given)
+        return given
+
+
+def _evaluation_name(name: str) -> str:
+    """A file name for an evaluation made by hand. Raises `RunError` for one that a run uses itself."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name in ("before", "after") or name.startswith("step-"):
+        raise RunError(
+            f"An evaluation cannot be called '{name}': 1 to 64 lower-case letters, digits and dashes, and not before, after or "
+            "step-..., which are the run's own."
+        )
+    return name

@@ -1,0 +1,260 @@
+"""The command line. Every verb imports what it needs inside, so that `grpo-kit --help` answers at once.
+
+Exit codes: 0 done, 2 the user's error (one message on stderr, no traceback unless --debug), 130 Ctrl-C, 1 a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kit import __version__
+from kit.cli import export as cli_export
+from kit.cli import plan as cli_plan
+from kit.cli import runs as cli_runs
+from kit.cli import study as cli_study
+from kit.cli import ui as cli_ui
+from kit.cli.model import model_app
+from kit.cli.objective import objective_app
+from kit.cli.reward import reward_app
+from kit.cli.tables import print_table
+from kit.runs.child import CRASHED, STOPPED, USER_ERROR, is_user_error
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+
+
+class KitGroup(TyperGroup):
+    """Turns the errors of all verbs into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a verb. Raises `typer.Exit` in place of user errors and Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(STOPPED) from None
+        except Exception as error:
+            if ctx.params.get("debug") or not is_user_error(error):
+                raise
+            if not getattr(error, "shown", False):
+                _complain(str(error))
+            raise typer.Exit(USER_ERROR) from None
+
+
+app = typer.Typer(
+    cls=KitGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: the rich one takes three times as long to import
+    add_completion=False,
+    context_settings={"max_content_width": 110},
+    help="Fine-tune language models with GRPO on one GPU, or on this machine's CPU. Begin with: grpo-kit quickstart",
+)
+config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
+data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
+app.add_typer(config_app, name="config")
+app.add_typer(reward_app, name="reward")
+app.add_typer(objective_app, name="objective")
+app.add_typer(data_app, name="data")
+app.add_typer(model_app, name="model")
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once it has started; it goes on by itself.")]
+RunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"grpo-kit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors, too.")] = False,
+) -> None:
+    """Options of all verbs."""
+
+
+@app.command()
+def quickstart(
+    seed: Annotated[int | None, typer.Option(help="Seed of adapters, sampling and data order.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    objective: Annotated[str | None, typer.Option(help="Recipe of the loss: grpo, dr_grpo, dapo, ...")] = None,
+    override: Overrides = None,
+    run_id: RunId = None,
+    detach: Detach = False,
+) -> None:
+    """Run all of it on the embedded model: a few minutes, no GPU."""
+    _train("quickstart", override, detach, seed=seed, steps=steps, objective=objective, run_id=run_id)
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    override: Overrides = None,
+    skip_bad_rows: SkipBadRows = False,
+    run_id: RunId = None,
+    detach: Detach = False,
+) -> None:
+    """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
+    _train(config, [*(override or []), *_skipping(skip_bad_rows)], detach, run_id=run_id)
+
+
+def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
+    from kit.api.launch import launch
+    from kit.runner.request import prepare
+
+    prepared = prepare(config, override or [], **shortcuts)
+    if detach:
+        cli_runs.start_detached(prepared)
+        return
+    _, outcome = launch(prepared)
+    if outcome.error is not None and not outcome.shown:
+        _complain(str(outcome.error))
+    raise typer.Exit(outcome.code)
+
+
+@app.command()
+def validate(config: ConfigArgument, override: Overrides = None, skip_bad_rows: SkipBadRows = False) -> None:
+    """Check CONFIG without running it."""
+    loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
+
+    from kit.runner.validate import check
+
+    for note in check(loaded):
+        typer.echo(f"  {note}")
+    typer.echo(f"{config} can be run.")
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.yaml"),
+    preset: Annotated[str, typer.Option(metavar="NAME", help="Preset to start from.")] = "quickstart",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a YAML file with every key and its meaning."""
+    from kit.config import load_config
+    from kit.config.schema import commented_yaml
+    from kit.errors import ConfigError
+    from kit.runs.files import write_atomic
+
+    text = commented_yaml(load_config(preset))
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a file name, e.g. {path / 'run.yaml'}.")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; choose another name, or overwrite it with --force.")
+    write_atomic(path, text)
+    typer.echo(f"Wrote {path}. Edit it, check it with: grpo-kit validate {path}")
+
+
+app.command()(cli_plan.doctor)
+app.command()(cli_plan.plan)
+app.command()(cli_runs.ps)
+app.command()(cli_runs.logs)
+app.command()(cli_runs.stop)
+app.command()(cli_runs.resume)
+app.command("eval")(cli_study.evaluate)
+app.command()(cli_study.report)
+app.command()(cli_export.export)
+app.command()(cli_export.chat)
+app.command()(cli_study.compare)
+app.command()(cli_study.sweep)
+app.command()(cli_ui.ui)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration."""
+    from kit.config.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@config_app.command("show")
+def config_show(config: ConfigArgument, override: Overrides = None) -> None:
+    """Print CONFIG with every default written out."""
+    typer.echo(_load(config, override or []).to_yaml(), nl=False)
+
+
+@config_app.command("presets")
+def config_presets() -> None:
+    """List the configurations that come with the kit."""
+    from kit.config import find_config, preset_names
+
+    print_table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
+
+
+@data_app.command("preview")
+def data_preview(
+    config: ConfigArgument,
+    override: Overrides = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
+    skip_bad_rows: SkipBadRows = False,
+) -> None:
+    """Show what is read: counts, and rows of both sides."""
+    from kit.data import load_data, preview
+
+    split = load_data(_load(config, [*(override or []), *_skipping(skip_bad_rows)]).data)
+    counts = {name.replace("_", " "): count for name, count in split.info["rows"].items() if count}
+    typer.echo(f"{split.info['source']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    for note in split.info["notes"]:
+        typer.echo(f"note: {note}")
+    for row in preview(split, rows):
+        typer.echo(f"\n[{row.pop('side')}]")
+        for column, value in row.items():
+            typer.echo(f"  {column}: {_shorten(value)}")
+
+
+def _load(config: str, override: list[str]) -> RunConfig:
+    from kit.config import load_config
+
+    return load_config(config, override)
+
+
+def _skipping(skip: bool) -> list[str]:
+    return ["data.skip_bad_rows=true"] if skip else []
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _first_comment(path: Path) -> str:
+    return _first_line(path.read_text(encoding="utf-8")).lstrip("# ")
+
+
+def _shorten(value: Any, limit: int = 300) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _complain(message: str) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    console.print("[red]error:[/red]", end=" ")
+    console.print(message, markup=False, highlight=False)
+
+
+def main() -> None:
+    """Entry of the console script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except BrokenPipeError:
+        sys.exit(CRASHED)

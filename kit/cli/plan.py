@@ -1,0 +1,163 @@
+"""The verbs `doctor` and `plan`: is the machine fit, will the run learn, will it fit, how long will it take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit.cli.tables import print_table
+
+GIB = 1024**3
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")]
+
+
+def doctor(
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="Also: will this configuration learn?")
+    ] = None,
+    override: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=2, help="Training prompts to sample.")] = 32,
+    k: Annotated[int | None, typer.Option(min=2, help="Completions a prompt; by default the group size.")] = None,
+    as_json: AsJson = False,
+    root: Annotated[Path | None, typer.Option(help="Folder that holds the runs.")] = None,
+) -> None:
+    """Check this machine; with CONFIG also whether it will learn.
+
+    The model is sampled, to see whether the task gives it anything to learn from.
+    """
+    from kit.config import load_config
+    from kit.planning.machine import check_machine, failed, report
+
+    loaded = load_config(config, override or []) if config is not None else None
+    folder, model = (loaded.run.root, loaded.model) if loaded is not None else ("runs", None)
+    checks = check_machine(root or folder, model)
+    result: dict[str, Any] = {"machine": report(checks)}
+    if not as_json:
+        print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
+    if loaded is not None and not failed(checks):
+        from kit.planning.signal import check
+
+        result["signal"] = check(loaded, prompts=prompts, k=k, progress=not as_json)
+        if not as_json:
+            _show_signal(result["signal"])
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    if failed(checks):
+        raise typer.Exit(1)
+
+
+def plan(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")],
+    override: Overrides = None,
+    card: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Run 2 steps of the worst case here, and measure.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan memory and time of CONFIG, and what makes it fit."""
+    from kit.config import load_config
+    from kit.planning.cards import find_card
+    from kit.planning.plan import plan as make_plan
+
+    loaded = load_config(config, override or [])
+    name = " ".join([config, *(f"-o {one}" for one in override or [])]) if override else config
+    found = make_plan(loaded, card=find_card(card) if card else None, name=config, given=override or [])
+    if probe:
+        found |= {"probe": _probe(loaded, found, quiet=as_json)}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _show_plan(name, found)
+
+
+def _probe(config: Any, found: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    from kit.planning.probe import probe
+
+    measured = probe(config, progress=not quiet)
+    found["seconds_per_step"]["measured"] = measured["seconds"][-1]
+    found["hours"] = measured["seconds"][-1] * config.optimisation.steps / 3600
+    found["time_is"] = "measured"
+    return measured
+
+
+def _show_plan(name: str, found: dict[str, Any]) -> None:
+    memory = found["memory"]
+    rows = [["always", term, _gib(size)] for term, size in memory["always"].items()]
+    for phase, terms in memory["phases"].items():
+        mark = f"{phase} (highest)" if phase == memory["phase"] else phase
+        rows += [[mark, term, _gib(size)] for term, size in terms.items() if size]
+    typer.echo(f"{name}: {found['model']['parameters'] / 1e6:.1f}M weights, on {found['place']}")
+    print_table(["when", "what", "GiB"], rows)
+    verdict = "fits" if found["fits"] else "does not fit"
+    typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(found['room_bytes'])} GiB: {verdict}.")
+    for fix in found["fixes"] or []:
+        typer.echo(f"  -o {fix['override']}   ({fix['harm']})")
+    if found["command"]:
+        typer.echo(f"Would fit: {found['command']}")
+    elif not found["fits"]:
+        typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
+    seconds = found["seconds_per_step"]
+    step = seconds.get("measured", seconds["step"])
+    typer.echo(f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all.")
+    if "probe" in found:
+        typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
+    if worst := found.get("probe", {}).get("worst_step"):
+        typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
+    for name, state in found["savings"].items():
+        typer.echo(f"{name}: {state}")
+    print_table(["card", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
+                [_card_row(card) for card in found["cards"]])  # fmt: skip
+    for note in found["notes"]:
+        typer.echo(f"note: {note}")
+
+
+def _card_row(card: dict[str, Any]) -> list[str]:
+    sizes = [
+        f"{one['group']}x{one['completion']} ({one['micro_batch']})" for one in card["largest"] if one["completion"]
+    ]
+    return [
+        card["card"],
+        f"{card['peak_gib']:.1f}",
+        "yes" if card["fits"] else "no",
+        f"{card['seconds_per_step']:.1f}",
+        ", ".join(sizes) or "-",
+    ]
+
+
+def _show_signal(found: dict[str, Any]) -> None:
+    rows = [[name, _estimate(found[name])] for name in found if isinstance(found[name], dict) and "low" in found[name]]
+    rows += [
+        ["tokens/s", f"{found['tokens_per_second']:.0f}"],
+        ["reward latency p50, p95", "{p50:.1f}, {p95:.1f} ms".format(**found["reward_latency_ms"])],
+        ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
+            **found["seconds"])],
+        ["whole run (estimate)", _duration(found["hours"])],
+    ]  # fmt: skip
+    print_table([f"{found['prompts']} prompts x {found['k']}", "value [95 % interval]"], rows)
+    verdict = found["verdict"]
+    typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
+    if verdict["change"]:
+        typer.echo(f"Change: {verdict['change']}")
+    if found.get("note"):
+        typer.echo(f"note: {found['note']}")
+
+
+def _duration(hours: float) -> str:
+    """Hours from one on, else minutes, else seconds: never 0.0 of a unit that is too large."""
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.1f} min" if 60 * hours >= 1 else f"{3600 * hours:.0f} s"
+
+
+def _estimate(value: dict[str, float]) -> str:
+    return "{value:.3f} [{low:.3f}, {high:.3f}]".format(**value)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}"

@@ -1,0 +1,196 @@
+"""The verbs of runs: `ps`, `logs`, `stop`, `resume`, and what `--detach` says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kit.cli.tables import print_plain
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.runs.store import RunDir
+
+SHOWN = 20
+"""Ended runs that `ps` lists unless told otherwise; live ones are always listed."""
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="A run's id, as `grpo-kit ps` lists it.", show_default=False)]
+Root = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
+
+
+def ps(
+    root: Root = Path("runs"),
+    everything: Annotated[bool, typer.Option("--all", help=f"More than the latest {SHOWN}.")] = False,
+    number: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="The latest N.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list, with whatever status.json holds.")] = False,
+) -> None:
+    """List runs, the latest first: state, step, reward, time left."""
+    from kit.runs.store import ALIVE, RunStore
+
+    found = RunStore(root).statuses()
+    limit = len(found) if everything else number or SHOWN
+    shown = [
+        pair for place, pair in enumerate(found) if place < limit or (number is None and pair[1]["state"] in ALIVE)
+    ]
+    if as_json:
+        records = [{"id": run.id, "reward": _reward(run)} | status for run, status in shown]
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+        return
+    if not found:
+        typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
+        return
+    print_plain(["run", "state", "step", "reward", "time left"], [_row(run, status) for run, status in shown])
+    if len(shown) < len(found):
+        typer.echo(f"{len(found) - len(shown)} earlier runs: grpo-kit ps --all")
+
+
+def _row(run: RunDir, status: dict[str, Any]) -> list[str]:
+    step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
+    reward = _reward(run)
+    progress = "-" if step is None else f"{step}/{total}" if total else str(step)
+    return [run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", _left(eta)]
+
+
+def _reward(run: RunDir) -> float | None:
+    """The last training reward, from the end of the metrics file."""
+    from kit.errors import RunError
+
+    with contextlib.suppress(RunError):
+        for line in run.last_metrics():
+            if isinstance(reward := line.get("reward"), (int, float)):
+                return reward
+    return None
+
+
+def _left(seconds: Any) -> str:
+    if not isinstance(seconds, (int, float)):
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def logs(
+    run_id: Id,
+    root: Root = Path("runs"),
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    number: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Lines to begin with.")] = 40,
+) -> None:
+    """Show what a run has printed and logged, crashes included."""
+    from kit.runs.follow import Log
+    from kit.runs.follow import follow as following
+    from kit.runs.store import RunStore
+
+    run = RunStore(root).open(run_id)
+    if not follow:
+        text = Log(run.log).tail(number)
+        _write(text)
+        if not text and number:
+            typer.echo(f"Its log is empty. {ending(run)}", err=True)
+        return
+    for text in following(run, number):
+        _write(text)
+    typer.echo(ending(run), err=True)
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def ending(run: RunDir) -> str:
+    """`Run 'a' is stopped at step 7/80: control/stop. Go on with: grpo-kit resume a`."""
+    status = run.settled()
+    step, total, reason = (status.get(key) for key in ("step", "total_steps", "reason"))
+    at = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
+    why = f": {reason}" if reason else ""
+    hint = "" if status["state"] in ("finished", "queued", "starting", "running") else _resume_hint(run)
+    refused = f" It was refused to go on: {status['refused']}" if status.get("refused") else ""
+    return f"Run '{run.id}' is {status['state']}{at}{why}.{refused}{hint}"
+
+
+def _resume_hint(run: RunDir) -> str:
+    if not run.config.is_file():
+        return ""
+    how = "Go on with" if run.last_checkpoint is not None else "Start it again from the beginning with"
+    return f" {how}: grpo-kit resume {run.id}{run.root_option}"
+
+
+def stop(
+    run_id: Id,
+    root: Root = Path("runs"),
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Before it is made to end; by default as its steps need."),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for the step; what came after the last checkpoint is lost.")
+    ] = False,
+) -> None:
+    """Let a run finish its step, save and end. Make it end if it does not."""
+    from kit.runs.stopping import stop as stopping
+    from kit.runs.stopping import what_is_saved
+    from kit.runs.store import ALIVE, RunStore
+
+    run = RunStore(root).open(run_id)
+    status = run.status()
+    if status["state"] not in ALIVE:
+        typer.echo(f"There is nothing to stop. {ending(run)}")
+        return
+    typer.echo(f"Stopping '{run_id}'." if now else f"Stopping '{run_id}': {what_is_saved(status)}.")
+    stopping(run, timeout=timeout, now=now, tell=typer.echo)
+    last = run.checkpoints[-1:]
+    typer.echo(ending(run) + (f"\nIts last checkpoint is {last[0]}" if last else ""))
+    if run.status()["state"] in ALIVE:
+        raise typer.Exit(1)
+
+
+def resume(
+    run_id: Id,
+    root: Root = Path("runs"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where data, configuration or packages changed; it is recorded.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it has started; it goes on by itself.")] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
+    ] = None,
+) -> None:
+    """Go on with a run that was stopped, killed or failed.
+
+    From its last whole checkpoint, or from the beginning where there is none.
+    """
+    from kit.api.launch import relaunch
+    from kit.runs.store import RunStore
+
+    where = RunStore(root).open(run_id).where_resumed()
+    _, outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
+    if outcome.error is not None and not outcome.shown:
+        typer.echo(f"error: {outcome.error}", err=True)
+    elif detach:
+        typer.echo(f"Run '{run_id}' {where}.")
+        _say_detached(run_id, root)
+    raise typer.Exit(outcome.code)
+
+
+def start_detached(config: RunConfig) -> None:
+    """Checks the configuration as `validate` does, starts it, and says how to follow it. Raises `KitError`."""
+    from kit.api.launch import start
+    from kit.runner.validate import check
+
+    check(config)
+    run = start(config)
+    typer.echo(run.id)
+    _say_detached(run.id, Path(config.run.root), err=True)
+
+
+def _say_detached(run_id: str, root: Path, *, err: bool = False) -> None:
+    where = "" if root == Path("runs") else f" --root {root}"
+    typer.echo(f"Follow it: grpo-kit logs -f {run_id}{where}    Stop it: grpo-kit stop {run_id}{where}", err=err)

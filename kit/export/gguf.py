@@ -1,0 +1,215 @@
+"""GGUF: by llama.cpp's converter and quantiser where they are, by Unsloth's path on a GPU where they are not."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import EnvironmentUnsupported, ModelError, RunError
+from kit.export.formats import CONVERTED
+
+if TYPE_CHECKING:
+    from kit.export.source import Source
+
+CONVERTER = "convert_hf_to_gguf.py"
+QUANTIZER = "llama-quantize"
+VARIABLES = ("GRPO_KIT_LLAMA_CPP", "LLAMA_CPP_DIR")
+PLACES = ("~/.unsloth/llama.cpp", "~/llama.cpp", "llama.cpp")
+"""Where people and Unsloth have llama.cpp."""
+INSTALL = (
+    "Get llama.cpp (git clone https://github.com/ggml-org/llama.cpp, then cmake -B build && cmake --build build -t "
+    "llama-quantize) and name its folder with --llama-cpp FOLDER or GRPO_KIT_LLAMA_CPP=FOLDER"
+)
+SHAPES = {
+    "block_count": "num_hidden_layers", "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}  # fmt: skip
+"""Header keys of a GGUF file, after its architecture's name, and what transformers calls them."""
+BINARIES = ("", "build/bin", "build/bin/Release", "bin")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """llama.cpp's converter (a Python file) and quantiser (a program); `unsloth`: neither, and Unsloth's path is taken."""
+
+    converter: Path | None
+    quantizer: Path | None
+    unsloth: bool = False
+
+
+def find_tools(quantization: str, folder: str | None = None, *, unsloth: bool = False) -> Tools:
+    """What a conversion to `quantization` takes: from `folder`, else the environment, the path, the usual places.
+
+    Raises `EnvironmentUnsupported` that names what is missing and how to get it.
+    """
+    named = folder or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), None)
+    if named is not None and not Path(named).expanduser().is_dir():
+        raise EnvironmentUnsupported(f"{named}: there is no such folder. {INSTALL}.")
+    folders = [Path(named).expanduser()] if named else [Path(place).expanduser() for place in PLACES]
+    converter = _first(folders, ("",), CONVERTER) or (None if named else _on_path(CONVERTER))
+    quantizer = _first(folders, BINARIES, QUANTIZER) or _on_path(QUANTIZER)
+    if converter is None:
+        if unsloth and not named:
+            return Tools(None, None, unsloth=True)
+        where = f"in {named}" if named else "in the usual places or on the path"
+        raise EnvironmentUnsupported(f"GGUF needs llama.cpp's {CONVERTER}, and there is none {where}. {INSTALL}.")
+    if quantization not in CONVERTED and quantizer is None:
+        raise EnvironmentUnsupported(
+            f"The quantisation {quantization} needs llama.cpp's {QUANTIZER}, and there is none beside {converter} or on the "
+            f"path. {INSTALL}; or take --quantization q8_0, which the converter writes by itself."
+        )
+    return Tools(converter, quantizer)
+
+
+def _first(folders: list[Path], below: tuple[str, ...], name: str) -> Path | None:
+    found = (folder / part / name for folder in folders for part in below)
+    return next((path.resolve() for path in found if path.is_file()), None)
+
+
+def _on_path(name: str) -> Path | None:
+    found = shutil.which(name) or next(
+        (str(Path(folder, name)) for folder in os.get_exec_path() if Path(folder, name).is_file()), None
+    )
+    return Path(found).resolve() if found else None
+
+
+def check_reader() -> None:
+    """Raises `EnvironmentUnsupported` without the package that reads GGUF files back for the verification."""
+    if importlib.util.find_spec("gguf") is None:
+        raise EnvironmentUnsupported(
+            "A GGUF file is verified by reading it back, which needs the package gguf. Install it with: pip install gguf "
+            "(or: uv sync --inexact --extra gguf), or leave the verification out with --no-verify."
+        )
+
+
+def convert(tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str) -> None:
+    """Writes `target` from a merged 16-bit model folder. Raises `RunError` with what the tool said last."""
+    if tools.unsloth:
+        return _by_unsloth(model, target, quantization)
+    direct = quantization in CONVERTED
+    half = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
+    first = target if direct else target.with_name("unquantised.gguf")
+    command = [sys.executable, str(tools.converter), str(model), "--outfile", str(first), "--model-name", name,
+               "--outtype", quantization if direct else half]  # fmt: skip
+    _run(command, "The conversion to GGUF", first)
+    if not direct:
+        _run([str(tools.quantizer), str(first), str(target), quantization.upper()], "The quantisation", target)
+        first.unlink()
+    return None
+
+
+def _run(command: list[str], what: str, written: Path) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    output = (done.stdout + done.stderr).strip()
+    if done.returncode == 0 and written.is_file() and written.stat().st_size:
+        return
+    if "pre-tokenizer was not recognized" in output:
+        raise ModelError(
+            "llama.cpp does not know how this model's tokenizer splits text (its converter says: BPE pre-tokenizer was not "
+            "recognized), so no GGUF file of it would read prompts as the model was trained to. Models whose tokenizer llama.cpp "
+            "knows can be exported; this one can be as adapter, merged-16bit or merged-4bit."
+        )
+    last = "\n".join(output.splitlines()[-6:])
+    raise RunError(f"{what} failed with exit code {done.returncode} ({' '.join(command[:3])} ...):\n{last}")
+
+
+def _by_unsloth(model: Path, target: Path, quantization: str) -> None:
+    """Unsloth's converter, which fetches and builds llama.cpp by itself. It is given merged weights, and merges nothing."""
+    from kit.models.backend import UNSLOTH, Backend, fast_language_model
+
+    loader = fast_language_model(Backend(UNSLOTH, "cuda", "for its GGUF converter"))
+    loaded, tokenizer = loader.from_pretrained(str(model), load_in_4bit=False)
+    place = target.parent / "unsloth"
+    try:
+        loaded.save_pretrained_gguf(str(place), tokenizer, quantization_method=quantization)
+    except Exception as error:  # whatever its build of llama.cpp raised
+        raise RunError(f"Unsloth's conversion to GGUF failed: {error}. {INSTALL}.") from error
+    written = [path for folder in (place, Path(f"{place}_gguf")) for path in sorted(folder.glob("*.gguf"))]
+    if not written:
+        raise RunError(f"Unsloth's conversion to GGUF wrote no file. {INSTALL}.")
+    max(written, key=lambda path: path.stat().st_mtime).replace(target)
+    for folder in (place, Path(f"{place}_gguf")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> tuple[Any, Any, list[str]]:
+    """Model and tokenizer as a GGUF file has them, its numbers multiplied out, and what is wrong with its header.
+
+    The model ends at all of `ends`, though the file holds few of them: see `ends_left_out`.
+    """
+    import torch
+
+    from kit.export.weights import load_plain
+
+    header = read_header(path)
+    # transformers reads some shapes wrongly from the file (Qwen3's head_dim, for one): they are held against it below.
+    config = copy.deepcopy(source.files.config)
+    how = {"gguf_file": path.name, "dtype": torch.float32, "use_safetensors": None, "config": config}
+    model = load_plain(source, str(path.parent), **how).to(device).eval()
+    trained = source.tokenizer
+    faults = check_shapes(header, config.get_text_config())
+    if header.get("tokenizer.chat_template") != (trained.chat_template or None):
+        faults.append("the chat template in the file is not the one of training")
+    end = header.get("tokenizer.ggml.eos_token_id")
+    if end not in ends:
+        faults.append(f"the file's end token is {end}, and completions end at {', '.join(map(str, ends))} in training")
+    words = header.get("tokenizer.ggml.tokens") or []
+    vocabulary = trained.get_vocab()
+    other = [word for word, place in vocabulary.items() if place >= len(words) or words[place] != word]
+    if other:
+        faults.append(f"{len(other)} of {len(vocabulary)} tokens differ from training, {other[0]!r} for one")
+    model.generation_config.eos_token_id = list(ends)
+    return model, trained, faults
+
+
+def ends_left_out(path: Path, tokenizer: Any, ends: Sequence[int]) -> str | None:
+    """What to say where training ended completions at more tokens than the file names."""
+    held: set[Any] = {tokenizer.eos_token_id}
+    if importlib.util.find_spec("gguf") is not None:  # without it there is no verification either
+        try:
+            header = read_header(path)
+        except Exception:  # whatever a reader of a damaged file raises: the verification will tell of it
+            return None
+        held = {header.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    left = [tokenizer.decode([end]) for end in ends if end not in held]
+    if not left:
+        return None
+    return (
+        f"completions of the run end at {', '.join(left)}, too, which the GGUF file does not name as an end: give that as a stop "
+        "sequence to what reads the file (an Ollama Modelfile has it); the verification ends there as training does"
+    )
+
+
+def check_shapes(header: Mapping[str, Any], config: Any) -> list[str]:
+    """Sizes and constants that the file states otherwise than the model's configuration."""
+    begin = f"{header.get('general.architecture')}."
+    wanted = {key: getattr(config, name, None) for key, name in SHAPES.items()}
+    rope = getattr(config, "rope_parameters", None) or {}
+    wanted["rope.freq_base"] = rope.get("rope_theta")
+    faults = []
+    for key, value in wanted.items():
+        found = header.get(begin + key)
+        if not (isinstance(found, (int, float)) and isinstance(value, (int, float))):
+            continue  # not stated, or one value a layer
+        if not math.isclose(found, value, rel_tol=1e-5):
+            faults.append(f"the file's {key} is {found:g}, and {value:g} in training")
+    return faults
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The key-value pairs of a GGUF file."""
+    from gguf import GGUFReader
+
+    return {name: entry.contents() for name, entry in GGUFReader(path).fields.items()}

@@ -1,0 +1,1 @@
+"""How completions are sampled: transformers' generate or vLLM, tools and turns, images."""

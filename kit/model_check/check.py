@@ -1,0 +1,358 @@
+"""`grpo-kit model check`: does this architecture train here? Tried on a tiny random copy of it, or on its real weights."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import KitError, ModelError
+
+if TYPE_CHECKING:
+    from kit.model_check.step import Step
+    from kit.models.family import FamilyAdapter
+
+TESTED, UNTESTED, FAILING = "tested", "untested", "failing"
+TOLERANCE = 1e-3
+"""Nats a token in float32; a row that is misread is wrong by tenths at least."""
+STAND_IN = 512
+"""Tokens of the stand-in tokenizer, and of the tiny model that goes with it."""
+VALUES = (
+    "logits",
+    "experts",
+    "window",
+    "layer_kinds",
+    "context",
+    "positions",
+    "multimodal",
+    "fills",
+    "refused",
+    "ends",
+)
+
+
+@dataclass
+class Card:
+    """What was found and tried of one model."""
+
+    source: str
+    model_type: str
+    architecture: str
+    weights: str
+    """`random, 0.12M` or `its own, 1543.71M`."""
+    family: dict[str, Any]
+    tokenizer: str
+    findings: list[tuple[str, str, str]] = field(default_factory=list)
+    """(what, `tested`, `untested` or `failing`, why)."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether nothing that training needs has failed."""
+        return not any(
+            status == FAILING for what, status, _ in self.findings if what in ("scores", "padding", "train", "LoRA")
+        )
+
+    @property
+    def fails_on_pictures(self) -> bool:
+        """Whether a step on pictures was tried and failed; text may train all the same."""
+        return any((what, status) == ("vision", FAILING) for what, status, _ in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        findings = [{"what": what, "status": status, "why": why} for what, status, why in self.findings]
+        return asdict(self) | {"findings": findings, "trains": self.trains}
+
+
+def check_model(source: str, *, weights: bool = False, trust_remote_code: bool = False) -> Card:
+    """Tries the model of a folder, a hub id or a `model_type`. Raises `ModelError` where there is none.
+
+    A folder with config.json alone is enough without `weights`: a tokenizer that the kit builds stands in.
+    """
+    config = find_config(source, trust_remote_code)
+    tokenizer, processor, named = find_tokenizer(source, config, trust_remote_code)
+    make, kind = _maker(source, config, tokenizer, processor, named, weights, trust_remote_code)
+    from kit.models.family import adapter_of
+    from kit.models.logit_transforms import check_logit_transforms
+
+    model = make()
+    family = adapter_of(model, processor or tokenizer)
+    count = f"{kind}, {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f}M"
+    found = {name: _plain(getattr(family, name)) for name in VALUES}
+    found["template"] = asdict(family.template) if family.template is not None else None
+    card = Card(source, family.model_type, family.architecture, count, found, named)
+    try:
+        check_logit_transforms(model.config)
+    except ModelError as error:
+        card.findings.append(("scores", FAILING, str(error)))
+    trials = _Trials(card, make, family, tokenizer, processor, [model])
+    del model  # the list has the only reference, and gives it up: real weights may fit once and no more
+    trials.run()
+    return card
+
+
+def find_config(source: str, trust_remote_code: bool = False) -> Any:
+    """The configuration of a folder, a hub id, or an architecture by its `model_type`. Raises `ModelError`."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    from kit.models.loading import _load
+
+    folder = Path(source).expanduser()
+    if not folder.is_dir() and source in CONFIG_MAPPING_NAMES:
+        return AutoConfig.for_model(source)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+        raise ModelError(f"{source}: the folder has no config.json, by which a model is told. It holds: {names}.")
+    try:
+        return _load(source, "its configuration", AutoConfig.from_pretrained, {"trust_remote_code": trust_remote_code})
+    except ModelError as error:
+        if folder.is_dir() or "trust_remote_code" in str(error):
+            raise
+        raise ModelError(
+            f"{error} Offline, a folder with its config.json is enough; or give the architecture by its model_type, e.g. "
+            "`grpo-kit model check qwen3`."
+        ) from error
+
+
+def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[Any, Any | None, str]:
+    """Tokenizer, processor (None without), and in words which. Where there is none, the embedded model's."""
+    from kit.models.embedded import source_of
+    from kit.models.family import is_multimodal
+    from kit.models.loading import TOKENIZER_FILES, load_processor, load_tokenizer
+
+    folder = Path(source).expanduser()
+    has_files = any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES) if folder.is_dir() else "/" in source
+    if has_files:
+        keywords: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        tokenizer = load_tokenizer(source, chat=False, **keywords)
+        processor = load_processor(source, tokenizer, **keywords) if is_multimodal(config) else None
+        return tokenizer, processor, "its own" + (", with its processor" if processor is not None else "")
+    tokenizer = load_tokenizer(source_of("embedded"), chat=False)
+    return tokenizer, None, "a stand-in: there is none beside config.json"
+
+
+def _maker(
+    source: str, config: Any, tokenizer: Any, processor: Any, named: str, weights: bool, trust_remote_code: bool
+) -> tuple[Callable[..., Any], str]:
+    """What makes the model afresh (`four_bit=True`: quantised, as a run loads it), and in words which weights it has."""
+    from kit.model_check.tiny import parts_of, tiny_config, tiny_model
+
+    if weights:
+        from kit.config import ModelConfig
+        from kit.models.loading import find_model, load_model
+
+        section = ModelConfig(name=source, trust_remote_code=trust_remote_code, backend="transformers")
+        files = find_model(section, chat=False)
+
+        def load(*, four_bit: bool = False) -> Any:
+            return load_model(files, section.model_copy(update={"load_in_4bit": four_bit})).model
+
+        return load, "its own"
+    own = not named.startswith("a stand-in")
+    small = copy.deepcopy(config)
+    ids = [value for part in parts_of(small) for name, value in vars(part).items() if name.endswith("token_id")]
+    vocab = max([len(tokenizer), *(1 + value for value in ids if type(value) is int)]) if own else STAND_IN
+    small = tiny_config(config, vocab, pictures=processor is None)
+    for part in (small, small.get_text_config()):
+        part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    try:
+        tiny_model(small)
+    except Exception as error:  # architectures fail in their own ways when a size does not fit
+        raise ModelError(
+            f"{source}: no tiny copy of this architecture ({config.model_type}) could be made: {type(error).__name__}: "
+            f"{_first(error)} Try it at its own size: grpo-kit model check {source} --weights."
+        ) from error
+
+    def make(*, four_bit: bool = False) -> Any:
+        return quantised(tiny_model(small)) if four_bit else tiny_model(small)
+
+    return make, "random"
+
+
+def quantised(model: Any) -> Any:
+    """A tiny model in 4 bits, by way of a folder: only loading quantises."""
+    import tempfile
+
+    import torch
+
+    from kit.models.backend import quantization_config
+    from kit.models.family import auto_class
+    from kit.models.loading import keep_differentiable
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = auto_class(model.config).from_pretrained(
+            folder, quantization_config=quantization_config(torch.float32, device), dtype=torch.float32
+        )
+    keep_differentiable(loaded)
+    return loaded
+
+
+class _Trials:
+    """The trials of one card, each on a model made afresh after the one before is gone; what one raises is its finding."""
+
+    def __init__(
+        self,
+        card: Card,
+        make: Callable[..., Any],
+        family: FamilyAdapter,
+        tokenizer: Any,
+        processor: Any | None,
+        made: list[Any],
+    ) -> None:
+        self.card, self.make, self.family = card, make, family
+        self.tokenizer, self.processor = tokenizer, processor
+        self.scored: dict[str, Any] | None = None  # how the first step on text scored completions
+        self.made = made
+        """Holds the model of the first trial, until that takes it."""
+
+    def run(self) -> None:
+        self._attempt("scores", lambda: self._scores(self.made.pop()))
+        self.made.clear()
+        self._attempt("train", self._whole)
+        self._attempt("LoRA", lambda: self._told(self._step(lora=True)))
+        self._attempt("4-bit", self._four_bit)
+        self.card.findings.append(("vLLM", *vllm_support(self.family.architecture)))
+        self.card.findings.append(("sleep", UNTESTED, "vLLM's sleep mode needs a GPU and vLLM; see docs/vllm.md"))
+        self._attempt("vision", self._vision)
+        self.card.findings.append(("packing", *self._packing()))
+
+    def _attempt(self, what: str, trial: Callable[[], tuple[str, str] | str]) -> None:
+        if any(what == name for name, *_ in self.card.findings):
+            return
+        try:
+            said = trial()
+        except Exception as error:  # whatever training would have raised is the finding
+            name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
+            self.card.findings.append((what, FAILING, name + _first(error)))
+        else:
+            status, why = said if isinstance(said, tuple) else (TESTED, said)
+            self.card.findings.append((what, status, why))
+
+    def _scores(self, model: Any) -> tuple[str, str]:
+        """The canaries: the fused head against plain logits, and left padding against none."""
+        import torch
+
+        from kit.model_check.step import score_three_ways
+
+        vocab = min(len(self.tokenizer), self.family_vocab(model))
+        scores = score_three_ways(model, self.family, vocab)
+        limit = TOLERANCE if next(model.parameters()).dtype == torch.float32 else 0.15
+        padded = f"left-padded and unpadded rows differ by {scores.padded:.1e} nats a token"
+        if not scores.padded <= limit:
+            self.card.findings.append(("padding", FAILING, f"{padded}: the architecture misreads padding"))
+        else:
+            self.card.findings.append(("padding", TESTED, padded))
+        head = f"the scorer and plain logits differ by {scores.head:.1e} nats a token"
+        return (TESTED if scores.head <= limit else FAILING), head
+
+    @staticmethod
+    def family_vocab(model: Any) -> int:
+        """Rows of the embedding."""
+        return int(model.get_input_embeddings().weight.shape[0])
+
+    def _step(self, *, lora: bool, rows: list[dict[str, Any]] | None = None, quantised: bool = False) -> Step:
+        from kit.config import ModelConfig
+        from kit.model_check.step import grpo_step
+        from kit.models.loading import adapter
+
+        settings = ModelConfig.model_validate({"name": "x", "lora": {"rank": 4} if lora else None})
+        free()
+        model = self.make(four_bit=True) if quantised else self.make()
+        processing = self.processor if rows is not None else self.tokenizer
+        step = grpo_step(model, processing, adapter(settings, self.family), rows)
+        self.scored = self.scored or (step.scored if rows is None else None)
+        return step
+
+    def _packing(self) -> tuple[str, str]:
+        """How the steps above scored completions of text."""
+        way = self.scored["packing"] if self.scored else None
+        if self.scored is None or way is None:
+            return UNTESTED, "no step on text was made"
+        told = {
+            "packed": "each token once: rows without padding, a shared prompt once",
+            "trimmed": "rows of like length with their padding cut",
+            "plain": "padded rows",
+        }
+        reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
+        return TESTED, told[way] + reason
+
+    def _whole(self) -> tuple[str, str]:
+        if self.card.weights.startswith("its own"):
+            return UNTESTED, "training all of the real weights is left to a run; adapters are tried below"
+        return self._told(self._step(lora=False))
+
+    def _told(self, step: Step) -> tuple[str, str]:
+        """A step in words; failing where nothing moved."""
+        import math
+
+        moved = math.isfinite(step.grad_norm) and step.grad_norm > 0 and step.moved > 0
+        what = f" on {', '.join(step.adapted)}" if step.adapted else ""
+        told = f"one GRPO step: gradient norm {step.grad_norm:.3g}, {step.trained} weights{what}"
+        return (TESTED, told) if moved else (FAILING, f"{told}; nothing moved")
+
+    def _four_bit(self) -> tuple[str, str]:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            return UNTESTED, "bitsandbytes is not installed (uv sync --inexact --extra bnb)"
+        return self._told(self._step(lora=True, quantised=True))
+
+    def _vision(self) -> tuple[str, str]:
+        if not self.family.multimodal:
+            return UNTESTED, "the model takes text only"
+        if self.processor is None:
+            return UNTESTED, "there is no processor beside the model, so no picture could be prepared"
+        from PIL import Image
+
+        questions = ("What colour?", "Is it dark, or is it light?", "Describe it.", "Why?")
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": text}],
+                "images": [Image.new("RGB", (32 + 32 * (n % 2), 32), (60 * n, 9, 99))],
+            }
+            for n, text in enumerate(questions)
+        ]
+        return self._told(self._step(lora=True, rows=rows))
+
+
+def free() -> None:
+    """Gives up models that only reference themselves: a trainer and its model always do."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def vllm_support(architecture: str) -> tuple[str, str]:
+    """Whether the installed vLLM lists the architecture: its registry is read, not imported."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return UNTESTED, "vLLM is not installed"
+    registry = Path(next(iter(spec.submodule_search_locations))) / "model_executor" / "models" / "registry.py"
+    if not registry.is_file():
+        return UNTESTED, "the installed vLLM keeps its list of models elsewhere"
+    if architecture in listed_architectures(registry.read_text(encoding="utf-8")):
+        return UNTESTED, "the installed vLLM lists this architecture; it was not run"
+    return FAILING, "the installed vLLM does not list this architecture; generate with generation.engine: hf"
+
+
+def listed_architectures(source: str) -> set[str]:
+    """Keys of all dictionaries of text in a Python source."""
+    keys = (key for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict) for key in node.keys)
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (tuple, frozenset)) else dict(value) if isinstance(value, dict) else value
+
+
+def _first(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,253 @@
+"""A tiny model of any architecture: the structure of a configuration kept, its sizes cut down, weights at random.
+
+What decides whether an architecture trains (layer kinds and their order, masks, logit transforms, experts, towers for
+pictures) survives; what only costs time (width, depth, heads, vocabulary) does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HIDDEN, HEADS, HEAD_SIZE, MAX_LAYERS, EXPERTS = 64, 4, 16, 8, 4
+_LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
+_HEAD_COUNT = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
+_KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
+# name (whole) -> size; the first rule that fits. Ratios that models check (heads x head size, group counts) hold.
+_SIZES: tuple[tuple[str, int], ...] = (
+    (
+        r"hidden_size|n_embd|d_model|dim|embed_dim|embedding_size|out_hidden_size|projection_dim|vision_output_dim",
+        HIDDEN,
+    ),
+    (r"word_embed_proj_dim|text_hidden_size|proj_dim|lru_width|attention_hidden_size|hidden_dim", HIDDEN),
+    (r"global_head_dim|(attention_|attn_|swa_)?head_dim|kv_channels|v_head_dim|qk_nope_head_dim|head_size", HEAD_SIZE),
+    (r"qk_rope_head_dim|rotary_dim", HEAD_SIZE),  # some configurations call this their head_dim
+    (r"qk_head_dim", 2 * HEAD_SIZE),
+    (r"q_lora_rank|kv_lora_rank|o_lora_rank", 16),
+    (r"(moe|shared_expert|expert|routed_expert|moe_shared_expert)_(intermediate_size|ffn_hidden_size)|expert_dim", 32),
+    (
+        r"intermediate_size(_mlp)?|n_inner|ffn_dim|d_ff|ffn_hidden_size|shared_intermediate_size|block_ff_dim",
+        2 * HIDDEN,
+    ),
+    (r"(num_|n_)?(local_|routed_)?experts|moe_num_experts|num_experts", EXPERTS),
+    (
+        r"num_experts_per_tok|num_experts_per_token|top_k_experts|moe_topk|moe_k|experts_per_token|num_selected_experts",
+        2,
+    ),
+    (r"n_group|topk_group|num_expert_group|n_groups_experts", 1),
+    (r"(num_|n_)shared_experts", 1),
+    (r"mamba_d_ssm|mamba_intermediate_size", HIDDEN),
+    (r"mamba_(d_head|head_dim)|mamba_headdim", HEAD_SIZE),
+    (r"mamba_(d_state|n_groups|ngroups)|ssm_state_size|state_size|mamba_d_state", 4),
+    (r"(mamba_)?chunk_size", 16),
+    (r"linear_(key|value)_head_dim", HEAD_SIZE),
+    (r"linear_num_key_heads", 2),
+    (r"linear_num_value_heads", 4),
+    (r"time_step_rank|mamba_dt_rank", 4),
+    (r"hidden_size_per_layer_input|laurel_rank|altup_.*dim", 16),
+    (r"num_position_embeddings", 64),
+)
+
+
+def tiny_config(config: Any, vocab: int | None = None, *, pictures: bool = True) -> Any:
+    """A copy of `config` cut down: hidden 64, 4 heads, a layer of each kind (8 at most), 4 experts, `vocab` tokens.
+
+    config: a transformers configuration; of one with parts (text, vision) every part is cut down. vocab None keeps it.
+    pictures: their size is cut down, too, to 4 x 4 patches and 4 tokens; not for a processor that was made for the model.
+    """
+    small = copy.deepcopy(config)
+    for part in parts_of(small):
+        _cut(part)
+        if pictures:
+            _cut_pictures(part)
+    text = small.get_text_config()
+    if vocab is not None:
+        for name in ("vocab_size", "vocab_size_per_layer_input"):
+            if hasattr(text, name):
+                setattr(text, name, vocab)
+        if small is not text and isinstance(getattr(small, "vocab_size", None), int):
+            small.vocab_size = vocab
+        moved: dict[int, int] = {}
+        for part in parts_of(small):
+            _fit_tokens(part, vocab, moved)
+    return small
+
+
+def parts_of(config: Any) -> Iterator[Any]:
+    """The configuration and those inside it, innermost first."""
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_diff_dict") and hasattr(value, "model_type") and not name.startswith("_"):
+            yield from parts_of(value)
+    yield config
+
+
+def _cut(part: Any) -> None:
+    before = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+    layers = next((before[name] for name in _LAYER_COUNT if isinstance(before.get(name), int)), None)
+    heads = next((before[name] for name in _HEAD_COUNT if isinstance(before.get(name), int)), None)
+    old_size = before.get("head_dim") or before.get("kv_channels")
+    if not isinstance(old_size, int) and heads:
+        width = next((before[n] for n in ("hidden_size", "n_embd", "d_model", "embed_dim") if before.get(n)), 0)
+        old_size = width // heads if isinstance(width, int) else 0
+    for name, value in before.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        size = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), None)
+        if size is not None:
+            _set(part, name, min(size, value) if value > 0 else value)
+    _cut_heads(part, before, heads)
+    if layers:
+        _cut_layers(part, before, layers)
+    _cut_rope(part, old_size or 0)
+    _cut_mamba(part)
+
+
+def _cut_pictures(part: Any) -> None:
+    patch, size = getattr(part, "patch_size", None), getattr(part, "image_size", None)
+    if isinstance(patch, int) and isinstance(size, int):
+        _set(part, "image_size", min(size, 4 * patch))
+    if isinstance(getattr(part, "mm_tokens_per_image", None), int):
+        _set(part, "mm_tokens_per_image", 4)
+
+
+def _cut_heads(part: Any, before: Mapping[str, Any], heads: int | None) -> None:
+    if not heads:
+        return
+    count = min(HEADS, heads)
+    for name in _HEAD_COUNT:
+        if isinstance(before.get(name), int):
+            _set(part, name, count)
+    for name in (*_KEY_HEADS, "num_global_key_value_heads", "swa_num_key_value_heads"):
+        keys = before.get(name)
+        if isinstance(keys, int):
+            _set(part, name, count if keys >= heads else 1 if keys == 1 else min(2, keys))
+
+
+def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> None:
+    """Keeps a layer of each kind, in order, and every list that has an entry a layer, in step."""
+    kinds = [tuple(map(str, row)) for row in zip(*_per_layer(before, layers).values(), strict=True)]
+    kept = sorted({kinds.index(kind) for kind in kinds}) if kinds else []
+    periods = [value for name, value in before.items() if "period" in name or name.endswith(("interval", "_pattern"))
+               if isinstance(value, int) and not isinstance(value, bool)]  # fmt: skip
+    wanted = max([2, len(kept), *(value for value in periods if 1 < value <= MAX_LAYERS)])
+    dense = before.get("first_k_dense_replace")
+    if isinstance(dense, int) and dense:
+        _set(part, "first_k_dense_replace", 1)
+    kept = _fill(kept, min(wanted, layers, MAX_LAYERS), layers)
+    for name in _LAYER_COUNT:
+        if isinstance(before.get(name), int):
+            _set(part, name, len(kept))
+    for name, values in _per_layer(before, layers).items():
+        _set(part, name, type(values)(values[index] for index in kept))
+    for name, values in before.items():
+        chosen = re.search(r"(index|idx|layers|indexes|indices)(s|es)?$", name) and isinstance(values, (list, tuple))
+        if chosen and values and len(values) != layers and all(type(value) is int for value in values):
+            _set(part, name, type(values)([kept.index(value) for value in values if value in kept] or [0]))
+    shared = before.get("num_kv_shared_layers")
+    if isinstance(shared, int):
+        _set(part, "num_kv_shared_layers", 0)
+    window = before.get("max_window_layers")
+    if isinstance(window, int):
+        _set(part, "max_window_layers", min(window, len(kept)))
+
+
+def _per_layer(before: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    found = {name: value for name, value in before.items() if isinstance(value, (list, tuple)) and len(value) == layers}
+    plain = (str, int, bool, float, type(None))
+    return {name: value for name, value in found.items() if all(isinstance(item, plain) for item in value)}
+
+
+def _fill(kept: list[int], wanted: int, layers: int) -> list[int]:
+    """The chosen layers and the first others until there are as many as wanted."""
+    chosen = list(kept[:MAX_LAYERS])
+    for index in range(layers):
+        if len(chosen) >= wanted:
+            break
+        if index not in chosen:
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def _cut_rope(part: Any, old_size: int) -> None:
+    """Sections of a rotary embedding (M-RoPE) and long-range factors, in proportion to the new head size."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(part, name, None)
+        for place, one in enumerate([rope, *(rope.values() if isinstance(rope, dict) else ())]):
+            if not isinstance(one, dict):
+                continue
+            known = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
+            if place == 0 and "mrope_section" in known:
+                one.setdefault("mrope_section", [2, 3, 3])  # the models' default fits no small head
+            if "mrope_section" in one and sum(one["mrope_section"]):
+                one["mrope_section"] = _share(one["mrope_section"], HEAD_SIZE // 2)
+            half = int(HEAD_SIZE * one.get("partial_rotary_factor", 1.0)) // 2
+            for key in ("long_factor", "short_factor"):
+                if isinstance(one.get(key), (list, tuple)):
+                    one[key] = list(one[key])[:half]
+
+
+def _share(sections: list[int], total: int) -> list[int]:
+    scaled = [value * total // sum(sections) for value in sections]
+    scaled[0] += total - sum(scaled)
+    return scaled
+
+
+def _cut_mamba(part: Any) -> None:
+    """Heads of a state-space layer: as many as fill its inner width."""
+    head = next(
+        (getattr(part, n) for n in ("mamba_d_head", "mamba_head_dim", "mamba_headdim") if hasattr(part, n)), None
+    )
+    if not isinstance(head, int):
+        return
+    inner = getattr(part, "mamba_d_ssm", None) or int(
+        getattr(part, "mamba_expand", getattr(part, "expand", 2)) * HIDDEN
+    )
+    for name in ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
+        if hasattr(part, name):
+            _set(part, name, max(1, inner // head) if name != "n_mamba_heads" else 2)
+    for name in ("mamba_n_groups", "mamba_ngroups", "n_groups"):
+        if hasattr(part, name):
+            _set(part, name, 1)
+
+
+def _fit_tokens(part: Any, vocab: int, moved: dict[int, int]) -> None:
+    """Moves token ids beyond a smaller vocabulary to its end, each to a place of its own, the same in every part."""
+
+    def place(value: int) -> int:
+        return value if value < vocab else moved.setdefault(value, vocab - 1 - len(moved))
+
+    for name in sorted(vars(part)):
+        value = getattr(part, name)
+        if not re.search(r"(token_id|token_index|_token)s?$", name):
+            continue
+        if type(value) is int:
+            _set(part, name, place(value))
+        elif isinstance(value, list) and all(type(one) is int for one in value):
+            _set(part, name, [place(one) for one in value])
+
+
+def _set(part: Any, name: str, value: Any) -> None:
+    """Sets a field, or leaves it where the configuration computes or checks it otherwise."""
+    try:
+        setattr(part, name, value)
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return
+
+
+def tiny_model(config: Any, seed: int = 0) -> Any:
+    """A model of that configuration with random weights in float32, wide enough that logits differ. On the CPU."""
+    import torch
+
+    from kit.models.family import auto_class
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_class(config).from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.dim() >= 2 and "norm" not in name:
+                    width = weight.shape[-1] if weight.dim() <= 3 else weight[0].numel()
+                    weight.normal_(0.0, width**-0.5)
+    return model.eval()

@@ -1,0 +1,307 @@
+"""Who loads the model, in which precision, on which device. The only place that may import Unsloth.
+
+Unsloth rewrites TRL's classes when it is imported, and reads environment variables while it is. So the choice is made
+here from what is installed, and carried out before anything imports `trl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import EnvironmentUnsupported
+from kit.models.precision import VLLM, Capability, precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from kit.config import ModelConfig
+
+log = logging.getLogger("kit")
+TRANSFORMERS, UNSLOTH, UNSLOTH_CPU = "transformers", "unsloth", "unsloth-cpu"
+TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which trains the same configuration."
+# Switches that would change what a run computes without standing in its configuration.
+_NEUTRAL = {
+    "UNSLOTH_ALLOW_CPU": "0",
+    "UNSLOTH_CPU_FROZEN_BF16": "0",
+    "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD": "0",
+    "UNSLOTH_GRPO_ROUTING_REPLAY": "0",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The chosen loader and why."""
+
+    name: str
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice depends on."""
+
+    capability: Capability | None
+    """Of the GPU that torch uses; None: there is none."""
+    gpu: str = ""
+    unsloth: str | None = None
+    """The installed version; None: not installed."""
+    processes: int = 1
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.capability is None else "cuda"
+
+
+def this_machine() -> Machine:
+    """Asks torch and the list of installed packages; imports nothing else."""
+    import torch
+
+    try:
+        version = importlib.metadata.version("unsloth")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if not torch.cuda.is_available():
+        return Machine(None, unsloth=version, processes=processes)
+    capability = torch.cuda.get_device_capability()
+    return Machine(capability, torch.cuda.get_device_name(), version, processes)
+
+
+def choose_backend(config: ModelConfig) -> Backend:
+    """The loader for this machine. Raises `EnvironmentUnsupported` when the configuration asks for one it cannot have."""
+    return decide(config, this_machine())
+
+
+def decide(config: ModelConfig, machine: Machine) -> Backend:
+    """The loader of `config` on `machine`."""
+    asked = config.backend
+    if asked == TRANSFORMERS:
+        return Backend(TRANSFORMERS, machine.device, "model.backend: transformers")
+    if asked == "auto":
+        return _best(config, machine)
+    if machine.unsloth is None:
+        raise EnvironmentUnsupported(
+            f"model.backend: {asked}, but Unsloth is not installed. Install it with: uv sync --inexact --extra unsloth  (or: pip "
+            f"install 'grpo-kit[unsloth]'). {TRAINS_THE_SAME}"
+        )
+    if asked == UNSLOTH_CPU:
+        return Backend(UNSLOTH_CPU, "cpu", "model.backend: unsloth-cpu")
+    if machine.capability is None:
+        raise EnvironmentUnsupported(
+            "model.backend: unsloth needs a CUDA GPU, and torch finds none here. Set model.backend: unsloth-cpu for Unsloth's "
+            "CPU backend. " + TRAINS_THE_SAME
+        )
+    return Backend(UNSLOTH, "cuda", "model.backend: unsloth")
+
+
+def without_unsloth(backend: Backend) -> Backend:
+    """For what only generates, or puts a trained adapter on: the same weights through transformers."""
+    return backend if backend.name == TRANSFORMERS else Backend(TRANSFORMERS, backend.device, "no training")
+
+
+def _best(config: ModelConfig, machine: Machine) -> Backend:
+    """What `auto` means: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers."""
+    if machine.capability is None:
+        return Backend(TRANSFORMERS, "cpu", "transformers + PEFT: no GPU that torch can use")
+    if machine.unsloth is None:
+        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: Unsloth is not installed")
+    if machine.capability < VLLM:
+        return Backend(TRANSFORMERS, "cuda", f"transformers + PEFT: Unsloth does not support {machine.gpu}")
+    if machine.processes > 1:
+        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: several processes share the batch")
+    if config.attention is not None:
+        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: model.attention is set, and Unsloth brings its own")
+    return Backend(UNSLOTH, "cuda", f"Unsloth {machine.unsloth} on {machine.gpu}: a GPU, and it is installed")
+
+
+# --- carrying the choice out ------------------------------------------------------------------------------------------
+
+
+class _Begun:
+    """The backend that this process was begun with; None: it was not said, and any class will do."""
+
+    backend: Backend | None = None
+
+
+def begun() -> Backend | None:
+    """The backend that this process runs on, if it was said."""
+    return _Begun.backend
+
+
+@contextmanager
+def running_on(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
+    """For the time inside, this process runs on `backend`: its switches are set, its packages imported in order.
+
+    Enter it before anything imports `trl`. The environment is as before afterwards, but for what Unsloth sets itself.
+    Raises `EnvironmentUnsupported` when it is too late for that.
+    """
+    previous = _Begun.backend
+    with switched(switches(backend, standby=standby)):
+        _Begun.backend = backend
+        try:
+            ensure_imported(backend)
+            yield backend
+        finally:
+            _Begun.backend = previous
+
+
+def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
+    """The environment variables that a backend reads, as they must be before it is imported."""
+    if backend.name == TRANSFORMERS:
+        return {}
+    if backend.name == UNSLOTH_CPU:
+        return _NEUTRAL | {"UNSLOTH_FORCE_CPU": "1"}
+    from kit.runs.lock import cache_folder
+
+    place = os.environ.get("UNSLOTH_COMPILE_LOCATION") or str(cache_folder() / "unsloth_compiled_cache")
+    return _NEUTRAL | {"UNSLOTH_COMPILE_LOCATION": place, "UNSLOTH_VLLM_STANDBY": "1" if standby else "0"}
+
+
+@contextmanager
+def switched(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables, and puts back what they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def ensure_imported(backend: Backend) -> None:
+    """Imports what `backend` needs, before TRL. Raises `EnvironmentUnsupported` where this process cannot have it."""
+    if backend.name == TRANSFORMERS:
+        return
+    _unsloth(backend)
+
+
+def _unsloth(backend: Backend) -> ModuleType:
+    """The package, imported if it was not. What it prints goes to the log."""
+    if "unsloth" not in sys.modules and "trl" in sys.modules:
+        raise EnvironmentUnsupported(
+            f"model.backend: {backend.name}, but TRL was imported in this process already, and Unsloth can only rewrite it "
+            "while it is imported. Start a new process (grpo-kit train, kit.train(...)), or import unsloth first."
+        )
+    with said_to_log():
+        try:
+            import unsloth
+        except (ImportError, NotImplementedError, RuntimeError) as failure:
+            raise EnvironmentUnsupported(
+                f"Unsloth is installed but cannot be imported here ({type(failure).__name__}: {failure}). {TRAINS_THE_SAME}"
+            ) from failure
+    has, wants = getattr(unsloth, "DEVICE_TYPE", "cuda"), backend.device
+    if has != wants:
+        raise EnvironmentUnsupported(
+            f"model.backend: {backend.name} needs Unsloth for {wants}, but this process has imported it for {has}. Start a new "
+            f"process. {TRAINS_THE_SAME}"
+        )
+    module: ModuleType = unsloth
+    return module
+
+
+def fast_language_model(backend: Backend) -> Any:
+    """`unsloth.FastLanguageModel` of this backend."""
+    return _unsloth(backend).FastLanguageModel
+
+
+@contextmanager
+def said_to_log() -> Iterator[None]:
+    """What is printed inside goes to the kit's log, line by line."""
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(heard):
+            yield
+    finally:
+        for line in filter(None, map(str.strip, heard.getvalue().splitlines())):
+            log.info("unsloth: %s", line)
+
+
+def is_unsloths(base: type) -> bool:
+    """Whether a trainer class is the one that Unsloth generates: told by the class, not by the machine."""
+    return any(cls.__name__.startswith(("Unsloth", "_Unsloth")) for cls in base.__mro__)
+
+
+# --- device -----------------------------------------------------------------------------------------------------------
+
+
+def use_threads(threads: int | None) -> int:
+    """Sets torch's CPU threads and returns the number: as many as asked for, else OMP_NUM_THREADS, else one a physical core.
+
+    Cores are those that this process may use; processes that a launcher has started on one machine share them.
+    """
+    import torch
+
+    given, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
+    if threads is None and processes is None and given.isdecimal():  # launchers set it by themselves
+        threads = int(given)
+    threads = threads or max(1, physical_cores() // int(processes or "1"))
+    torch.set_num_threads(threads)
+    return threads
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on, hyper-threads not counted."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in allowed:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as handle:
+                siblings.add(handle.read().strip())
+        except OSError:
+            siblings.add(str(cpu))
+    return max(1, len(siblings))
+
+
+def torch_dtype(name: str, device: str) -> torch.dtype:
+    """The precision of the weights; `auto` is the best that the device computes in. Raises as `precision` does."""
+    import torch
+
+    machine = this_machine() if device == "cuda" else Machine(None)
+    return getattr(torch, precision(name, machine.capability, machine.gpu))  # type: ignore[no-any-return]
+
+
+def quantization_config(dtype: torch.dtype, device: str) -> Any:
+    """NF4 with double quantisation (QLoRA, arXiv 2305.14314), after a probe that bitsandbytes works on this device."""
+    import torch
+
+    try:
+        import bitsandbytes.functional as bnb
+
+        sample = torch.linspace(-1, 1, 4096, device=device, dtype=torch.float32)
+        packed, state = bnb.quantize_4bit(sample, quant_type="nf4", compress_statistics=True)
+        error = (bnb.dequantize_4bit(packed, state) - sample).abs().max().item()
+    except ImportError:
+        raise EnvironmentUnsupported(
+            "model.load_in_4bit needs bitsandbytes. Install it with: uv sync --inexact --extra bnb  "
+            "(or: pip install 'grpo-kit[bnb]')"
+        ) from None
+    except Exception as failure:
+        raise EnvironmentUnsupported(
+            f"bitsandbytes is installed but does not work on this {device} ({type(failure).__name__}: {failure}). "
+            "Set model.load_in_4bit: false, or reinstall it for this machine."
+        ) from failure
+    if not error < 0.2:  # the widest gap between NF4 levels is 0.3: rounding is off by at most half of it
+        raise EnvironmentUnsupported(
+            f"bitsandbytes rounds wrongly on this {device} (largest error {error:.3g}, expected under 0.2). "
+            "Set model.load_in_4bit: false."
+        )
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )

@@ -1,0 +1,287 @@
+"""What a model family needs of a trainer, found by looking at the model and not in a list of names.
+
+`adapter_of` reads a model's class and configuration and its tokenizer or processor; what it finds says how the trainer
+treats each input of the model, where completions end, and what the chat template can do. A family for which looking is
+not enough has a subclass of `FamilyAdapter`, registered by `model_type`:
+
+    @override("my_model")
+    class MyModel(FamilyAdapter):
+        def rule(self, name): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kit.errors import ModelError
+from kit.models.chat_template import ChatTemplate, end_ids, read_template
+
+TOKEN_FIELD = re.compile(r"(.*_)?token_type_ids")
+"""A model input with an entry a token: 0 is text."""
+POSITION_TABLE = re.compile(
+    r"(.*\.)?(wpe|embed_positions|position_embeddings?|pos_embed|position_embed|pos_emb)(\.weight)?"
+)
+LOGIT_FIELDS = (
+    "final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling",
+    "logits_soft_cap", "output_logit_soft_cap",
+)  # fmt: skip
+UNSEEN = 10**9
+"""Tokenizers without a limit say a number beyond this."""
+
+
+@dataclass(frozen=True)
+class FamilyAdapter:
+    """What was found of one model and its tokenizer or processor."""
+
+    model_type: str
+    architecture: str
+    multimodal: bool
+    """Whether it takes more than text; such a model is loaded with `AutoModelForImageTextToText`."""
+    accepts: frozenset[str]
+    """Names of the parameters of `forward`."""
+    produces: frozenset[str]
+    """Model inputs that the processor makes beside `input_ids` and `attention_mask`."""
+    positions: bool
+    """Positions are looked up in a learned table: with left padding they must be counted from the attention mask."""
+    template: ChatTemplate | None
+    ends: tuple[int, ...]
+    """Every token id that ends a completion: of the generation config, the tokenizer and the chat template."""
+    context: int | None
+    """Tokens that fit, prompt and completion together; None where nothing says."""
+    window: int | None
+    """Width of sliding-window attention, in tokens."""
+    layer_kinds: tuple[str, ...]
+    """Kinds of layers where they differ (`full_attention`, `sliding_attention`, `mamba`, ...)."""
+    logits: Mapping[str, float]
+    """Transforms between the head and the logits, as the configuration names them."""
+    experts: int
+    """Experts of a mixture; 0 is a dense model."""
+    decoder: str | None
+    """Path of the language model inside a multimodal one; adapters go there."""
+    refused: tuple[str, ...]
+    """Names of layers that PEFT refuses to adapt in this architecture."""
+    placeholders: tuple[int, ...]
+    """Token ids that stand for pictures, film and sound: a completion that held one could not be scored."""
+
+    @property
+    def fills(self) -> tuple[str, ...]:
+        """Token fields that a multimodal model may want in text-only batches, too: they are given as zeros."""
+        return tuple(sorted(name for name in self.accepts if TOKEN_FIELD.fullmatch(name))) if self.multimodal else ()
+
+    def rule(self, name: str) -> str:
+        """How the trainer treats a model input: `extend` (an entry a token: zeros over completions), `slice` (belongs to
+        samples in a number that is found by counting), or `drop` (the model does not take it)."""
+        if name not in self.accepts and not name.startswith("pixel_values"):  # pictures are never dropped in silence
+            return "drop"
+        return "extend" if TOKEN_FIELD.fullmatch(name) else "slice"
+
+    def completed(self, model: Any) -> Any:
+        """`model`, or a callable in its place that gives it the inputs it lacks in a scoring pass."""
+        if not self.positions and not self.fills:
+            return model
+        return functools.partial(_call, self, model)
+
+    @property
+    def exclude(self) -> str | None:
+        """Regular expression of the modules that get no adapter under `all-linear`; None: all do."""
+        parts = [] if self.decoder is None else [rf"(?!{re.escape(self.decoder)}\.).*"]
+        parts += [rf"(.*\.)?{re.escape(name)}" for name in self.refused]
+        return "|".join(parts) or None
+
+
+def _call(family: FamilyAdapter, model: Any, **given: Any) -> Any:
+    """A forward pass with positions counted from the mask, and zeros for token fields that are not given."""
+    import torch
+
+    mask = given["attention_mask"]
+    if family.positions and given.get("position_ids") is None:
+        given["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    for name in family.fills:
+        if given.get(name) is None:
+            given[name] = torch.zeros_like(given["input_ids"])
+    return model(**given)
+
+
+OVERRIDES: dict[str, type[FamilyAdapter]] = {}
+
+
+def override(model_type: str) -> Callable[[type[FamilyAdapter]], type[FamilyAdapter]]:
+    """Registers a subclass for models of that `model_type`. Raises `ValueError` where one is registered already."""
+
+    def register(cls: type[FamilyAdapter]) -> type[FamilyAdapter]:
+        if OVERRIDES.setdefault(model_type, cls) is not cls:
+            raise ValueError(f"{model_type} has an adapter already: {OVERRIDES[model_type].__name__}.")
+        return cls
+
+    return register
+
+
+def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool = True) -> FamilyAdapter:
+    """What the trainer should know of this model.
+
+    model_or_config: a transformers (or PEFT) model, or a configuration, of which the architecture is then built on the
+    meta device. processing_class: its tokenizer or processor; None: nothing is known of templates and fields. chat: the
+    chat template is in use, so the end of its turns ends a completion, too. Raises `ModelError` for a configuration of
+    which transformers makes neither a causal language model nor a conditional-generation one.
+    """
+    model = _bare(model_or_config) if _is_model(model_or_config) else meta_model(model_or_config)
+    config, text = model.config, model.config.get_text_config()
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    accepts = _parameters(model) | _parameters(getattr(model, "base_model", model))
+    names = (
+        frozenset(getattr(processing_class, "model_input_names", ()))
+        if processing_class is not tokenizer
+        else frozenset()
+    )
+    template = read_template(processing_class) if processing_class is not None else None
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    return OVERRIDES.get(config.model_type, FamilyAdapter)(
+        model_type=config.model_type,
+        architecture=type(model).__name__,
+        multimodal=is_multimodal(config),
+        accepts=accepts,
+        produces=names - {"input_ids", "attention_mask"},
+        positions="position_ids" in accepts and has_position_table(model),
+        template=template,
+        ends=end_ids(model.generation_config, tokenizer, template if chat else None) if tokenizer is not None else (),
+        context=_context(text, tokenizer),
+        window=_window(text),
+        layer_kinds=tuple(dict.fromkeys(kinds)),
+        logits={name: value for name in LOGIT_FIELDS if (value := _number(text, name)) not in (None, 1.0)},
+        experts=_first(text, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0,
+        decoder=decoder_path(model) if is_multimodal(config) else None,
+        refused=refused_layers(model),
+        placeholders=placeholders(config),
+    )
+
+
+def is_multimodal(config: Any) -> bool:
+    """Whether the configuration has a part for pictures."""
+    return any(getattr(config, name, None) is not None for name in ("vision_config", "vision_tower", "vq_config"))
+
+
+def placeholders(config: Any) -> tuple[int, ...]:
+    """Ids that the configuration gives to pictures, film and sound."""
+    names = [name for name in vars(config) if re.fullmatch(r"(image|video|audio)_token_(id|index)", name)]
+    return tuple(sorted({value for name in names if type(value := getattr(config, name)) is int}))
+
+
+def auto_class(config: Any) -> Any:
+    """The transformers Auto class that makes a trainable model of this configuration. Raises `ModelError`."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = getattr(config, "model_type", None)
+    if is_multimodal(config) and kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return transformers.AutoModelForImageTextToText
+    if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or getattr(config, "auto_map", None):
+        return transformers.AutoModelForCausalLM
+    if kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return transformers.AutoModelForImageTextToText
+    raise ModelError(
+        f"model_type '{kind}' is neither a causal language model nor a conditional-generation one in transformers "
+        f"{transformers.__version__}, so there is nothing to generate completions with. Give a decoder (a '...ForCausalLM' or "
+        "'...ForConditionalGeneration' architecture), or a newer transformers if the model is new."
+    )
+
+
+def is_remote(config: Any) -> bool:
+    """Whether the architecture is code that came with the model.
+
+    `auto_map` in config.json alone does not say so: uploads of architectures that transformers has since taken in keep it.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    if type(config).__module__.partition(".")[0] == "transformers_modules":
+        return True
+    kind = getattr(config, "model_type", None)
+    native = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return bool(getattr(config, "auto_map", None)) and not native
+
+
+def meta_model(config: Any) -> Any:
+    """The architecture without memory for its weights. Raises `ModelError` for what transformers cannot build."""
+    import torch
+
+    auto = auto_class(config)
+    try:
+        with torch.device("meta"):
+            return auto.from_config(config)
+    except (ValueError, TypeError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"The architecture of model_type '{config.model_type}' could not be built: {first}") from error
+
+
+def has_position_table(model: Any) -> bool:
+    """Whether the language model looks positions up in a table of weights."""
+    path = decoder_path(model) if is_multimodal(model.config) else None
+    names = (name for name, _ in model.named_parameters() if path is None or name.startswith(f"{path}."))
+    return any(POSITION_TABLE.fullmatch(name) for name in names)
+
+
+def decoder_path(model: Any) -> str | None:
+    """Dotted path of the language model inside `model`, or None where it is not apart."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    for name, module in model.named_modules():
+        if name and module is decoder and name != model.base_model_prefix:
+            return str(name)
+    return next((name for name, _ in model.named_modules() if name.rpartition(".")[2] == "language_model"), None)
+
+
+def refused_layers(model: Any) -> tuple[str, ...]:
+    """Names of layers that PEFT refuses to put LoRA on here (output projections of some state-space models)."""
+    from peft import LoraConfig
+    from peft.tuners import tuners_utils
+
+    # Can go when PEFT leaves them out by itself.
+    check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
+    if check is None:
+        return ()
+    names = sorted({name.rpartition(".")[2] for name, _ in model.named_modules() if name})
+    refused = []
+    for name in names:
+        try:
+            check(LoraConfig(), model, name)
+        except ValueError:
+            refused.append(name)
+    return tuple(refused)
+
+
+def _is_model(thing: Any) -> bool:
+    return hasattr(thing, "named_parameters")
+
+
+def _bare(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _parameters(model: Any) -> frozenset[str]:
+    """Of the forward of the class: the instance's may be wrapped already."""
+    return frozenset(inspect.signature(type(model).forward).parameters) - {"self", "args", "kwargs"}
+
+
+def _context(text: Any, tokenizer: Any) -> int | None:
+    of_tokenizer = getattr(tokenizer, "model_max_length", None)
+    found = [_first(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), of_tokenizer]
+    known = [value for value in found if isinstance(value, int) and 0 < value < UNSEEN]
+    return min(known) if known else None
+
+
+def _window(text: Any) -> int | None:
+    window = _first(text, "sliding_window", "attention_window_size")
+    return window if window and getattr(text, "use_sliding_window", True) else None
+
+
+def _first(config: Any, *names: str) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+
+
+def _number(config: Any, name: str) -> float | None:
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,366 @@
+"""Model folder or hub id to a model and a tokenizer that can be trained, with errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import ModelError
+from kit.models.chat_template import end_ids
+from kit.models.family import FamilyAdapter, adapter_of, is_remote
+from kit.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from kit.config import ModelConfig
+    from kit.models.files import ModelFiles
+    from kit.models.shape import ModelShape
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.config import ModelConfig
+from kit.errors import KitError
+from kit.models import unsloth as unsloth_model
+from kit.models.backend import (
+    TRANSFORMERS,
+    UNSLOTH,
+    Backend,
+    choose_backend,
+    quantization_config,
+    torch_dtype,
+    without_unsloth,
+)
+from kit.models.backend_checks import suited
+from kit.models.embedded import source_of
+from kit.models.failures import OUT_OF_MEMORY
+from kit.models.family import auto_class, is_multimodal
+from kit.models.files import LoadedModel, ModelFiles
+from kit.models.shape import ModelShape, shape_of
+from kit.models.unsloth import Loading
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("kit")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
+
+
+def find_model(config: ModelConfig, *, chat: bool) -> ModelFiles:
+    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` when something is missing."""
+    backend = choose_backend(config)
+    check_quantization(config, backend)
+    weights_dtype(config, backend)
+    source = source_of(config.name)
+    keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    check_folder(source)
+    tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
+    model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
+    from kit.models.logit_transforms import check_logit_transforms
+
+    check_logit_transforms(model_config)
+    shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
+    check_targets(config, shape, source)
+    backend = suited(backend, config, model_config)
+    processor = None
+    if is_multimodal(model_config):
+        processor = load_processor(source, tokenizer, **keywords)
+    return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape, family, processor, chat)
+
+
+def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = None) -> LoadedModel:
+    """Reads the weights, quantised if asked. Raises `ModelError`.
+
+    `with_`: what a run that trains loads them for. None: to generate, or to put a trained adapter on, which transformers
+    does whatever trained it.
+    """
+    backend = files.backend if with_ is not None else without_unsloth(files.backend)
+    dtype = weights_dtype(config, backend)
+    if with_ is None or backend.name == TRANSFORMERS:
+        model = _load_with_transformers(files, config, dtype)
+    else:
+        load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
+        model = _load(files.source, "its weights", load, {})
+    model.config.use_cache = True
+    keep_only_tokens(model)
+    family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
+    end_where_turns_end(model, files, family)
+    if config.load_in_4bit and backend.device == "cpu":
+        keep_differentiable(model)
+    peft_config = adapter(config, family)
+    if with_ is not None and backend.name == UNSLOTH and peft_config is not None:
+        model, peft_config = unsloth_model.with_adapter(model, peft_config, backend, with_), None
+    return LoadedModel(model, files.tokenizer, peft_config, backend, files.processor)
+
+
+def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> Any:
+    keywords: dict[str, Any] = {
+        "revision": files.revision,
+        "trust_remote_code": config.trust_remote_code,
+        "dtype": dtype,
+        "use_safetensors": True,
+    }
+    if config.attention is not None:
+        keywords["attn_implementation"] = config.attention
+    if config.load_in_4bit:
+        keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
+    if files.backend.device == "cuda":
+        import torch
+
+        keywords["device_map"] = {"": torch.cuda.current_device()}
+    keywords["output_loading_info"] = True
+    model, info = _load(files.source, "its weights", auto_class(files.config).from_pretrained, keywords)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{files.source}: its files lack {len(missing)} of the weights that its config.json asks for ({missing[0]}, for "
+            "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
+        )
+    return model
+
+
+def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
+    """Precision of the loaded weights: float32 for weights that train, else as configured. Raises `ModelError`.
+
+    At usual learning rates an update is smaller than half a step of bfloat16 and would round away; float16 gradients
+    cannot be unscaled. Training all weights computes in half precision by autocast instead.
+    """
+    import torch
+
+    if config.lora is not None:
+        return torch_dtype(config.dtype, backend.device)
+    if config.dtype in ("float16", "bfloat16"):
+        raise ModelError(
+            f"model.dtype: {config.dtype} with model.lora: null would lose most updates to rounding. Set model.dtype: auto "
+            "(float32 weights, computed in half precision on a GPU), or keep model.lora and train adapters."
+        )
+    return torch.float32
+
+
+def keep_trainable_in_float32(model: Any) -> None:
+    """Makes every weight that trains float32, for the reason that `weights_dtype` gives.
+
+    TRL casts the adapters of a quantised model to bfloat16 when a trainer is built; call this after that, and before the
+    optimiser is made. PEFT casts an adapter's input to the adapter's precision.
+    """
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+
+
+def keep_only_tokens(model: Any) -> None:
+    """Drops a model's own sampling settings: transformers fills what a run leaves out from them.
+
+    A repetition penalty that came with the model would sample and score another policy than the one that is trained.
+    """
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    ids = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    dropped = set(own.to_diff_dict()) - set(ids) - {"transformers_version", "_from_model_config"}
+    if dropped:
+        log.info("the model's own generation settings are not used: %s", ", ".join(sorted(dropped)))
+    model.generation_config = GenerationConfig(**ids)
+
+
+def load_processor(source: str, tokenizer: Any, **keywords: Any) -> Any | None:
+    """The processor of a multimodal model, with the tokenizer that the run uses. None where it comes without one."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        return None
+    processor = _load(source, "its processor", _auto("AutoProcessor"), keywords)
+    if not hasattr(processor, "tokenizer"):
+        return None
+    processor.tokenizer.padding_side = "left"
+    processor.tokenizer.pad_token = tokenizer.pad_token
+    if tokenizer.chat_template:
+        processor.chat_template = tokenizer.chat_template
+    return processor
+
+
+def keep_differentiable(model: Any) -> None:
+    """Keeps bitsandbytes from repacking 4-bit weights at the first forward in evaluation.
+
+    On CPUs with AVX512-BF16 the repacked weights go through a kernel without a backward pass, so that every gradient after
+    the first evaluation would be wrong. Can go when bitsandbytes repacks back, or refuses, in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def adapter(config: ModelConfig, family: FamilyAdapter | None = None) -> Any | None:
+    """PEFT's description of the adapter, or None when all weights train.
+
+    `all-linear` means the language model; what looks at pictures stays as it is.
+    """
+    if config.lora is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=config.lora.targets,
+        exclude_modules=family.exclude if family is not None and config.lora.targets == "all-linear" else None,
+        use_rslora=config.lora.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def check_folder(source: str) -> None:
+    """Refuses a model folder that lacks a part: libraries fill some gaps silently. Raises `ModelError`; hub ids pass."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return
+    parts = {"configuration": ["config.json"], "tokenizer": TOKENIZER_FILES, "weights": ["*.safetensors"]}
+    for part, patterns in parts.items():
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            adapter = "it holds an adapter alone; merge it into its base model first" if _is_adapter(folder) else ""
+            advice = adapter or f"expected {patterns[0]}; copy what is missing from the model it was made of"
+            raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+
+
+def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None, **keywords: Any) -> Any:
+    """A tokenizer that pads on the left and has a padding token. Raises `ModelError` if it lacks what the run needs."""
+    tokenizer = _load(source, "its tokenizer", _auto("AutoTokenizer"), keywords)
+    if chat_template is not None:
+        path = Path(chat_template)
+        if not path.is_file():
+            raise ModelError(f"model.chat_template: there is no file {path}.")
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    if chat and not tokenizer.chat_template:
+        raise ModelError(
+            f"The tokenizer of {source} has no chat template, so messages cannot be turned into text. Use the model's "
+            "'-Instruct' version, set model.chat_template to a Jinja file, or set data.chat: false to send plain text."
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"The tokenizer of {source} has no end-of-sequence token, so no completion could ever end. "
+            "Set one (tokenizer.eos_token = ...) and save the tokenizer again."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from the padding id
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def check_quantization(config: ModelConfig, backend: Backend) -> None:
+    """Refuses 4-bit weights that nothing would train, or that this machine cannot make. Raises `KitError`."""
+    if not config.load_in_4bit:
+        return
+    if config.lora is None:
+        raise ModelError(
+            "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
+            "Keep the LoRA section, or set load_in_4bit: false."
+        )
+    quantization_config(torch_dtype(config.dtype, backend.device), backend.device)
+
+
+def page_cache(memory_stat: str) -> float:
+    """Bytes of a control group that are files kept at hand, which the kernel gives up when memory is asked for."""
+    fields = dict(line.split() for line in memory_stat.splitlines())
+    return float(fields.get("inactive_file", 0)) + float(fields.get("active_file", 0))
+
+
+def free_memory(device: str) -> float:
+    """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.mem_get_info()[0])
+    free = float("inf")
+    try:
+        with open("/proc/meminfo") as handle:
+            fields = dict(line.split(":", 1) for line in handle)
+        free = float(fields["MemAvailable"].split()[0]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
+        used -= page_cache(Path("/sys/fs/cgroup/memory.stat").read_text())
+        free = min(free, float(limit) - used) if limit != "max" else free
+    except (OSError, KeyError, ValueError):
+        pass
+    return free
+
+
+def _auto(name: str) -> Callable[..., Any]:
+    import transformers
+
+    return getattr(transformers, name).from_pretrained  # type: ignore[no-any-return]
+
+
+def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+    """Calls a `from_pretrained` and explains its failures."""
+    looks_local = source.startswith((".", "/", "~")) or (os.sep in source and source.count("/") != 1)
+    if looks_local and not Path(source).expanduser().is_dir():
+        raise ModelError(f"model.name: there is no folder {source}. Give a model folder, a hub id, or 'embedded'.")
+    try:
+        return loader(source, **keywords)
+    except ImportError as error:
+        raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
+    except Exception as error:  # readers of files raise what they like; what is not about the files passes
+        if isinstance(error, (MemoryError, KitError)) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
+            raise
+        raise ModelError(_why(source, what, error)) from error
+
+
+def _why(source: str, what: str, error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else type(error).__name__
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return (
+            f"{source}: {what} could not be loaded ({first}). A file is broken, or of another model; copy the folder again "
+            f"from the model it was made of. It holds: {_listing(folder)}."
+        )
+    if "trust_remote_code" in str(error):
+        return (
+            f"{source}: {what} comes with Python code of its own. Read that code, and if you trust it set "
+            f"model.trust_remote_code: true. ({first})"
+        )
+    return (
+        f"{source}: {what} could not be loaded. There is no such folder here; as a hub id it could not be fetched either: check "
+        f"the spelling, the network, and HF_TOKEN for gated models, or download it and give the folder. ({first})"
+    )
+
+
+def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) -> None:
+    """Adds what the tokenizer and the chat template end a completion with to what the model declares.
+
+    Base models declare the end of a text, and never stop in a chat whose turns end otherwise.
+    """
+    template = family.template if files.chat else None
+    ends = list(end_ids(model.generation_config, files.tokenizer, template))
+    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+
+
+def family_of(model_config: Any, tokenizer: Any, *, chat: bool) -> FamilyAdapter | None:
+    """What is known of the family before the weights are read; None where the architecture is remote code."""
+    if is_remote(model_config):
+        return None
+    return adapter_of(model_config, tokenizer, chat=chat)
+
+
+def check_targets(config: ModelConfig, shape: ModelShape | None, source: str) -> None:
+    """Refuses adapters on modules that the model does not have. Raises `ModelError`."""
+    if config.lora is None or shape is None or isinstance(config.lora.targets, str):
+        return
+    names = sorted({name for name, _, _ in shape.modules})
+    for target in config.lora.targets:
+        if target.rpartition(".")[2] not in names:
+            raise ModelError(
+                f"model.lora.targets: {source} has no linear layer called '{target}'.{did_you_mean(target, names)} It has: "
+                f"{', '.join(names)}. Or set model.lora.targets: all-linear."
+            )

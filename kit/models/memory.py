@@ -1,0 +1,309 @@
+"""The memory of a run by terms, in bytes: the one formula of the kit. docs/planning.md derives it.
+
+A run holds some things throughout (weights, adapters, optimiser states, a reference copy, the process itself) and others
+in one of its phases only. The peak is what stays plus the largest phase:
+
+    rollout      key-value cache, transients of the forward pass, sampling over the vocabulary
+    evaluation   the same for `evaluation.batch_size` completions
+    scoring      a forward pass of one micro-batch without gradients (reference, or old log-probabilities)
+    update       activations of one micro-batch, or of the part of it that a token budget lets through; transients, the
+                 scorer, gradients
+    optimiser    gradients, and what the optimiser's arithmetic needs besides
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig
+from kit.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kit.objective import Objective
+
+MIB, GIB = 1024**2, 1024**3
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""A weight in NF4 with double quantisation: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales."""
+TILE_BYTES = 2 * 8 * MIB
+"""Two buffers of the scorer's tiles (kit/scoring/logit_tiles.py)."""
+TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
+CPU_BASELINE = 1060 * MIB
+"""Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""
+CUDA_CONTEXT = 0.6 * GIB
+"""What the driver, cuBLAS and the kernels take of a GPU before the first tensor. A usual value; it varies by card."""
+VLLM_CPU_BYTES = 1.5 * GIB
+"""vLLM on the CPU: 1 GiB of cache, as the kit sets it, and its code. Its copy of the weights is not counted."""
+SLACK = {"cpu": 0.10, "cuda": 0.10}
+"""Share of what a phase allocates that the allocator holds besides."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What decides the size of a run beside its model. Sizes in completions and tokens."""
+
+    device: str
+    weight_bytes: int  # of a loaded weight: 4 or 2
+    compute_bytes: int  # of an activation
+    four_bit: bool
+    rank: int | None  # None: all weights train
+    targets: str | list[str]
+    eight_bit_optimiser: bool
+    batch: int
+    micro_batch: int
+    group: int
+    prompt: int
+    completion: int
+    checkpointing: bool
+    reference: bool  # whether the objective asks for a reference policy
+    old_logps: bool  # whether the rollout is scored once more
+    entropy_gradient: bool
+    hidden_rows: int  # (N, H) buffers that hooks keep for the whole batch: full KL, values
+    evaluation: int  # completions generated at once for a held-out score; 0: none
+    vllm_bytes: float = 0.0
+    vllm_sleeps: bool = True
+    token_budget: int | None = None
+
+    @property
+    def autocast(self) -> bool:
+        return self.compute_bytes < 4
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens that a pass with a graph holds at most: a micro-batch, or the budget; one completion always goes through.
+
+        Scores without a graph are made for whole micro-batches: the trainer divides nothing outside of a training step.
+        """
+        whole = self.micro_batch * self.tokens
+        return whole if self.token_budget is None else min(whole, max(self.token_budget, self.tokens))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by term."""
+
+    device: str
+    always: dict[str, float]
+    phases: dict[str, dict[str, float]]
+    workload: Workload = field(repr=False)
+
+    @property
+    def phase(self) -> str:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the highest point of the run."""
+        return sum(self.always.values()) + sum(self.phases[self.phase].values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON and for the page."""
+        return {
+            "device": self.device,
+            "peak_bytes": round(self.peak),
+            "phase": self.phase,
+            "always": {name: round(size) for name, size in self.always.items()},
+            "phases": {name: {k: round(v) for k, v in terms.items()} for name, terms in self.phases.items()},
+        }
+
+
+def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None) -> MemoryPlan:
+    """The plan of a run; `baseline` is the measured resident memory of the process before its model (CPU)."""
+    always = fixed_terms(shape, work)
+    always["process" if work.device == "cpu" else "CUDA context"] = (
+        CUDA_CONTEXT if work.device == "cuda" else CPU_BASELINE if baseline is None else baseline
+    )
+    asleep = work.vllm_bytes if not work.vllm_sleeps else 0.0
+    if asleep:
+        always["vLLM"] = asleep
+    phases = {"rollout": rollout_terms(shape, work, work.batch), "update": update_terms(shape, work)}
+    if work.vllm_bytes:
+        phases["rollout"] = {"vLLM": work.vllm_bytes if work.vllm_sleeps else 0.0}
+    if work.evaluation:
+        phases["evaluation"] = rollout_terms(shape, work, work.evaluation)
+    if work.reference or work.old_logps:
+        phases["scoring"] = scoring_terms(shape, work)
+    phases["optimiser"] = optimiser_terms(shape, work)
+    for terms in phases.values():
+        terms["allocator"] = SLACK[work.device] * sum(terms.values())
+    return MemoryPlan(work.device, always, phases, work)
+
+
+def trained(shape: ModelShape, work: Workload) -> int:
+    """Weights that an optimiser step changes."""
+    return shape.parameters if work.rank is None else shape.lora_parameters(work.rank, work.targets)
+
+
+def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """What stays for the whole run, the process itself aside."""
+    packed = shape.linear if work.four_bit else 0
+    terms = {"weights": packed * NF4_BYTES + (shape.parameters - packed) * work.weight_bytes}
+    if work.rank is not None:
+        terms["adapters"] = 4.0 * trained(shape, work)
+    elif work.reference:
+        terms["reference copy"] = 4.0 * shape.parameters
+    terms["optimiser states"] = (2.0 if work.eight_bit_optimiser else 8.0) * trained(shape, work)
+    return terms
+
+
+def certain_bytes(shape: ModelShape, work: Workload) -> float:
+    """The least that a run needs: what stays, and the gradients. Below this it cannot take a single step."""
+    return sum(fixed_terms(shape, work).values()) + 4.0 * trained(shape, work)
+
+
+def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str, float]:
+    """transformers' generate, all `sequences` at once."""
+    size = work.weight_bytes if work.rank is not None else 4
+    cache = 2.0 * shape.layers * shape.key * size * sequences * work.tokens
+    logits = sequences * shape.vocab * (size + 3 * 4.0)  # float32 logits, scaled logits, probabilities
+    # At the last token: the cache of a layer grows by concatenation, so that its old and new keys (or values) exist side
+    # by side; attention under a padding mask repeats keys and values to the number of query heads.
+    growing = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
+    # At the first: the prompts go through at once, and the cache holds no more than them.
+    prefill = forward_elements(shape, work) * size * sequences * work.prompt
+    begun = cache * work.prompt / work.tokens
+    if begun + prefill > cache + growing:
+        cache, growing = begun, prefill
+    return {"key-value cache": cache, "transients": growing, "sampling": logits}
+
+
+def forward_elements(shape: ModelShape, work: Workload) -> float:
+    """Elements a token that one layer needs at once, nothing kept for a backward pass: its feed-forward part.
+
+    The activated gate, and up or the product; where an adapter is added, its scaled output and the sum beside them.
+    """
+    with_adapter = 1 if work.rank is not None else 0
+    return 3 * shape.hidden + (3 + with_adapter) * shape.intermediate
+
+
+def layer_bytes(shape: ModelShape, work: Workload, padded: bool = True) -> float:
+    """Bytes a token that autograd keeps of one decoder layer. Each term was checked against autograd's saved tensors."""
+    s, full = work.compute_bytes, work.rank is None
+    hidden, query, key, wide = shape.hidden, shape.query, shape.key, shape.intermediate
+    norms = 2 * hidden * 4.0 + 2 * 4.0  # inputs in float32, and 1 / rms
+    normed = (5 if work.autocast else 2) * hidden * s  # inputs of linear layers; autocast makes each its own
+    if full:
+        norms += 2 * hidden * 4.0  # the normalised input, for the gradient of the norm's weight
+    if shape.qk_norm:
+        norms += (query + key) * 4.0 + (shape.heads + shape.heads * key / query) * 4.0
+        norms += (query + key) * s if full else 0.0
+    # query, key, value and output of attention; a padding mask makes it repeat keys and values, and is kept itself
+    attention = (2 * query + 2 * (query if padded else key)) * s + shape.heads * 4.0
+    attention += work.tokens * s if padded else 0.0
+    attention += query * s if work.autocast and not full else 0.0
+    adapters = 0.0
+    if work.rank is not None:
+        per_layer = len(shape.adapted(work.targets)) / shape.layers
+        adapters = per_layer * work.rank * s
+    return norms + normed + attention + 4 * wide * s + adapters
+
+
+def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
+    """Bytes of the log-probability scorer for one pass: rows of completions, tiles, never (N, V).
+
+    A part within a token budget may have short prompts, and so be all but made of completions.
+    """
+    rows = work.micro_batch * work.completion
+    rows = min(rows, work.tokens_at_once) if gradient else rows
+    width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
+    tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
+    hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
+    stored = 4.0 * rows * shape.hidden * ((2 if work.entropy_gradient else 1) if gradient else 0)
+    return tiles + hidden + stored
+
+
+def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """One micro-batch through the model without gradients."""
+    tokens = work.micro_batch * work.tokens
+    transients = forward_elements(shape, work) * work.compute_bytes * tokens
+    return {
+        "transients": transients + 2 * shape.query * work.compute_bytes * tokens,
+        "scorer": scorer_terms(shape, work, False),
+    }
+
+
+def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """Forward and backward pass of one micro-batch, or of its largest part."""
+    tokens = work.tokens_at_once
+    layer = layer_bytes(shape, work) * tokens
+    stream = 4 if work.autocast and work.rank is None else work.compute_bytes
+    boundaries = shape.layers * shape.hidden * stream * tokens
+    activations = boundaries + layer if work.checkpointing else shape.layers * layer
+    # In the backward pass of a feed-forward part: gradients of product, gate, up and of what the adapters add.
+    transients = (3 * shape.intermediate + 3 * shape.hidden) * work.compute_bytes * tokens
+    terms = {
+        "activations": activations,
+        "transients": transients,
+        "scorer": scorer_terms(shape, work, True),
+        "gradients": 4.0 * trained(shape, work),
+    }
+    if work.rank is None:
+        terms["scorer"] += 4.0 * shape.vocab * shape.hidden  # the head's gradient, before it joins the embedding's
+        if work.autocast:
+            terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, kept for the backward pass
+    if work.four_bit:
+        terms["dequantised layer"] = work.compute_bytes * max((a * b for _, a, b in shape.modules), default=0)
+    if work.hidden_rows:
+        terms["hidden states kept"] = 4.0 * work.hidden_rows * work.batch * work.completion * shape.hidden
+    return terms
+
+
+def optimiser_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """AdamW: on the GPU all weights at once (foreach), on the CPU one after the other."""
+    count = trained(shape, work)
+    arithmetic = 4.0 * count if work.device == "cuda" else 8.0 * (shape.largest if work.rank is None else 0)
+    return {"gradients": 4.0 * count, "arithmetic": arithmetic}
+
+
+def workload(config: RunConfig, device: str, objective: Objective, prompt: int, room: float | None = None) -> Workload:
+    """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
+
+    `room` (bytes) is the memory of the card, of which a colocated vLLM takes a share; None leaves the engine out.
+    """
+    from kit.models.backend import Backend
+    from kit.models.micro_batch import micro_batch_size
+
+    optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
+    compute = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[config.model.dtype]
+    checkpointing = optimisation.gradient_checkpointing
+    evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
+    drawn = config.evaluation.prompts * config.evaluation.k
+    needs, vllm = objective.needs, config.generation.vllm
+    return Workload(
+        device=device,
+        weight_bytes=compute if lora is not None else 4,
+        compute_bytes=compute,
+        four_bit=config.model.load_in_4bit,
+        rank=None if lora is None else lora.rank,
+        targets="all-linear" if lora is None else lora.targets,
+        eight_bit_optimiser=optimisation.optimizer == "adamw_8bit",
+        batch=optimisation.batch_size,
+        micro_batch=micro_batch_size(config, Backend("transformers", device, "")),
+        group=generation.num_generations,
+        prompt=prompt,
+        completion=generation.max_completion_tokens,
+        checkpointing=device == "cuda" if checkpointing is None else bool(checkpointing),
+        reference=bool(needs & {"ref_logps", "full_kl"}),
+        old_logps=optimisation.iterations > 1,
+        entropy_gradient=objective.needs_entropy_gradient,
+        hidden_rows=int("full_kl" in needs) + int("values" in needs),
+        evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
+        vllm_bytes=engine_bytes(config, device, room),
+        vllm_sleeps=vllm.standby,
+        token_budget=optimisation.token_budget,
+    )
+
+
+def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
+    """Bytes of a colocated vLLM: its share of the card, or the cache that it is given on the CPU."""
+    vllm = config.generation.vllm
+    if config.generation.engine != "vllm" or vllm.mode != "colocate":
+        return 0.0
+    if device == "cpu":
+        return VLLM_CPU_BYTES
+    return vllm.gpu_memory_utilization * room if room is not None else 0.0

@@ -1,0 +1,202 @@
+"""A model loaded by Unsloth: the keywords of its two calls, each made by a function that needs no GPU to be tested.
+
+On CUDA Unsloth puts the adapters on as well, for its fused LoRA kernels, and its trainer takes no other. On its CPU
+backend the model is transformers' own, and TRL puts the adapters on, from the same random numbers as without Unsloth.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kit.errors import KitError, ModelError
+from kit.models.backend import UNSLOTH, Backend, begun, fast_language_model, said_to_log, switched, switches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from peft import LoraConfig
+
+    from kit.config import ModelConfig, RunConfig
+    from kit.models.files import ModelFiles
+
+CHECKPOINTING = "unsloth"
+"""Gradient checkpointing with the activations kept in main memory."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What loading a model depends on besides `model:`."""
+
+    max_seq_length: int | None = None
+    """Tokens of the longest prompt and completion; None: the model's context."""
+    seed: int = 0
+    checkpointing: bool | str = CHECKPOINTING
+    fast_inference: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords for an engine that shares the weights; empty: none."""
+
+
+def loading(config: RunConfig, files: ModelFiles) -> Loading:
+    """What a run's model is loaded for."""
+    text = files.config.get_text_config() if hasattr(files.config, "get_text_config") else files.config
+    return loading_for(config, files.backend, getattr(text, "max_position_embeddings", None))
+
+
+def loading_for(config: RunConfig, backend: Backend, context: int | None) -> Loading:
+    """`context`: the most tokens that the model reads; None: not known."""
+
+    prompt, has_engine = config.data.max_prompt_tokens, backend.name == UNSLOTH and config.generation.engine == "vllm"
+    wanted = None if prompt is None else prompt + config.generation.max_completion_tokens
+    known = [length for length in (room(config) if has_engine else wanted, context) if length is not None]
+    return Loading(
+        max_seq_length=min(known) if known else None,
+        seed=config.run.seed,
+        checkpointing=checkpointing(config.optimisation.gradient_checkpointing, backend),
+        fast_inference=fast_inference_arguments(config) if has_engine else {},
+    )
+
+
+def checkpointing(asked: bool | str | None, backend: Backend) -> bool | str:
+    """How activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
+    if asked is None:
+        return CHECKPOINTING if backend.name == UNSLOTH else backend.device == "cuda"
+    if asked == CHECKPOINTING and backend.name != UNSLOTH:
+        return True  # its CPU backend has nowhere to move them to, and recomputes
+    return asked
+
+
+def model_arguments(
+    source: str, revision: str | None, config: ModelConfig, dtype: torch.dtype, with_: Loading
+) -> dict[str, Any]:
+    """Keywords of `FastLanguageModel.from_pretrained`. The name is taken literally, never mapped to another upload."""
+    full = config.lora is None
+    given: dict[str, Any] = {
+        "model_name": source,
+        "dtype": dtype,
+        "load_in_4bit": config.load_in_4bit,
+        "load_in_8bit": False,
+        "load_in_16bit": not full and not config.load_in_4bit,
+        "full_finetuning": full,
+        "revision": revision,
+        "trust_remote_code": config.trust_remote_code,
+        "use_gradient_checkpointing": with_.checkpointing,
+        "use_exact_model_name": True,
+        "fix_tokenizer": False,  # the kit brings its own
+        "random_state": with_.seed,
+        "fast_inference": bool(with_.fast_inference),
+    }
+    if with_.max_seq_length is not None:
+        given["max_seq_length"] = with_.max_seq_length
+    if full:
+        given["float32_mixed_precision"] = True  # weights in float32, computed in half precision
+    if with_.fast_inference and config.lora is not None:
+        given["max_lora_rank"] = config.lora.rank
+    return given | dict(with_.fast_inference)
+
+
+def adapter_arguments(adapter: LoraConfig, with_: Loading) -> dict[str, Any]:
+    """Keywords of `FastLanguageModel.get_peft_model`, but for the model. `adapter`: PEFT's description of it."""
+    targets = adapter.target_modules
+    return {
+        "r": adapter.r,
+        "lora_alpha": adapter.lora_alpha,
+        "lora_dropout": adapter.lora_dropout,
+        "target_modules": targets if isinstance(targets, str) else sorted(targets or ()),
+        "use_rslora": adapter.use_rslora,
+        "bias": adapter.bias,
+        "use_gradient_checkpointing": with_.checkpointing,
+        "random_state": with_.seed,
+    }
+
+
+def load(
+    revision: str | None, config: ModelConfig, dtype: torch.dtype, backend: Backend, with_: Loading, source: str
+) -> Any:
+    """The model, without adapters. Raises `ModelError`, or whatever loading raises."""
+    given = model_arguments(source, revision, config, dtype, with_)
+    if backend.name != UNSLOTH:
+        given |= {"use_gradient_checkpointing": False}  # the trainer turns it on, as it does without Unsloth
+        given |= {"attn_implementation": config.attention} if config.attention is not None else {}
+        given |= {"use_safetensors": True}
+        given.pop("float32_mixed_precision", None)
+    # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
+    with said_to_log(), switched({} if begun() else switches(backend)):
+        fast = fast_language_model(backend)
+        with starting_engine(with_):
+            model, _ = fast.from_pretrained(**given)
+        check_quantized(model, config, source)
+    return model
+
+
+@contextmanager
+def starting_engine(with_: Loading) -> Iterator[None]:
+    """What fails inside is the engine's failure where there is one: it is made with the weights, and takes most room."""
+    try:
+        yield
+    except Exception as error:
+        if not with_.fast_inference or isinstance(error, KitError):
+            raise
+        from kit.models.engine_errors import EngineSettings, explained
+
+        share = float(with_.fast_inference["gpu_memory_utilization"])
+        doing = "starting, with the weights that Unsloth reads"
+        raise explained(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
+
+
+def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:
+    """The model with adapters of Unsloth's."""
+    with said_to_log():
+        return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_))
+
+
+def check_quantized(model: Any, config: ModelConfig, source: str) -> None:
+    """Refuses a model that came in another precision than asked: Unsloth goes on without 4-bit and only prints so."""
+    if config.load_in_4bit and not getattr(model, "is_loaded_in_4bit", False):
+        raise ModelError(
+            f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
+            "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
+            "transformers."
+        )
+
+
+def for_inference(model: Any) -> bool:
+    """Turns a model of Unsloth's on CUDA to generating; False where the model is not one. `for_training` turns back."""
+    if not hasattr(model, "_unsloth_gradient_checkpointing") or not hasattr(model, "for_inference"):
+        return False
+    model.for_inference()
+    return True
+
+
+def for_training(model: Any) -> None:
+    """Turns a model of Unsloth's back to training, its way of checkpointing included."""
+    model.for_training(use_gradient_checkpointing=model._unsloth_gradient_checkpointing)
+
+
+def room(config: RunConfig) -> int | None:
+    """Tokens of prompt and completion that the engine makes room for; None: the model's context."""
+    given, prompt = config.generation.vllm.max_model_length, config.data.max_prompt_tokens
+    if given is not None or prompt is None:
+        return given
+    return prompt + config.generation.max_completion_tokens
+
+
+def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
+    """What Unsloth's `FastLanguageModel.from_pretrained` is told of the engine that it makes (`fast_inference=True`)."""
+    vllm, lora = config.generation.vllm, config.model.lora
+    # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
+    eager = {"enforce_eager": True} if vllm.eager else {}
+    rank = vllm.max_lora_rank or (lora.rank if lora is not None else None)
+    return {
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "float8_kv_cache": vllm.float8_kv_cache,
+        **({"max_lora_rank": rank} if rank is not None else {}),
+        **eager,
+    }

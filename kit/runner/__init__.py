@@ -1,0 +1,1 @@
+"""The steps that the main loop (kit/train.py) calls."""

@@ -1,0 +1,252 @@
+"""What a person sees of a run: phases, bars with ETA on a terminal, plain lines elsewhere, and the closing table."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kit.config import EMBEDDED_MODELS
+from kit.errors import RunError
+from kit.evaluation.selection import read_best
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.runs.store import RunDir
+
+log = logging.getLogger("kit")
+LINES = 10
+"""Progress lines that a piece of long work prints, at most, where there is no terminal."""
+SECONDS_BETWEEN_LINES = 4.0
+OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
+REPORT_SPACE = 4 * 1024 * 1024
+"""Bytes that must be free for a report: on a full disk the last ones belong to the run's last word."""
+
+
+class Advance(Protocol):
+    """Reports progress: so much done of so much, with a short note."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+class Reporter:
+    """Prints to the terminal and, in plain text, to the run's log. `quiet` leaves the log only."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line, for the person and for the log."""
+        self.console.print(escape(text))
+        log.info(text.strip())
+
+    @contextmanager
+    def bar(self, title: str, start: int = 0) -> Iterator[Advance]:
+        """Progress of one piece of long work, with ETA: a live bar on a terminal, about ten lines elsewhere.
+
+        Nothing is shown before the first report, so that work which turns out not to be needed leaves no trace. `start` is
+        what had been done earlier, and takes no time now.
+        """
+        live = self.console.is_terminal and not self.console.quiet
+        lines = self._lines(title, log.info if live else self.say, start)
+        if not live:
+            yield lines
+            return
+        with self._live(title, start) as advance:
+
+            def both(done: int, total: int, note: str = "") -> None:
+                advance(done, total, note)
+                lines(done, total, note)
+
+            yield both
+
+    @contextmanager
+    def _live(self, title: str, start: int) -> Iterator[Advance]:
+        parts = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+        )
+        progress = Progress(*parts, console=self.console)
+        task = progress.add_task(escape(title), total=None, note="", start=False)
+
+        def advance(done: int, total: int, note: str = "") -> None:
+            if not progress.live.is_started:
+                progress.reset(task, total=total, completed=start)  # which has no part in the speed
+                progress.start()
+            progress.update(task, completed=done, total=total, note=escape(note))
+
+        try:
+            yield advance
+        finally:
+            if progress.live.is_started:
+                progress.stop()
+
+    @staticmethod
+    def _lines(title: str, say: Callable[[str], None], start: int) -> Advance:
+        started, shown, last = time.perf_counter(), 0, time.perf_counter()
+
+        def advance(done: int, total: int, note: str = "") -> None:
+            nonlocal shown, last
+            share, now = done * LINES // max(total, 1), time.perf_counter()
+            if done != total and (share <= shown or now - last < SECONDS_BETWEEN_LINES):
+                return
+            shown, last, elapsed = share, now, now - started
+            eta = elapsed / max(done - start, 1) * (total - done)
+            say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
+
+        return advance
+
+    def data(self, info: Mapping[str, Any]) -> None:
+        """How many rows there are, how many were left out and why, and what else was noted when they were read."""
+        rows = info["rows"]
+        self.say(f"{rows['train']} training and {rows['heldout']} held-out problems from {info['source']}")
+        if skipped := rows.get("skipped"):
+            first = "; ".join(f"row {row['row']}: {row['reason']}" for row in info["bad_rows"][:1])
+            self.say(
+                f"{skipped} bad row{'s' * (skipped > 1)} left out ({first}{', ...' * (skipped > 1)}); see data.json"
+            )
+        if rows.get("too_long"):
+            self.say(f"{rows['too_long']} rows left out: prompts of more than {info['max_prompt_tokens']} tokens")
+        for note in info.get("notes", []):
+            self.say(f"note: {note}")
+
+    def result(self, run: RunDir, config: RunConfig, stopped: str | None) -> None:
+        """The last words: how it ended, the scores before and after, samples, where everything lies, what to do next."""
+        scores = run.evaluations()
+        ends: dict[str, dict[str, Any]] = {name: scores[name] for name in ("before", "after") if name in scores}
+        if ends:
+            self.scores(ends)
+        for name, score in ends.items():
+            self.samples(f"Held-out completions, {name} (greedy)", score["samples"])
+        curves = draw_curves(run, scores)
+        if best := best_line(run):
+            self.say(best)
+        if stopped is not None:
+            last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
+            self.say(f"Stopped by {stopped}{last}")
+        self.say(f"\nEverything of this run lies in {run.path}")
+        for hint in hints(run, config, curves, stopped):
+            self.say(f"  {hint}")
+
+    def scores(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
+        """The before/after table of held-out scores, with 95 % intervals."""
+        table = Table(title="Held-out score (95 % interval)", title_justify="left", header_style="bold")
+        table.add_column("")
+        for name in scores:
+            table.add_column(name)
+        for row in rows_of(scores):
+            table.add_row(*row)
+            log.info("%s: %s", row[0], " -> ".join(row[1:]))
+        self.console.print(table)
+
+    def samples(self, title: str, samples: list[dict[str, Any]], limit: int = 3) -> None:
+        """A few completions as they came."""
+        self.console.print(f"\n[bold]{escape(title)}[/bold]")
+        for sample in samples[:limit]:
+            self.console.print(f"  [dim]{escape(shorten(sample['prompt'], 100))}[/dim]")
+            reward = "" if sample["reward"] is None else f"   reward {sample['reward']:.2f}"
+            text = escape(shorten(sample["completion"], 160))
+            reference = "" if sample["reference"] is None else f"   (reference {escape(str(sample['reference']))})"
+            self.console.print(f"  {text}{reward}{reference}")
+
+
+def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | None:
+    """Draws `curves.png` into the run directory, if a step was made; a figure that cannot be drawn ends no run."""
+    from kit.report.figures import draw
+
+    path = run.path / "curves.png"
+    try:
+        draw(run.id, run.metrics(), scores, path)
+    except RunError as error:
+        log.warning("no curves: %s", error)
+        return None
+    return path
+
+
+def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
+    """Writes `report.html` of a run that is about to end so; a report that cannot be made ends no run."""
+    try:
+        from kit.report.run_report import write_report
+
+        run.check_free_space(REPORT_SPACE)
+        return write_report(run, ending={"state": state, "reason": reason, "ended": time.time()})
+    except Exception as error:  # whatever is odd about a run's files, its result matters more
+        log.warning("no report: %s: %s", type(error).__name__, error)
+        return None
+
+
+def hints(run: RunDir, config: RunConfig, curves: Path | None, stopped: str | None = None) -> list[str]:
+    """What of this run there is to look at, and the commands that go on from it."""
+    root, trained = run.root_option, run.adapter.is_dir()
+    parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
+    found = [
+        ("curves", curves),
+        ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)"),
+        ("completions", parquet if config.run.save_completions else None),
+        ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
+        ("go on", f"grpo-kit resume {run.id}{root}" if stopped else None),
+        ("talk to it", f"grpo-kit chat {run.id}{root}" if trained else None),
+        ("take it along", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
+        ("another seed", again(run, config.run.seed + 1) if not stopped else None),
+        ("your own data", OWN_DATA if config.model.name in EMBEDDED_MODELS else None),
+    ]
+    return [f"{name:<13}  {text}" for name, text in found if text is not None]
+
+
+def again(run: RunDir, seed: int) -> str:
+    """The command of the same run with another seed."""
+    name = f"{run.id[:50].rstrip('-')}-seed-{seed}"[:64]
+    return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} --run-id {name}"
+
+
+def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Cells of the score table: a label and one text a column of `scores`."""
+    keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@", "maj@"))]
+    rows = [[key.replace("_", " "), *(interval(score[key]) for score in scores.values())] for key in keys]
+    rows.append(["completion tokens", *(f"{score['completion_tokens_mean']:.1f}" for score in scores.values())])
+    rows.append(["cut at the limit", *(f"{score['truncated_share']:.1%}" for score in scores.values())])
+    failed = [score.get("reward_failure_share", 0.0) for score in scores.values()]
+    if any(failed):
+        rows.append(["rewards that failed", *(f"{share:.1%}" for share in failed)])
+    return rows
+
+
+def best_line(run: RunDir) -> str | None:
+    """Where the best checkpoint is, and how to use it; None where there is none."""
+    best = read_best(run)
+    if not best:
+        return None
+    name = best["metric"].replace("_", " ")
+    return f"Best {name}: {best['value']:.3f} at step {best['step']} ({run.path / best['checkpoint']})"
+
+
+def interval(estimate: Mapping[str, float]) -> str:
+    """`0.430 [0.363, 0.499]`."""
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def shorten(text: str, limit: int) -> str:
+    """One line of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def clock(seconds: float) -> str:
+    """`1:05` or `2:03:10`."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

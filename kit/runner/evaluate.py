@@ -1,0 +1,104 @@
+"""Scores a run's weights on its held-out problems again: `python -m kit.runner.evaluate REQUEST`, a process of its own.
+
+The request: run_dir, overrides (`section.key=value` strings), checkpoint (`best`, `last`, a step, or null for the run's
+result) and name (the result is eval/NAME.json).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig, load_config
+from kit.errors import RunError
+from kit.evaluation.heldout import HeldOut
+from kit.evaluation.selection import read_result, weights_of
+
+if TYPE_CHECKING:
+    from kit.data import DataSplit
+    from kit.runner.console import Reporter
+    from kit.runs.store import RunDir
+
+
+def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    """Scores a run's weights with the run's own data, reward and settings, `overrides` aside."""
+    from kit.runner.console import Reporter
+    from kit.runner.logging import LogBook
+    from kit.runs.store import RunDir
+
+    run, logs = RunDir(Path(request["run_dir"])), LogBook()
+    with logs.collecting(), logs.written_to(run.log):
+        return _evaluate(run, request, Reporter(quiet))
+
+
+def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    # Everything that can be wrong is looked at before anything heavy is imported.
+    from kit.data import load_data
+    from kit.evaluation.checker import build_checker, check_evaluation
+    from kit.models.libraries import load_libraries
+    from kit.runner.prepare import build_reward, fit_prompts
+
+    config: RunConfig = load_config(run.config, request.get("overrides", []))
+    step, weights = weights_of(run, request.get("checkpoint"))
+    preset = build_reward(config)
+    checker = build_checker(config, preset)
+    check_evaluation(config, checker)
+    data = unchanged(run, load_data(config.data))
+    load_libraries(config.model, training=False)
+
+    from peft import PeftModel
+
+    from kit.generation.images import fit_pictures
+    from kit.generation.tools import check_turns, load_interaction
+    from kit.models.backend import use_threads
+    from kit.models.loading import find_model, load_model
+    from kit.models.out_of_memory import Memory
+
+    use_threads(config.run.threads)
+    # Nothing trains here, and what Unsloth trained are transformers' weights and PEFT's adapters, on any machine.
+    config.model.backend = "transformers"
+    if config.model.lora is None:
+        config.model.name = str(weights)
+    files = find_model(config.model, chat=config.data.chat)
+    loaded = load_model(files, config.model)
+    model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(weights))
+    interaction = load_interaction(config.generation)
+    check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
+    rows = fit_pictures(config, fit_prompts(config, data, loaded.tokenizer, interaction), files).heldout.to_list()
+    memory = Memory() if config.run.on_out_of_memory == "halve" else None
+    settings = (config.evaluation, config.generation)
+    heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
+    name = request.get("name", "again")
+    with reporter.bar(f"Held-out score, {name}") as advance:
+        result = heldout.score(model, advance, step=step)
+    run.write_json(f"eval/{name}.json", result)
+    reporter.scores(_beside(run, name, result))
+    reporter.say(f"{result['problems']} problems, weights of step {step}: {run.eval / name}.json")
+    return result
+
+
+def _beside(run: RunDir, name: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The new scores, and those at the end of the run beside them if they are of the same kind."""
+    path = run.eval / "after.json"
+    after = read_result(path) if path.is_file() else {}
+    same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}
+    return ({"after": after} if same else {}) | {name: result}
+
+
+def unchanged(run: RunDir, data: DataSplit) -> DataSplit:
+    """The data, if it is what the run was trained on. Raises `RunError`: other rows would be held out now."""
+    trained = json.loads(run.data.read_text(encoding="utf-8"))
+    if data.info["sha256"] != trained["sha256"]:
+        raise RunError(
+            f"The data in {trained['source']} has changed since run '{run.id}' (its content hash differs), so problems that it "
+            "was trained on could be held out now. Bring the old file back, or train again."
+        )
+    return data
+
+
+if __name__ == "__main__":
+    from kit.runs.child import serve
+
+    sys.exit(serve(evaluate_run))

@@ -1,0 +1,305 @@
+"""From a configuration to the parts of a run, each checked before anything expensive starts."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig
+from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
+from kit.generation.backend_checks import settle
+from kit.generation.engine import check_server, choose_engine, reports_logps
+from kit.generation.tools import NOTHING, Interaction, open_row
+from kit.runner.parts import Parts
+
+if TYPE_CHECKING:
+    from kit.data import DataSplit
+    from kit.models.files import ModelFiles
+    from kit.objective import Objective
+    from rewards import Preset, Sample
+
+HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
+TRACKER_PACKAGES = {
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "mlflow": ("mlflow",),
+}
+PROBE_ROWS = 4
+PROBE_TEXT = "<think>.</think><answer>0</answer>"
+
+
+def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
+    """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later.
+
+    A `fresh` run must not have a directory yet.
+    """
+    from kit.data import load_data
+    from kit.data.images import IMAGES
+    from kit.evaluation.checker import build_checker, check_checker, check_evaluation
+    from kit.evaluation.heldout import tell_of_thinking
+    from kit.generation.images import check_pictures, fit_pictures
+    from kit.generation.tools import check_rows, check_turns, load_interaction
+    from kit.models.memory_check import check_memory
+    from kit.runner.lifecycle import check_run_id
+    from kit.trainer.selection.rules import check_selection
+
+    check_environment(config)
+    if config.run.id is not None and fresh:
+        check_run_id(config)
+    objective = build_objective(config)
+    config, engine = settle(explicit(config, objective), choose_engine(config, objective), objective=objective)
+    if engine.name == "vllm":
+        check_server(config)
+    interaction = load_interaction(config.generation)
+    check_greedy_pass(objective, interaction)
+    preset = build_reward(config)
+    checker = build_checker(config, preset)
+    check_evaluation(config, checker)
+    data = load_data(config.data)
+    config, engine = settle(config, engine, data.train.column_names, objective)
+    check_selection(
+        config, objective, processes=int(os.environ.get("WORLD_SIZE", "1")), images=IMAGES in data.train.features
+    )
+    check_rows(interaction, data)
+    check_heldout(config, len(data.heldout))
+    check_reward(config, preset, data, interaction)
+    check_checker(config, checker, *trial_samples(config, data, interaction))
+    files = find_model(config)
+    check_memory(config, files.shape, files.backend.device, objective)
+    check_context(config, files)
+    check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
+    check_template(config, data, files)
+    check_pictures(config, data, files)
+    data = fit_prompts(config, data, files.tokenizer, interaction)
+    data = fit_pictures(config, data, files)
+    check_heldout(config, len(data.heldout))
+    tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
+    return Parts(config, objective, preset, files, data, checker, engine, interaction)
+
+
+def check_greedy_pass(objective: Objective, interaction: Interaction) -> None:
+    """Refuses an estimator with greedy completions where completions have turns. Raises `ObjectiveError`."""
+    if "greedy_rewards" in objective.needs and interaction:
+        raise ObjectiveError(
+            f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which is not made "
+            "with generation.tools, .environment or .rollout: their calls would act twice. Choose an estimator without it, "
+            "e.g. leave_one_out."
+        )
+
+
+def find_model(config: RunConfig) -> ModelFiles:
+    """The model's files, found and checked; imported late, because it brings transformers."""
+    from kit.models import loading as models
+
+    return models.find_model(config.model, chat=config.data.chat)
+
+
+def build_objective(config: RunConfig) -> Objective:
+    """The objective of the configuration. Raises `ConfigError` or `ObjectiveError`."""
+    from kit.objective import Objective
+
+    section = config.objective
+    spec = {"recipe": section.recipe} | {
+        kind: getattr(section, kind) for kind in HOOK_KINDS if getattr(section, kind) is not None
+    }
+    objective = Objective.from_spec(spec)
+    reference = objective.needs & {"ref_logps", "full_kl"}
+    if reference and config.model.reference == "none":
+        raise ObjectiveError(
+            f"A regularizer needs {min(reference)}, but the run has no reference policy (model.reference: none). "
+            "Set model.reference: base, or remove the regularizer."
+        )
+    if "weight_norm" in objective.needs and config.model.lora is None:
+        raise ObjectiveError(
+            "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null). Set model.lora, or "
+            "remove the regularizer; optimisation.weight_decay pulls all weights towards zero."
+        )
+    if "sampler_logps" in objective.needs and not reports_logps(config):
+        raise ObjectiveError(
+            "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
+            "transformers' generate here, whose probabilities are the policy's own. Remove the hook, or set "
+            "generation.engine: vllm."
+        )
+    if config.optimisation.iterations > 1 and objective.clip.on_policy:
+        raise ObjectiveError(
+            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {config.optimisation.iterations} the "
+            "steps after the first on the same completions would follow a biased gradient. Set optimisation.iterations: 1, "
+            "or choose a clip with a ratio, e.g. ppo_clip."
+        )
+    try_own_hooks(objective)
+    return objective
+
+
+def try_own_hooks(objective: Objective) -> None:
+    """Runs the user's own hooks on random batches, before any model is loaded. Raises `ObjectiveError`."""
+    from kit.objective.check import check_hook
+
+    parts = (objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction)
+    for hook in parts:
+        if not hook.factory.custom:
+            continue
+        for finding in check_hook(hook):
+            if finding.name in ("runs", "needs") and not finding.passed:
+                raise ObjectiveError(
+                    f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
+                    f"{hook.name} --kind {hook.kind}"
+                )
+
+
+def explicit(config: RunConfig, objective: Objective) -> RunConfig:
+    """The configuration with the objective's parts written out, every default of every hook included."""
+    spec = objective.to_spec()
+    section = {"recipe": config.objective.recipe} | {kind: spec[kind] for kind in HOOK_KINDS}
+    return config.model_copy(update={"objective": type(config.objective).model_validate(section)})
+
+
+def build_reward(config: RunConfig) -> Preset:
+    """The preset, the user's functions, or both in one. Raises the reward library's errors.
+
+    Functions of the user's own may outweigh the preset's correctness: their range is unknown, and the weights are theirs.
+    """
+    import rewards
+
+    functions = [(function.path, function.weight) for function in config.reward.functions]
+    preset = rewards.load(config.reward.preset, **config.reward.params) if config.reward.preset else None
+    if preset is not None and not functions:
+        return preset
+    own = rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)
+    # A function of the user's own says how good a completion is, not whether it is right.
+    return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
+
+
+def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction: Interaction = NOTHING) -> None:
+    """Scores a made-up completion of a few rows. Raises `RewardError` when a component can score none of them.
+
+    Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
+    messages follow the prompt; functions are given what the trainer gives.
+    """
+    from kit.evaluation.heldout import scoring_context
+    from rewards.functions import FunctionComponent
+
+    samples, columns = trial_samples(config, data, interaction)
+    if not samples:
+        return
+    verdict = preset.score(samples, scoring_context(config.run.seed, config.optimisation.steps))
+    for component, _ in preset.components:
+        name = component.name
+        if set(verdict.statuses[name]) != {"error"}:
+            continue
+        reason = verdict.infos[name][0].get("reason", "no reason given")
+        if isinstance(component, FunctionComponent):
+            raise RewardError(
+                f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Mend the function; "
+                f"the columns that it is given are: {', '.join(columns)}."
+            )
+        raise RewardError(
+            f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "
+            "a reward.preset that fits the data (`grpo-kit reward list`), set data.reference_column, or set reward.preset: "
+            f"null with reward.functions of your own. Columns: {', '.join(columns)}."
+        )
+
+
+def trial_samples(
+    config: RunConfig, data: DataSplit, interaction: Interaction = NOTHING
+) -> tuple[list[Sample], list[str]]:
+    """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
+    import rewards
+    from kit.generation.images import without_pictures
+
+    first = data.train.select(range(min(64, len(data.train)))).to_list()
+    chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
+    rows = [row for row in without_pictures(chosen) for _ in range(config.generation.num_generations)]
+    if not rows:
+        return [], []
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    columns["prompt_ids"] = [row.get("prompt_ids") or [0] for row in rows]
+    if interaction.environments is not None:
+        columns["environments"] = [open_row(interaction, row)[1] for row in rows]
+    prompts = [row["prompt"] for row in rows]
+    completions = [
+        PROBE_TEXT if isinstance(prompt, str) else [{"role": "assistant", "content": PROBE_TEXT}] for prompt in prompts
+    ]
+    return rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns), list(columns)
+
+
+def check_environment(config: RunConfig) -> None:
+    """Refuses what this machine or version lacks, before any work. Raises `EnvironmentUnsupported`."""
+    import torch
+
+    choose_engine(config)
+    if config.optimisation.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise EnvironmentUnsupported(
+            "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --inexact --extra bnb  "
+            "(or: pip install 'grpo-kit[bnb]'), or set optimisation.optimizer: adamw."
+        )
+    if config.model.dtype == "float16" and not torch.cuda.is_available():
+        raise EnvironmentUnsupported(
+            "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
+            "Set model.dtype: float32 (or auto)."
+        )
+    absent = [name for name in config.run.report_to if not any(map(find_spec, TRACKER_PACKAGES[name]))]
+    if absent:
+        raise EnvironmentUnsupported(
+            f"run.report_to: {', '.join(absent)} is not installed. Install it with: pip install {' '.join(absent)}, "
+            "or take it out of run.report_to."
+        )
+    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    launched = "LOCAL_RANK" in os.environ or "WORLD_SIZE" in os.environ
+    if len(listed) > 1 and not launched and torch.cuda.device_count() > 1:
+        raise EnvironmentUnsupported(
+            f"CUDA_VISIBLE_DEVICES={','.join(listed)} shows {torch.cuda.device_count()} GPUs, and a run trains on one. "
+            f"Set CUDA_VISIBLE_DEVICES={listed[0]}, or leave it unset: the first GPU is then used."
+        )
+
+
+def check_heldout(config: RunConfig, heldout: int) -> None:
+    """Refuses an evaluation without problems. Raises `ConfigError`."""
+    wanted = config.evaluation.before or config.evaluation.after or config.evaluation.every
+    if wanted and not heldout:
+        raise ConfigError(
+            "There are no held-out rows to evaluate on. Set data.heldout above 0, or turn evaluation.before, "
+            "evaluation.after and evaluation.every off."
+        )
+
+
+def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
+    """Refuses system messages that the chat template would refuse or leave out. Raises `ConfigError`."""
+    template = files.family.template if files.family is not None else None
+    if template is None or template.system or not config.data.chat or not len(data.train):
+        return
+    if data.train[:1]["prompt"][0][0]["role"] == "system":
+        raise ConfigError(
+            f"The prompts begin with a system message (data.system_prompt), which the chat template of {config.model.name} "
+            "does not pass on to the model. Put its text into the user's message, or set model.chat_template to a template "
+            "that has a place for it."
+        )
+
+
+def check_context(config: RunConfig, files: ModelFiles) -> None:
+    """Refuses prompts and completions that together exceed the model's context. Raises `ConfigError`."""
+    context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
+    asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
+    if context is not None and asked > context:
+        raise ConfigError(
+            f"data.max_prompt_tokens {config.data.max_prompt_tokens} + generation.max_completion_tokens "
+            f"{config.generation.max_completion_tokens} = {asked} tokens, but {config.model.name} has a context of "
+            f"{context}. Lower one of them by {asked - context}."
+        )
+
+
+def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: Interaction = NOTHING) -> DataSplit:
+    """Holds ids against the tokenizer, and leaves out prompts longer than `data.max_prompt_tokens`, tools included.
+
+    Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
+    """
+    from kit.data import filter_by_length
+    from kit.data.vocabulary import keep_known, tell_ids
+    from kit.evaluation.heldout import count_tokens, encode
+
+    tools = interaction.all_tools()
+    data = keep_known(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
+    data = tell_ids(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
+    return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)

@@ -1,0 +1,145 @@
+"""Completions of every generation batch, as Parquet: one row a completion, one column a reward component."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.data.columns import IDS
+from kit.errors import RewardError
+from kit.evaluation.heldout import first_failure, question
+from kit.generation.turns import readable, unanswered
+from kit.runs.files import disk_errors
+
+if TYPE_CHECKING:
+    from kit.trainer.rollout import Rollout
+    from rewards.adaptors import TrlRewards
+
+log = logging.getLogger("kit")
+PATIENCE = 5
+
+
+class CompletionWriter:
+    """Sink of rollouts: one file a generation batch, `completions/step-00001.parquet` and so on.
+
+    Compressing and syncing go on in a thread of its own beside the training of the step. An error of the disk comes up at
+    the next call or `flush`; a checkpoint is begun with `flush`.
+    """
+
+    def __init__(self, folder: Path, save: bool = True) -> None:
+        self.folder, self.save = folder, save
+        self._thread = ThreadPoolExecutor(1, "completions")  # begins with the first file; the interpreter waits for it
+        self._writing: Future[None] | None = None
+
+    def __call__(self, rollout: Rollout) -> None:
+        if not self.save:
+            return
+        self.flush()
+        path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
+        self._writing = self._thread.submit(write_parquet, path, columns(rollout))
+
+    def flush(self) -> None:
+        """Returns once everything handed over is on disk. Raises what writing it raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
+    """The whole file or none. Raises `RunError` where the disk is full or may not be written to."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    partial = path.with_suffix(".partial")
+    with disk_errors(path):
+        path.parent.mkdir(exist_ok=True)
+        with open(partial, "wb") as file:
+            pq.write_table(pa.table(dict(table)), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+def columns(rollout: Rollout) -> dict[str, list[Any]]:
+    """One list a column: prompt, completion, tokens, finish_reason, every component's value and status, advantage.
+
+    With tools: also the turns as JSON, the ids, and which of them a tool wrote; `tokens` are the policy's. Where rows carry
+    ids: those of every prompt.
+    """
+    advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
+    table: dict[str, list[Any]] = {
+        "step": [rollout.step + 1] * len(rollout.rows),
+        "prompt": [question(row["prompt"]) for row in rollout.rows],
+        "reference": [_text(row.get("reference")) for row in rollout.rows],
+        "completion": [readable(completion) for completion in rollout.completions],
+        "tokens": [len(ids) for ids in rollout.completion_ids],
+        "finish_reason": [
+            "stop" if not cut else "tool_calls" if unanswered(completion) else "length"
+            for cut, completion in zip(rollout.truncated, rollout.completions, strict=True)
+        ],
+        "advantage": advantages.tolist(),
+    }
+    if rollout.prompt_ids is not None and any(IDS in row for row in rollout.rows):
+        table[IDS] = rollout.prompt_ids
+    if rollout.tool_mask is not None:
+        table["tokens"] = [sum(mask) for mask in rollout.tool_mask]
+        table["tool_tokens"] = [len(mask) - sum(mask) for mask in rollout.tool_mask]
+        table["turns"] = [json.dumps(completion, ensure_ascii=False, default=str) for completion in rollout.completions]
+        table["completion_ids"] = rollout.completion_ids
+        table["tool_mask"] = rollout.tool_mask  # 0: that token is a tool's
+    for index, name in enumerate(rollout.reward_names):
+        values = rollout.rewards[:, index].tolist()
+        table[f"reward/{name}"] = [None if value != value else value for value in values]
+    for name, values in rollout.extra.items():
+        table[f"reward/{name}"] = [_text(value) for value in values]
+    return table
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+class FailureWatch:
+    """Stops a run whose rewards keep failing, and says so at the first failure.
+
+    Failing: more than `limit` of a batch's scores are errors or timeouts, 5 batches in a row, or in every batch of a run
+    that has fewer. Called with every rollout. Raises `RewardError` with the last reason seen.
+    """
+
+    def __init__(
+        self, rewards: TrlRewards, limit: float, tell: Callable[[str], None] = log.warning, batches: int = PATIENCE
+    ) -> None:
+        self.rewards, self.limit, self.tell = rewards, limit, tell
+        self.patience = max(1, min(PATIENCE, batches))
+        self.bad, self.told = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bad batches in a row, and whether the first was told of."""
+        return {"bad": self.bad, "told": self.told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bad, self.told = state["bad"], state["told"]
+
+    def __call__(self, rollout: Rollout) -> None:
+        evaluation = self.rewards.last_evaluation
+        if evaluation is None:
+            return
+        share = evaluation.failure_share
+        self.bad = self.bad + 1 if share > self.limit else 0
+        if self.bad >= self.patience:
+            raise RewardError(
+                f"{share:.0%} of the rewards failed, and more than {self.limit:.0%} (reward.max_failure_share) in each of "
+                f"{self.patience} batches in a row. {first_failure(evaluation)}. Mend the reward; what came of every "
+                "completion stands in completions/*.parquet."
+            )
+        if share and not self.told:
+            self.told = True
+            self.tell(
+                f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
+                f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
+            )

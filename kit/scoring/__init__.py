@@ -1,0 +1,1 @@
+"""Log-probabilities, entropies and divergences of completions, without logits and without padding."""

@@ -1,0 +1,201 @@
+"""Whether a model may be scored in packs, or with its padding cut off: looked at once, before it is.
+
+What the configuration tells is asked first. Then a few short rows, made of the first real ones, are scored in TRL's layout,
+with more padding than they need, and in the other: both must give the same log-probabilities. In a pack nothing may
+pass from one completion to another: when the tokens of one change, the scores of all others must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kit.models.failures import first_line, is_out_of_memory
+from kit.scoring.hidden_states import apart
+from kit.scoring.packed import score_packs
+from kit.scoring.packed_attention import WRAPPED, Layout
+from kit.scoring.packing import lay_out
+from kit.scoring.tolerances import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
+from kit.scoring.trimmed import score_trimmed
+
+PROMPT, COMPLETION, PADDING = 64, 24, 3
+"""Tokens of a row of the proof, at most, and columns of padding in front of the longest."""
+LEAK = 2e-3, 0.05
+"""Nats that a change in one completion may move a score of another by, in single and in half precision: rounding."""
+ATTENTION = {"full_attention", "sliding_attention"}
+STRETCHED = {"dynamic", "longrope"}
+"""Rotary embeddings that depend on the longest text of a batch."""
+
+Plain = Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a model's rows are scored, and why not in a way that costs less."""
+
+    way: Literal["packed", "trimmed", "plain"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in TRL's layout: prompts padded in front, completions behind."""
+
+    ids: Tensor  # (B, L)
+    mask: Tensor  # (B, L)
+    completion: int  # columns of completions
+
+    @property
+    def live(self) -> Tensor:
+        """(B, T) bool"""
+        return self.mask[:, self.ids.shape[1] - self.completion :].bool()
+
+
+def examine(trainer: Any, model: Any, plain: Plain, rows: Rows) -> Verdict:
+    """How this model is scored. plain: TRL's scorer. rows: real ones, at least one with a completion."""
+    bare = trainer.accelerator.unwrap_model(model)
+    base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
+    hindrance = _hindrance(trainer, bare, base.config.get_text_config())
+    if hindrance is not None:
+        return Verdict("plain", hindrance)
+    probe, training = probe_rows(rows), model.training
+    try:
+        model.train(training and not has_dropout(base))
+        with torch.no_grad(), apart():
+            wanted = plain(model, probe.ids, probe.mask, probe.completion)[0]
+            hindrance = _hindrance_to_packs(base.config.get_text_config()) or _attempt(
+                lambda: _packs_differ(trainer, model, base, probe, wanted)
+            )
+            if hindrance is None:
+                return Verdict("packed")
+            padding = _attempt(lambda: _trimming_differs(trainer, model, plain, probe, wanted))
+    finally:
+        model.train(training)
+    return Verdict("trimmed", hindrance) if padding is None else Verdict("plain", f"{hindrance}; {padding}")
+
+
+def probe_rows(rows: Rows) -> Rows:
+    """Five rows of four lengths and two prompts, made of one or two of the given: (5, at most 3 + 65 + 26)."""
+    live, ids = rows.mask.bool(), rows.ids
+    width = ids.shape[1] - rows.completion
+
+    def cut(row: int) -> tuple[Tensor, Tensor]:
+        return ids[row, :width][live[row, :width]][-PROMPT:], ids[row, width:][live[row, width:]][:COMPLETION]
+
+    held = live[:, width:].any(1) & live[:, :width].any(1)
+    prompt, completion = cut(int(torch.where(held, live[:, width:].sum(1), -1).argmax()))
+    completion = torch.cat([completion, prompt]).repeat(3)[:COMPLETION]  # 6 or more, so that order matters
+    others = (cut(row) for row in torch.nonzero(held).flatten().tolist())
+    other = next((one for one, _ in others if not torch.equal(one, prompt)), torch.cat([prompt[-1:], prompt]))
+    made = [
+        (prompt, completion),
+        (prompt, torch.cat([completion.flip(0), completion[:1]])),
+        (prompt, completion[:1]),
+        (prompt, completion[1:]),
+        (other, torch.cat([completion[-1:], completion[:-1]])),
+    ]
+    before, after = max(len(one) for one, _ in made) + PADDING, max(len(one) for _, one in made) + 1
+    whole, mask = (
+        ids.new_full((len(made), before + after), int(prompt[0])),
+        rows.mask.new_zeros(len(made), before + after),
+    )
+    for row, (start, end) in enumerate(made):
+        place = slice(before - len(start), before + len(end))
+        whole[row, place], mask[row, place] = torch.cat([start, end]), 1
+    return Rows(whole, mask, after)
+
+
+def _hindrance(trainer: Any, bare: Any, text: Any) -> str | None:
+    """Why even the amount of padding may not change."""
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return "the model is divided between processes"
+    if getattr(getattr(bare, "active_peft_config", None), "is_prompt_learning", False):
+        return "the adapter puts tokens of its own in front"
+    kinds = {kind for rope in _ropes(text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
+    if kinds & STRETCHED:
+        return f"rotary positions ({', '.join(sorted(kinds & STRETCHED))}) depend on the longest text of a batch"
+    return None
+
+
+def _hindrance_to_packs(text: Any) -> str | None:
+    kinds = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()) - ATTENTION
+    if kinds:
+        return f"layers other than attention ({', '.join(sorted(map(str, kinds)))}) would carry a text on into the next"
+    if text._attn_implementation not in WRAPPED:
+        return f"attention '{text._attn_implementation}' has no place for it (model.attention: sdpa has)"
+    if getattr(text, "output_router_logits", False):
+        return "the balancing loss of its experts counts tokens"
+    if getattr(text, "is_causal", True) is False:
+        return "its attention is not causal"
+    return None
+
+
+def _ropes(text: Any) -> Iterator[dict[str, Any]]:
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(text, name, None)
+        if isinstance(rope, dict):
+            yield rope
+            yield from (one for one in rope.values() if isinstance(one, dict))
+
+
+def _attempt(compared: Callable[[], str | None]) -> str | None:
+    """What a comparison found, or the error that it ended in; none of memory, which is not the model's fault."""
+    try:
+        return compared()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return first_line(error)
+
+
+def _packs_differ(trainer: Any, model: Any, base: Any, probe: Rows, wanted: Tensor) -> str | None:
+    layouts: list[Layout] = []
+    changed = probe.ids.clone()
+    longest = int(probe.live.sum(1).argmax())
+    own = changed[longest, -probe.completion :]
+    own[:] = torch.where(own > 0, own - 1, own + 1)
+    found = []
+    for ids in (probe.ids, changed):
+        packs = lay_out(ids, probe.mask, probe.completion)
+        found.append(score_packs(trainer, model, packs, (len(ids), probe.completion), ids.device, layouts=layouts)[0])
+    seen, expected = [layout.windows for layout in layouts], _windows(base.config.get_text_config())
+    if any(windows != expected for windows in seen):
+        return f"{len(expected)} layers ask for attention in another way (windows {seen[0]}, expected {expected})"
+    others = probe.live.clone()
+    others[longest] = False
+    leaked, limit = float((found[1] - found[0]).abs()[others].max()), LEAK[_is_half(trainer, base)]
+    if not leaked <= limit:
+        return f"one completion changes the scores of another, by {leaked:.2g} nats"
+    return _difference(trainer, base, found[0], wanted, probe)
+
+
+def _windows(text: Any) -> list[int | None]:
+    """The sliding window of every layer, as the configuration has it."""
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        return [window] * text.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _trimming_differs(trainer: Any, model: Any, plain: Plain, probe: Rows, wanted: Tensor) -> str | None:
+    found = score_trimmed(plain, model, probe.ids, probe.mask, probe.completion)[0]
+    return _difference(trainer, model, found, wanted, probe)
+
+
+def _difference(trainer: Any, model: Any, found: Tensor, wanted: Tensor, probe: Rows) -> str | None:
+    apart_by = (found.float() - wanted.float()).abs()[probe.live]
+    half = _is_half(trainer, model)
+    error, limit = (apart_by.mean(), HALF_TOLERANCE) if half else (apart_by.max(), SCORE_TOLERANCE[torch.float32])
+    if bool(error <= limit):
+        return None
+    return f"log-probabilities differ from those of the padded rows by {float(error):.2g} nats (at most {limit:g} is rounding)"
+
+
+def _is_half(trainer: Any, model: Any) -> bool:
+    weights = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    return trainer.accelerator.mixed_precision in ("bf16", "fp16") or next(weights, torch.float32).itemsize < 4

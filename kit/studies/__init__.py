@@ -1,0 +1,1 @@
+"""Several runs at once: comparisons with a verdict, and sweeps."""

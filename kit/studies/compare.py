@@ -1,0 +1,262 @@
+"""Compares runs: which arm is better on held-out problems, by how much, and is that more than luck? No torch.
+
+`compare_runs` takes runs that exist; `kit.studies.compare_arms` makes them from one configuration and changes to it.
+How differences are judged stands in `kit.studies.paired`, how many seeds would be needed in `kit.studies.power`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kit.errors import ConfigError
+from kit.registry import did_you_mean
+from kit.studies import power
+from kit.studies.compare_quantities import (
+    compare_quantities,
+    compare_settings,
+    config_differences,
+    curves,
+    method,
+    not_comparable,
+)
+from kit.studies.compare_scores import Arms, RunScores, matrix, read_run, same_seeds
+from kit.studies.paired import Difference, Floats, difference, holm
+
+ALPHA = 0.05
+BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
+NOT_COMPARABLE = "not comparable"
+Named = Mapping[str, Sequence[str]]
+
+
+def compare_runs(
+    runs: Sequence[str | Sequence[str]] | Named,
+    root: str | Path = "runs",
+    *,
+    metric: str | None = None,
+    effect: float | None = None,
+    evaluation: str | None = None,
+) -> dict[str, Any]:
+    """Compares arms, each one or more runs (seeds), with the first: plain numbers, ready for JSON.
+
+    Args:
+        runs: run ids; those whose configurations differ in nothing but the seed are one arm. Or lists of ids, one an arm;
+            or lists by the arm's name.
+        metric: the score that decides: greedy_accuracy, pass@1, pass@K, maj@K or greedy_reward. None: what the first
+            run's evaluation.metric says.
+        effect: the difference that matters, in the metric's unit, for the number of seeds needed; None: the one seen.
+        evaluation: the name of the evaluation to compare (`again`); None: each run's last.
+
+    Raises:
+        RunError: a run that does not exist or has no held-out scores.
+        ConfigError: runs that cannot be compared: other problems, another checker, one arm only.
+    """
+    arms = group(runs, partial(read_run, root=root, evaluation_name=evaluation))
+    chosen = choose_metric(arms, metric)
+    warnings = compare_settings(arms, chosen)
+    problems, scores = matrix(arms, chosen)
+    first, *others = arms
+    differences = [
+        difference(scores[first], scores[other], paired_seeds=same_seeds(arms[first], arms[other])) for other in others
+    ]
+    corrected = holm([found.p for found in differences])
+    return {
+        "kind": "comparison",
+        "metric": chosen,
+        "level": 1 - ALPHA,
+        "baseline": first,
+        "problems": len(problems),
+        "arms": [_arm(name, runs_of, scores[name]) for name, runs_of in arms.items()],
+        "comparisons": [
+            judge(first, other, found, p, ALPHA / len(others), effect, chosen, not_comparable(arms[first], arms[other]))
+            for other, found, p in zip(others, differences, corrected, strict=True)
+        ],
+        "quantities": compare_quantities(arms, chosen),
+        "config_differences": config_differences(arms),
+        "curves": curves(arms, chosen),
+        "warnings": warnings,
+        "notes": missing_note(arms, problems, chosen) + same_note(arms),
+    }
+
+
+def group(runs: Sequence[str | Sequence[str]] | Named, read: Callable[[str], RunScores]) -> dict[str, list[RunScores]]:
+    """Arms by name, each with its runs by seed. Raises `ConfigError` unless there are two or more."""
+    parts = runs.values() if isinstance(runs, Mapping) else runs
+    ids = [run for part in parts for run in ([part] if isinstance(part, str) else part)]
+    if doubled := sorted({run for run in ids if ids.count(run) > 1}):
+        raise ConfigError(f"{', '.join(doubled)} stands in the comparison twice; name each run once.")
+    if isinstance(runs, Mapping):
+        named = {name: [read(run) for run in ids] for name, ids in runs.items()}
+    elif any(not isinstance(run, str) for run in runs):
+        lists = [[read(run) for run in ([ids] if isinstance(ids, str) else ids)] for ids in runs]
+        named = _with_names(lists)
+    else:
+        named = _with_names(_by_configuration([read(str(run)) for run in runs]))
+    if len(named) < 2 or not all(named.values()):
+        raise ConfigError("A comparison needs two arms with a run each: grpo-kit compare RUN_A RUN_B.")
+    return {name: sorted(runs_of, key=lambda run: (run.seed, run.id)) for name, runs_of in named.items()}
+
+
+def _by_configuration(runs: Sequence[RunScores]) -> list[list[RunScores]]:
+    """Runs of one configuration together; each apart when all have the same, as in a comparison of A with A."""
+    arms: dict[str, list[RunScores]] = {}
+    for run in runs:
+        arms.setdefault(json.dumps(method(run.config), sort_keys=True), []).append(run)
+    return list(arms.values()) if len(arms) > 1 else [[run] for run in runs]
+
+
+def _with_names(arms: Sequence[Sequence[RunScores]]) -> dict[str, list[RunScores]]:
+    """An arm has the name of its runs without the seed's number behind it: `base` of base-s0 and base-s1."""
+    named: dict[str, list[RunScores]] = {}
+    for runs in arms:
+        stems = {re.sub(r"-(s|seed)?-?\d+$", "", run.id) for run in runs}
+        stem = min(stems) if len(stems) == 1 and len(runs) > 1 else runs[0].id
+        named[runs[0].id if stem in named else stem] = list(runs)
+    return named
+
+
+def choose_metric(arms: Arms, metric: str | None) -> str:
+    """The score that decides. Raises `ConfigError` for one that not all runs have, with those that they share."""
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
+    wanted = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
+    if wanted == "auto":
+        wanted = "greedy_accuracy" if "greedy_accuracy" in shared else "greedy_reward"
+    if wanted in ("pass@k", "maj@k"):
+        wanted = f"{wanted[:-1]}{runs[0].settings['k']}"
+    options = [name for name in shared if name != "held-out length"]
+    if wanted not in options:
+        raise ConfigError(
+            f"Not every run has the score '{wanted}'.{did_you_mean(wanted, options)} They share: {', '.join(options)}. Choose "
+            "one with --metric, or evaluate the runs again with the same settings (grpo-kit eval RUN) and add --evaluation again."
+        )
+    rewards = {json.dumps(run.config.get("reward"), sort_keys=True) for run in runs}
+    if wanted == "greedy_reward" and len(rewards) > 1:
+        raise ConfigError(
+            "The arms are trained on different rewards, so their greedy rewards are not on one scale. Compare by a checker: "
+            "set evaluation.checker to a preset that says what is right, or --metric greedy_accuracy."
+        )
+    sampled = wanted != "greedy_accuracy" and wanted != "greedy_reward"
+    for name in ("checker", *(("k", "temperature", "seed") if sampled else ())):
+        values = {str(run.settings[name]) for run in runs}
+        if len(values) > 1 and not (name == "checker" and wanted == "greedy_reward"):
+            raise ConfigError(
+                f"The runs were scored with different evaluation.{name}: {', '.join(sorted(values))}. Evaluate them again "
+                f"with the same (grpo-kit eval RUN -o evaluation.{name}=...), and compare with --evaluation again."
+            )
+    return wanted
+
+
+def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
+    """Says so when problems were left out because not every run has a score for them."""
+    most = max(len(run.columns["held-out length"]) for runs in arms.values() for run in runs)
+    left = most - len(problems)
+    return [f"{left} of {most} held-out problems are left out: not every run has a {metric} for them."] if left else []
+
+
+def same_note(arms: Arms) -> list[str]:
+    """Says so when there is nothing in the configurations that could have made a difference."""
+    return [] if config_differences(arms) else ["The arms have the same configuration: any difference is luck."]
+
+
+def judge(
+    baseline: str,
+    arm: str,
+    found: Difference,
+    p_holm: float,
+    alpha: float,
+    effect: float | None,
+    metric: str,
+    refused: str | None = None,
+) -> dict[str, Any]:
+    """One comparison with its verdict: `better` or `worse` only where p, corrected for the number of arms, is below 5 %.
+
+    `refused` says why there can be no verdict: then it is `not comparable`.
+    """
+    verdict = UNCLEAR if p_holm >= ALPHA else BETTER if found.value > 0 else WORSE
+    verdict = verdict if refused is None else NOT_COMPARABLE
+    goal = found.value if effect is None else effect
+    needed = {
+        "difference": goal,
+        "power": power.POWER,
+        "seeds": power.needed_seeds(found.parts, goal, alpha),
+        "problems": power.needed_problems(found.parts, goal, alpha),
+        "detectable": power.detectable(found.parts, alpha),
+    }
+    result = {
+        "arm": arm,
+        "baseline": baseline,
+        "verdict": verdict,
+        "reason": refused,
+        "difference": {"value": found.value, "low": found.low, "high": found.high},
+        "p": found.p,
+        "p_holm": p_holm,
+        "standard_error": found.standard_error,
+        "degrees_of_freedom": found.parts.df,
+        "bootstrap": {"low": found.bootstrap_low, "high": found.bootstrap_high, "share_better": found.share_better},
+        "variances": asdict(found.parts),
+        "needed": needed,
+        "scope": "method" if found.of_the_method else "weights",
+    }
+    return result | {"text": sentence(result, metric)}
+
+
+def sentence(found: Mapping[str, Any], metric: str) -> str:
+    """The verdict in words."""
+    gap, seeds = found["difference"], found["variances"]["n_seeds"]
+    size = f"{seeds:g} seed{'s' * (seeds != 1)} x {found['variances']['n_problems']} problems"
+    if found["verdict"] == NOT_COMPARABLE:
+        return (
+            f"{found['arm']} against {found['baseline']}: not comparable: {found['reason']}. "
+            f"{metric.replace('_', ' ').capitalize()} differs by {gap['value']:+.3f}, which says nothing here."
+        )
+    verdict = found["verdict"] + (f" at this budget ({size})" if found["verdict"] == UNCLEAR else "")
+    text = f"{found['arm']} against {found['baseline']}: {verdict}. {metric.replace('_', ' ').capitalize()} "
+    text += f"{gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], p = {found['p_holm']:.2g}."
+    if found["verdict"] == UNCLEAR:
+        text += f" {_what_it_takes(found)}"
+    if found["scope"] == "weights":
+        text += " One seed: this is about these weights and not about the method. Train 3 seeds or more for that."
+    return text
+
+
+def _what_it_takes(found: Mapping[str, Any]) -> str:
+    if not found["standard_error"]:
+        if found["difference"]["value"]:
+            return "Every problem differs by the same amount, so nothing says how much is luck: take more problems."
+        return "The arms scored the same on every problem, so nothing says what this budget could find."
+    finds = f"This budget finds differences of {found['needed']['detectable']:.3f} and more, four times out of five."
+    return f"{finds} {_for_the_goal(found)}".rstrip()
+
+
+def _for_the_goal(found: Mapping[str, Any]) -> str:
+    needed = found["needed"]
+    goal = abs(needed["difference"])
+    if not goal:
+        return "No difference was seen, so no number of seeds would tell one."
+    if found["scope"] == "weights":
+        count = needed["problems"]
+        return f"For one of {goal:.3f}, about {count} held-out problems would be needed." if count else ""
+    if needed["seeds"]:
+        return f"For one of {goal:.3f}, about {needed['seeds']} seeds an arm would be needed."
+    return (
+        f"For one of {goal:.3f}, {power.MOST_SEEDS} seeds an arm would not be enough on these problems; "
+        "more held-out problems are needed."
+    )
+
+
+def _arm(name: str, runs: Sequence[RunScores], scores: Floats) -> dict[str, Any]:
+    return {
+        "name": name,
+        "runs": [run.id for run in runs],
+        "seeds": [run.seed for run in runs],
+        "states": [run.state for run in runs],
+        "steps": [run.step for run in runs],
+        "value": float(scores.mean()),
+        "by_run": [float(value) for value in scores.mean(axis=1)],
+    }

@@ -1,0 +1,287 @@
+"""The arms of a comparison, made: one configuration, changes to it, seeds; each run a directory as any other.
+
+Runs are interleaved seed by seed, the order of arms rotated, so that a machine that gets slower or a clock that drifts hits
+all arms alike. Arms share data.seed (rows and their split), and run.seed within a seed (adapters, order of prompts, sampling).
+Whatever was finished stays: the same command again does what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.config import RunConfig, load_config
+from kit.errors import ConfigError, KitError, RunError
+from kit.evaluation.metrics import check_metric
+from kit.runs.child import STOPPED, USER_ERROR, Outcome
+from kit.runs.files import to_json, write_atomic
+from kit.runs.store import ALIVE, RUN_ID, RunDir
+from kit.studies.compare import compare_runs
+from kit.studies.compare_quantities import method
+from kit.studies.compare_scores import last_evaluation
+
+BASELINE = "baseline"
+FOLDER = "comparisons"
+Tell = Callable[[str], None]
+MEASURE = ("prompts", "k", "temperature", "seed", "checker", "batch_size")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arms by name with their configurations (run.id and run.seed left open), and the seeds."""
+
+    name: str
+    root: Path
+    arms: dict[str, RunConfig]
+    seeds: tuple[int, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the comparison itself is filed, beside its runs."""
+        return self.root / FOLDER / self.name
+
+    def run_id(self, arm: str, seed: int) -> str:
+        """`NAME-ARM-sSEED`."""
+        return f"{self.name}-{arm}-s{seed}"
+
+    def in_order(self) -> Iterator[tuple[str, int, RunConfig]]:
+        """(arm, seed, configuration) of every run: a round a seed, each round beginning with the next arm."""
+        names = list(self.arms)
+        for number, seed in enumerate(self.seeds):
+            for place in range(len(names)):
+                arm = names[(place + number) % len(names)]
+                tree = self.arms[arm].model_dump(mode="json")
+                tree["run"] |= {"id": self.run_id(arm, seed), "seed": seed, "root": str(self.root)}
+                yield arm, seed, load_config(tree)
+
+
+def make_plan(
+    config: str | Path,
+    changes: Sequence[str],
+    *,
+    seeds: str | int = 3,
+    steps: int | None = None,
+    overrides: Sequence[str] = (),
+    root: str | Path | None = None,
+    name: str | None = None,
+    metric: str | None = None,
+) -> Plan:
+    """Reads and checks everything before anything runs. Raises `ConfigError`.
+
+    Args:
+        config: a YAML file or a preset's name; with `overrides` it is the baseline.
+        changes: one an arm: `[NAME:]KEY=VALUE[,KEY=VALUE...]`.
+        seeds: a number (that many from run.seed on), or the seeds themselves: `3,7,11`.
+        steps: optimiser steps of every arm.
+        root: folder of the runs; None is the configuration's.
+        metric: the score that decides, checked for every arm.
+        name: of the comparison; None is made of the configuration's name and a hash of what is compared.
+    """
+    common = [*overrides, *([f"optimisation.steps={steps}"] if steps else []), *([f"run.root={root}"] if root else [])]
+    baseline = load_config(config, common)
+    if not changes:
+        raise ConfigError("There is nothing to compare with: add --change section.key=value, once an arm.")
+    if not baseline.evaluation.after:
+        raise ConfigError("A comparison needs the held-out score after training: set evaluation.after to true.")
+    arms = {BASELINE: baseline}
+    for change in changes:
+        arm, keys = parse_change(change, set(arms))
+        arms[arm] = load_config(config, [*common, *keys])
+        check_objective(arms[arm], keys)
+        if method(arms[arm].model_dump(mode="json")) == method(baseline.model_dump(mode="json")):
+            raise ConfigError(f"--change {change} changes nothing: the baseline has that value already.")
+    for of_arm in arms.values():
+        check_metric(metric or of_arm.evaluation.metric, of_arm, "--metric" if metric else "evaluation.metric")
+    plan = Plan(name or _name(config, arms), Path(baseline.run.root), arms, parse_seeds(seeds, baseline.run.seed))
+    longest = max((plan.run_id(arm, seed) for arm in arms for seed in plan.seeds), key=len)
+    if not RUN_ID.fullmatch(longest):
+        raise ConfigError(
+            f"'{longest}' cannot be a run id: 1 to 64 lower-case letters, digits and dashes. Give shorter names: --name NAME, "
+            "--change ARM:section.key=value."
+        )
+    return plan
+
+
+def check_objective(config: RunConfig, keys: Sequence[str]) -> None:
+    """Builds the objective where `keys` change it, as hooks know their hyper-parameters. Raises `KitError`."""
+    if any(key.partition(".")[0].strip() == "objective" for key in keys):
+        from kit.runner.prepare import build_objective  # brings torch
+
+        build_objective(config)
+
+
+def parse_change(change: str, taken: set[str]) -> tuple[str, list[str]]:
+    """`fast:a.b=1,c.d=[2, 3]` to ("fast", ["a.b=1", "c.d=[2, 3]"]); an arm without a name is named by its values."""
+    found = re.match(r"([a-z0-9][a-z0-9-]*):(?=\s*[\w.]+\s*=)", change)
+    name, text = (found[1], change[found.end() :]) if found else (None, change)
+    keys = [part.strip() for part in _split(text)]
+    for key in (part.partition("=")[0].strip() for part in keys):
+        section, _, rest = key.partition(".")
+        if section == "run" and rest in ("id", "root", "seed"):
+            raise ConfigError(f"--change {key}: the comparison sets it. Use --seeds, --root or --name.")
+        if section == "evaluation" and rest in MEASURE:
+            raise ConfigError(
+                f"--change {key} would measure the arms by different yardsticks. Set it for all of them: -o {key}=..."
+            )
+    short = "-".join(part.partition("=")[0].rpartition(".")[2] + "-" + part.partition("=")[2] for part in keys)
+    plain = name or re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:24].strip("-") or "arm"
+    if plain in taken and name:
+        raise ConfigError(f"Two arms are called '{name}'; give each a name of its own.")
+    number, free = 2, plain
+    while free in taken:
+        free, number = f"{plain}-{number}", number + 1
+    return free, keys
+
+
+def _split(text: str) -> list[str]:
+    """At commas before another `section.key=`, outside brackets and quotes."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth == 0 and re.match(r"\s*\w+(\.\w+)+\s*=", text[place + 1 :]):
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]
+
+
+def parse_seeds(seeds: str | int, first: int) -> tuple[int, ...]:
+    """`3` to (first, first + 1, first + 2); `3,7` to (3, 7). Raises `ConfigError`."""
+    words = str(seeds).split(",")
+    try:
+        numbers = tuple(int(word) for word in words if word.strip())
+    except ValueError:
+        numbers = ()
+    if len(words) == 1 and numbers and numbers[0] > 0:
+        return tuple(range(first, first + numbers[0]))
+    if len(numbers) < 2 or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--seeds {seeds}: expected a number of seeds such as 3, or different seeds such as 0,1,2.")
+    return numbers
+
+
+def _name(config: str | Path, arms: dict[str, RunConfig]) -> str:
+    """The same for the same comparison, however many seeds, so that a command given again goes on."""
+    content = json.dumps({arm: method(found.model_dump(mode="json")) for arm, found in arms.items()}, sort_keys=True)
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(config).stem.lower()).strip("-")[:16].strip("-") or "compare"
+    return f"{stem}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+
+
+def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any) -> dict[str, Any]:
+    """Makes the runs that are missing, compares what there is, and files comparison.json; `how` goes to `compare_runs`.
+
+    A run that fails is told and left out. Raises `KeyboardInterrupt` when a run was stopped by Ctrl-C, and `KitError` when
+    no two arms have a finished run.
+    """
+    _claim(plan)
+    runs, failed = list(plan.in_order()), []
+    for number, (arm, seed, config) in enumerate(runs, start=1):
+        state = _finished(plan, arm, seed)
+        tell(f"[{number}/{len(runs)}] {arm}, seed {seed}: {'finished already' if state else plan.run_id(arm, seed)}")
+        if state:
+            continue
+        if error := run_once(config, quiet=quiet, abandoned=plan.folder / "abandoned"):
+            failed.append(f"{arm}, seed {seed}: {error}")
+            tell(f"  failed: {error}")
+        if number == len(plan.arms) and not failed:
+            compare_runs(_done(plan), plan.root, metric=how.get("metric"))  # arms that cannot be compared: say so now
+    result = compare_runs(_done(plan), plan.root, **how)
+    result["warnings"] += [f"A run failed and is left out. {reason}" for reason in failed]
+    write_atomic(plan.folder / "comparison.json", to_json(result, indent=2) + "\n")
+    return result
+
+
+def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | None:
+    """Trains, or goes on where an earlier attempt ended; returns the error if it failed. Raises `KeyboardInterrupt`.
+
+    An attempt that cannot be resumed is moved to `abandoned`, and the run starts again.
+    """
+    from kit.api import launch as api
+
+    run = RunDir(Path(config.run.root) / str(config.run.id))
+    if run.path.exists():
+        state = run.status()["state"]
+        if state in ALIVE:
+            return RunError(f"{run.id} is running in another process; wait for it, or stop it: grpo-kit stop {run.id}")
+        if state != "failed" and (outcome := _resumed(run, str(config.run.root), quiet)) is not None:
+            return _ended(run, outcome)
+        target = abandoned / run.id
+        target.parent.mkdir(parents=True, exist_ok=True)
+        run.path.rename(next(free for free in _numbers(target) if not free.exists()))
+    return _ended(run, api.launch(config, quiet=quiet)[1])
+
+
+def _ended(run: RunDir, outcome: Outcome) -> KitError | None:
+    if outcome.code == STOPPED and not stopped_by_hand(run):
+        raise KeyboardInterrupt
+    return RunError("it was stopped by hand") if outcome.code == STOPPED else outcome.error
+
+
+def stopped_by_hand(run: RunDir) -> bool:
+    """Whether somebody asked this run to end (`grpo-kit stop`), and not, by Ctrl-C, everything that is going on here."""
+    status = run.status()
+    asked = (run.control / "stop").exists() or bool(status.get("stop"))
+    return asked or str(status.get("reason")).startswith("control/stop")
+
+
+def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:
+    """How an earlier attempt ended when it was resumed; None where it may not go on, so that it starts again."""
+    from kit.api import launch as api
+
+    try:
+        _, outcome = api.relaunch(run.id, root, quiet=quiet)
+    except KitError:
+        return None
+    return None if outcome.code == USER_ERROR and run.status()["state"] != "failed" else outcome
+
+
+def _numbers(path: Path) -> Iterator[Path]:
+    yield from (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
+
+
+def _finished(plan: Plan, arm: str, seed: int) -> bool:
+    run = RunDir(plan.root / plan.run_id(arm, seed))
+    try:
+        return run.status()["state"] == "finished" and bool(last_evaluation(run))
+    except RunError:
+        return False
+
+
+def _done(plan: Plan) -> dict[str, list[str]]:
+    """Finished runs by arm: the seeds that all arms have, so that they are pairs; arms without any are left out."""
+    seeds = {arm: [seed for seed in plan.seeds if _finished(plan, arm, seed)] for arm in plan.arms}
+    arms = {arm: of_arm for arm, of_arm in seeds.items() if of_arm}
+    if len(arms) < 2 or BASELINE not in arms:
+        raise RunError(
+            f"Comparison '{plan.name}' has no two arms to compare: finished runs by arm are "
+            f"{', '.join(f'{arm} {len(of_arm)}' for arm, of_arm in seeds.items())}. What went wrong stands above and in the "
+            "runs' log.txt; mend it and give the same command again."
+        )
+    shared = [seed for seed in plan.seeds if all(seed in of_arm for of_arm in arms.values())]
+    return {arm: [plan.run_id(arm, seed) for seed in shared or of_arm] for arm, of_arm in arms.items()}
+
+
+def _claim(plan: Plan) -> None:
+    """Files the plan. Raises `ConfigError` when one of that name has another configuration under the same arm."""
+    path = plan.folder / "plan.json"
+    arms = {arm: config.model_dump(mode="json") for arm, config in plan.arms.items()}
+    if path.is_file():
+        earlier = json.loads(path.read_text(encoding="utf-8"))["arms"]
+        for arm, tree in arms.items():
+            if arm in earlier and method(earlier[arm]) != method(tree):
+                raise ConfigError(
+                    f"There is a comparison '{plan.name}' already in which arm '{arm}' has another configuration. Choose "
+                    f"another --name, or remove {plan.folder} and its runs."
+                )
+        arms = earlier | arms
+    write_atomic(path, to_json({"name": plan.name, "arms": arms, "seeds": plan.seeds}, indent=2) + "\n")

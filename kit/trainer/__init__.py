@@ -1,0 +1,1 @@
+"""`HookedGRPOTrainer` and what it is made of."""

@@ -1,0 +1,264 @@
+"""What the first optimiser steps prove, or else the run stops: that the hooks reach the weights.
+
+A silently ignored hook is the worst defect there is. Before the first step:
+
+    the scorer       one unpadded completion through the model's plain logits agrees with the padded batch
+    old and new      log-probabilities from before the step equal those in it
+    every hook       changing it changes the gradient of the loss
+    the backward     what arrives at the log-probabilities is the gradient of the objective, and of nothing else
+
+(A term that a subclass adds from a scoring pass of its own is its own affair.)
+
+After it: the objective was called; within three steps in which completions had advantages, gradients reached the
+weights; and the first that did were finite. Nothing is looked at from then on. Together this costs about one forward
+pass of three completions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from kit.errors import ObjectiveError
+from kit.objective import LossScale, TokenBatch
+from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
+from kit.scoring.hidden_states import apart
+from kit.scoring.tolerances import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
+
+if TYPE_CHECKING:
+    from kit.objective import Hook
+
+PATIENCE = 3
+"""Steps without any gradient after which a run is taken for dead."""
+PROBE_TOKENS = 32
+"""Completion tokens scored through plain logits, at most: V numbers each."""
+GRADIENT_TOLERANCE = 1e-2
+"""Relative: of the gradient that arrived to the one of the objective."""
+KEPT = ("losses", "had_advantage", "had_gradient", "steps_without", "batches_without", "scored", "probed")
+"""Attributes that a checkpoint keeps."""
+SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regardless.)"
+
+
+class FirstSteps(TrainerCallback):  # type: ignore[misc]
+    """The checks of one trainer. Each method is called by it, and raises `ObjectiveError` for what it finds."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.losses = 0
+        self.had_advantage = self.had_gradient = False
+        self.steps_without = self.batches_without = 0
+        self.scored = self.probed = False
+        self.expected: Tensor | None = None  # (B, T) d loss / d logps of the micro-batch that is watched
+        self.arrived: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been proved so far, and how long something has been waited for."""
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in KEPT:
+            setattr(self, name, state[name])
+
+    # --- called while the loss of a training micro-batch is computed --------------------------------------------------
+
+    def before_scoring(self, model: Any, inputs: dict[str, Any]) -> None:
+        """Once: compares the scorer with plain logits."""
+        if self.scored or not bool(inputs["completion_mask"].any()):
+            return
+        self.scored = True
+        if not _comparable(self.trainer):
+            return
+        difference = scoring_error(self.trainer, model, inputs)
+        tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, model), HALF_TOLERANCE)
+        if not difference <= tolerance:
+            raise ObjectiveError(
+                f"The scorer's log-probabilities differ from the model's own logits by {difference:.3g} nats a token (at "
+                f"most {tolerance:g} is rounding): the gradient would be wrong. Usual causes: a backend that reads left "
+                f"padding wrongly, or a logit transform that the fused head leaves out. {SWITCH}"
+            )
+
+    def after_scoring(self, raw_logps: Tensor, batch: TokenBatch, scale: LossScale) -> None:
+        """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
+        self.losses += 1
+        if not self.had_gradient:
+            # Where weights of the kit mask everything (all completions cut, say) there is nothing to learn; where one of
+            # the user's own does, time and again, it is taken for a defect.
+            learning = open_tokens(self.trainer.objective, batch, of_the_kit=True)
+            self.had_advantage = self.had_advantage or bool((batch.advantages * learning).any())
+        if not batch.logps.requires_grad:
+            raise ObjectiveError(
+                "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
+                "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
+            )
+        if self.probed:
+            return
+        expected = logps_gradient(self.trainer.objective, batch, scale)
+        if not expected.any():
+            return
+        self.probed = True
+        if batch.step == 0:
+            self._check_old_logps(batch)
+        dead = dead_hooks(self.trainer.objective, batch, scale)
+        if dead:
+            raise ObjectiveError(_obituary(dead))
+        if not expected.isfinite().all():  # the gradients of the weights will tell
+            return
+        if torch.equal(expected, logps_gradient(self.trainer.objective, batch, scale)):  # else a hook draws lots
+            self.expected = expected
+            raw_logps.register_hook(self._receive)  # type: ignore[no-untyped-call]
+
+    def _receive(self, gradient: Tensor) -> None:
+        self.arrived = gradient.detach().to(torch.float32)
+
+    def _check_old_logps(self, batch: TokenBatch) -> None:
+        """At the very first step nothing has moved the policy since its completions were scored."""
+        if has_dropout(self.trainer.model) or not batch.mask.any():
+            return
+        drift = float(batch.log_ratio.detach().abs()[batch.mask].mean())
+        tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, self.trainer.model), HALF_TOLERANCE)
+        if not drift <= tolerance:
+            raise ObjectiveError(
+                f"Before any step the policy's log-probabilities differ from those at the rollout by {drift:.3g} nats a "
+                f"token (at most {tolerance:g} is rounding), so that ratios and clipping would be wrong. Both must come "
+                f"from one scorer, with the same temperature. {SWITCH}"
+            )
+
+    def after_advantages(self, hook: Hook, advantages: Tensor) -> None:
+        """Called with every generation batch in which rewards differ, until completions had advantages."""
+        if self.had_gradient or not hook.factory.custom:  # the kit's own have zeros for a reason, as with tied rewards
+            return
+        self.batches_without = 0 if advantages.any() else self.batches_without + 1
+        if self.batches_without >= PATIENCE:
+            raise ObjectiveError(
+                f"{hook.title} gave every completion the advantage 0 in {PATIENCE} generation batches, although rewards "
+                f"differed within groups: nothing would be learned. {SWITCH}"
+            )
+
+    # --- callbacks ----------------------------------------------------------------------------------------------------
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self.expected is not None:
+            self._check_arrival(self.expected, self.arrived)
+            self.expected = self.arrived = None
+        if self.had_gradient or not self.had_advantage:
+            return
+        weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        self.had_gradient = any(weight.grad is not None and bool(weight.grad.any()) for _, weight in weights)
+        self.steps_without += not self.had_gradient
+        if self.steps_without >= PATIENCE:
+            raise ObjectiveError(
+                f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either nothing is "
+                "trainable (look at model.lora.targets), or a hook cuts the graph or multiplies everything by zero."
+            )
+        if self.had_gradient and self.trainer.accelerator.scaler is None:  # a loss scaler skips overflows by itself
+            broken = [name for name, weight in weights if weight.grad is not None and not weight.grad.isfinite().all()]
+            if broken:
+                raise ObjectiveError(
+                    f"The first gradient of {broken[0]} (and {len(broken) - 1} more weights) is NaN or infinite. Look at the "
+                    "model's precision (model.dtype), and at a hook that divides or exponentiates."
+                )
+
+    def _check_arrival(self, expected: Tensor, arrived: Tensor | None) -> None:
+        if arrived is None:
+            raise ObjectiveError(
+                "The backward pass brought no gradient to the log-probabilities that the objective was given: the loss "
+                "that was differentiated is another one. The run stops, because its hooks would be ignored."
+            )
+        expected = expected.to(torch.float32)
+        factor = float((arrived * expected).sum() / (expected * expected).sum())
+        rest = float((arrived - factor * expected).norm() / arrived.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        scaled = self.trainer.accelerator.scaler is not None or self.trainer.is_deepspeed_enabled
+        if not rest <= GRADIENT_TOLERANCE or not factor > 0 or not (scaled or abs(factor - 1.0) <= GRADIENT_TOLERANCE):
+            raise ObjectiveError(
+                f"The gradient that arrived at the log-probabilities is not the objective's (a multiple of {factor:.3g} of "
+                f"it, and {rest:.2g} of its size is something else): compute_loss was wrapped or its loss changed after "
+                f"the trainer was built. {SWITCH}"
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self.losses:
+            raise ObjectiveError(
+                "A step was made without calling the objective: something replaced compute_loss or _compute_loss "
+                "after the trainer was built. The run stops, because its hooks would be ignored."
+            )
+        self.had_advantage = False
+
+
+def scoring_error(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
+    """Mean difference (nats) between the scorer on the padded batch and plain logits on the row with most padding.
+
+    Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
+    the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
+    """
+    prompt_mask, live = inputs["prompt_mask"].bool(), inputs["completion_mask"].bool()
+    length = prompt_mask.sum(1) + live.sum(1)
+    candidates = live.any(1)
+    row = int(torch.where(candidates, prompt_mask.shape[1] - prompt_mask.sum(1), -1).argmax())
+    rows = torch.tensor([row, int(length.argmax())], device=live.device)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    count = min(int(live[row].sum()), PROBE_TOKENS)
+    alone = torch.cat([inputs["prompt_ids"][row][prompt_mask[row]], inputs["completion_ids"][row][live[row]][:count]])
+
+    given = trainer.scoring_inputs(inputs, rows.tolist())
+    own = trainer.plain_inputs(inputs, row, torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)]))
+
+    training = model.training
+    try:
+        model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
+        with torch.no_grad(), apart():
+            width = live.shape[1]
+            batched = trainer._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], width, **given)[0]
+            if batched.shape[1] != live.shape[1]:
+                raise ObjectiveError(
+                    f"The scorer gave log-probabilities of width {batched.shape[1]} for completions of width {live.shape[1]}: a "
+                    f"backend replaced it with one of another layout. {SWITCH}"
+                )
+            model.eval()
+            keep = {"logits_to_keep": count + 1} if _keeps_logits(trainer, model) else {}
+            with trainer.accelerator.autocast():
+                plainly = model(
+                    input_ids=alone[None], attention_mask=torch.ones_like(alone)[None], use_cache=False, **keep, **own
+                )
+    finally:
+        model.train(training)
+    chosen = (plainly.logits[0, -count - 1 : -1].float() / trainer.temperature).log_softmax(-1)
+    plain = chosen.gather(1, alone[-count:, None]).squeeze(1)
+    return float((batched[0][live[row]][:count].float() - plain).abs().mean())
+
+
+def _keeps_logits(trainer: Any, model: Any) -> bool:
+    """Whether the model can be asked for the last logits only; all of them may be more than fits."""
+    bare = trainer.accelerator.unwrap_model(model)
+    base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
+    return "logits_to_keep" in inspect.signature(base.forward).parameters
+
+
+def _comparable(trainer: Any) -> bool:
+    """A whole model on this device."""
+    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    peft = getattr(trainer.model, "active_peft_config", None)
+    return not sharded and not getattr(peft, "is_prompt_learning", False)
+
+
+def _dtype(trainer: Any, model: Any) -> torch.dtype:
+    """The precision of the forward pass."""
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
+    if mixed is not None:
+        return mixed
+    return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
+
+
+def _obituary(dead: list[Hook]) -> str:
+    names = ", ".join(hook.title for hook in dead)
+    if dead[0].kind == "advantage":
+        return (
+            f"Changing the advantages changes nothing in the gradient, so {names} is ignored: the clip does not use "
+            f"batch.advantages. {SWITCH}"
+        )
+    return f"Changing {names} changes nothing in the gradient of the loss: it is ignored. {SWITCH}"

@@ -1,0 +1,139 @@
+"""Refusals before the first step: whatever could make a hook be ignored without notice."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import EnvironmentUnsupported, ObjectiveError
+from kit.models.backend import UNSLOTH, is_unsloths
+from kit.models.trl_version import TESTED_TRL
+from kit.trainer.arguments import true_defaults
+
+if TYPE_CHECKING:
+    from kit.models.backend import Backend
+    from kit.objective import Objective
+
+# Parameters that the overrides below rely on; TRL may add more, but none of these may go.
+RELIED_ON = {
+    "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
+    "_compute_loss": ("model", "inputs"),
+    "_get_per_token_logps_and_entropies": ("model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"),
+    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_generate_and_score_completions": ("inputs",),
+    "_save_checkpoint": ("model", "trial"),
+    "_get_output_dir": ("trial",),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+    "_get_train_sampler": ("dataset",),
+    "log": ("logs", "start_time"),
+}
+# Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.
+TRL_LOSS_ARGUMENTS = (
+    "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "scale_rewards",
+    "multi_objective_aggregation", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+    "off_policy_mask_threshold", "use_bias_correction_kl", "sapo_temperature_neg", "sapo_temperature_pos",
+    "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
+)  # fmt: skip
+
+
+def check_base_class(base: type) -> None:
+    """Refuses a base class that lacks a method or parameter which the overrides rely on. Raises `EnvironmentUnsupported`.
+
+    A wrapper that passes on whatever it is given, as Unsloth puts around some, has every parameter.
+    """
+    for method, needed in RELIED_ON.items():
+        parameters = inspect.signature(getattr(base, method)).parameters if hasattr(base, method) else {}
+        kinds = {parameter.kind for parameter in parameters.values()}
+        if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
+            continue
+        missing = [name for name in needed if name not in parameters]
+        if missing:
+            raise EnvironmentUnsupported(
+                f"{base.__module__}.{base.__name__}.{method} has no parameter {', '.join(missing)}: this trainer class is not "
+                f"the one that hooks were written for (TRL {TESTED_TRL}.*), and they could be ignored without notice."
+            )
+
+
+def check_backend(base: type, backend: Backend | None) -> None:
+    """Refuses a trainer class of another backend than this process was begun with. Raises `EnvironmentUnsupported`.
+
+    Unsloth only warns when it could not generate its class, and leaves TRL's. `None`: nothing was said, any class will do.
+    """
+    if backend is None or is_unsloths(base) == (backend.name == UNSLOTH):
+        return
+    if backend.name == UNSLOTH:
+        raise EnvironmentUnsupported(
+            f"model.backend: unsloth, but trl.GRPOTrainer is {base.__module__}.{base.__name__}: Unsloth did not put its own "
+            "class in its place (it says why in the log of the run), so its kernels would be missing. Update unsloth and "
+            "unsloth_zoo together, or set model.backend: transformers."
+        )
+    raise EnvironmentUnsupported(
+        f"model.backend: {backend.name}, but trl.GRPOTrainer is Unsloth's ({base.__name__}): Unsloth was imported in this "
+        "process. Start a new process, or set model.backend: unsloth."
+    )
+
+
+def check_on_policy(objective: Objective, args: Any) -> None:
+    """Refuses a clip without a ratio where steps are made on completions of an older policy. Raises `ObjectiveError`."""
+    if not objective.clip.on_policy:
+        return
+    settings = {
+        f"num_iterations={args.num_iterations} (optimisation.iterations)": args.num_iterations > 1,
+        f"steps_per_generation={args.steps_per_generation} above gradient_accumulation_steps="
+        f"{args.gradient_accumulation_steps}": args.steps_per_generation > args.gradient_accumulation_steps,
+    }
+    found = [name for name, present in settings.items() if present]
+    if found:
+        raise ObjectiveError(
+            f"{objective.clip.title} has no ratio, so with {' and '.join(found)} the steps after the first on the same "
+            "completions would follow a biased gradient. Make one step on each generation, or choose a clip with a ratio, "
+            "e.g. ppo_clip."
+        )
+
+
+def check_state(objective: Objective) -> None:
+    """Refuses hook state that a checkpoint cannot hold, before the first of them is due. Raises `ObjectiveError`."""
+    for part, state in objective.state_dict().items():
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise ObjectiveError(
+                f"The state of {part} cannot be saved in a checkpoint: {error}. Let its state_dict() hold plain numbers, "
+                "strings, lists and dicts, e.g. tensor.tolist()."
+            ) from None
+
+
+def check_arguments(args: Any) -> None:
+    """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`.
+
+    What counts as unset is TRL's default, not the one that a backend may have moved it to.
+    """
+    defaults = true_defaults(type(args))
+    ignored = [
+        f"{name}={getattr(args, name)!r}"
+        for name in TRL_LOSS_ARGUMENTS
+        if name in defaults and getattr(args, name) != defaults[name]
+    ]
+    moved = {name: value.default for name, value in inspect.signature(type(args)).parameters.items()}
+    unset = {
+        name: defaults[name]
+        for name in TRL_LOSS_ARGUMENTS
+        if name in defaults
+        and getattr(args, name) != defaults[name]
+        and moved.get(name, defaults[name]) != defaults[name]
+    }
+    if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
+        ignored.append("vllm_importance_sampling_correction=True")
+    if ignored:
+        raise ObjectiveError(
+            f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
+            "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
+            + (f" {_moved(type(args), unset)}" if unset else "")
+        )
+
+
+def _moved(config_class: type, unset: dict[str, Any]) -> str:
+    """What to pass where a backend has moved a default that nobody has set."""
+    pairs = ", ".join(f"{name}={value!r}" for name, value in unset.items())
+    return f"{config_class.__name__} has moved defaults of TRL's: if you have not set them, pass {pairs}."
