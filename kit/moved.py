@@ -18,6 +18,7 @@ MOVED = {
     "kit.schema": "kit.config.schema",
     "kit.sections": "kit.config.sections",
     "kit.sweeps": "kit.studies.sweep",
+    "kit.smoke": "kit.api.smoke",
     "kit.training": "kit.trainer",
     "kit.training.arguments": "kit.trainer.arguments",
     "kit.training.backend": "kit.models.backend",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "datasets", "matplotlib", "pyarrow"}
 
 # From the bottom up, one package (or module) a rank. A file imports from its own package and from those before it; "kit"
-# itself, the lazy face, may import all. The README's tree follows this list.
+# itself, the lazy face, may import all. docs/layout.md names them.
 LAYERS = [
     "kit.errors",
     "kit.threads",
