@@ -117,7 +117,14 @@ def stepped(
 
 
 def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    left_out = ("runtime", "per_second", "seconds/", "flos", "memory", "tokens/useful")  # the last counts what was forwarded
+    left_out = (
+        "runtime",
+        "per_second",
+        "seconds/",
+        "flos",
+        "memory",
+        "tokens/useful",
+    )  # the last counts what was forwarded
     names = [name for name in theirs if not any(part in name for part in left_out)]
     assert {"1/loss", "1/entropy", "1/ratio/p50", "1/grad_norm"} <= set(names)
     for name in names:
