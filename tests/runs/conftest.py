@@ -104,6 +104,8 @@ def shell(write_job: Callable[..., None]) -> Iterator[Callable[..., subprocess.P
         command = [
             sys.executable,
             "-c",
+            # Under nohup a hang-up is ignored, here and in what is started from here.
+            "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
             f"from kit.api import launch as api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}",
         ]
         begun.append(subprocess.Popen(command, **options))

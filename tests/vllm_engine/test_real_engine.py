@@ -211,7 +211,7 @@ def test_grpo_learns_quickstarts_task(attempt: Callable[..., Any], engine_tree: 
 
     import kit
 
-    preset = yaml.safe_load((Path(kit.__file__).parent / "presets" / "quickstart.yaml").read_text())
+    preset = yaml.safe_load((Path(kit.__file__).parent / "config" / "presets" / "quickstart.yaml").read_text())
     engine_tree.update(preset | {"run": engine_tree["run"], "generation": preset["generation"] | {"engine": "vllm"}})
     one = attempt(
         "optimisation.steps=16", "evaluation.every=0", "evaluation.before=false", "evaluation.after=false", "run.seed=0"
