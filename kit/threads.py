@@ -10,7 +10,7 @@ import os
 from collections.abc import MutableMapping
 
 SLEEPY = {
-    "GOMP_SPINCOUNT": "1000",  # libgomp: torch's wheels for Linux, MKL in them included; of itself 300,000, about 14 ms
+    "GOMP_SPINCOUNT": "10000",  # libgomp: torch's wheels for Linux, MKL in them included; of itself 300,000, about 14 ms
     "KMP_BLOCKTIME": "1",  # LLVM's and Intel's libomp: torch's wheels for macOS and Windows, an LD_PRELOAD; of itself 200 ms
 }
 """Rounds (GOMP) and milliseconds (KMP) for which a thread spins before it sleeps; each runtime ignores the other's.
