@@ -25,8 +25,8 @@ from typing import Any
 from kit.config import load_config
 from kit.runs.store import RunDir
 from kit.studies.compare import compare_runs
-from kit.studies.compare_scores import matrix, read_run
-from kit.studies.paired import difference
+from kit.studies.scores import matrix, read_run
+from kit.studies.statistics import difference
 
 TRIES, SEEDS, PLANTED = 20, 3, 4
 POOL = TRIES * SEEDS

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from kit.objective import reductions as reductions
     from kit.objective import regularizers as regularizers
     from kit.objective import weights as weights
-    from kit.studies.comparison import Comparison as Comparison
-    from kit.studies.comparison import compare as compare
+    from kit.studies.arms import Comparison as Comparison
+    from kit.studies.arms import compare as compare
 
 __version__ = "0.1.0"
 
@@ -42,9 +42,9 @@ let_threads_sleep()
 keep_old_names()
 
 _HOME = {
-    "Comparison": "kit.studies.comparison",
+    "Comparison": "kit.studies.arms",
     "Run": "kit.api.run",
-    "compare": "kit.studies.comparison",
+    "compare": "kit.studies.arms",
     "resume": "kit.api.launch",
     "start": "kit.api.launch",
     "train": "kit.api.launch",

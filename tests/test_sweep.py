@@ -24,11 +24,9 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RewardError, RunError
 from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunDir, RunStore
-from kit.studies.sweep.config import SweepConfig, check, load_sweep, trial_config
-from kit.studies.sweep.results import history, table
-from kit.studies.sweep.study import Study
-from kit.studies.sweep.sweep import carry_out, look
-from kit.studies.sweep.trial import run_trial
+from kit.studies.sweep import carry_out, history, look, run_trial, table
+from kit.studies.sweep_config import SweepConfig, check, load_sweep, trial_config
+from kit.studies.sweep_study import Study
 
 LR, CLIP = "optimisation.learning_rate", "objective.clip.eps_high"
 SPACE: dict[str, Any] = {LR: {"type": "loguniform", "low": 1e-5, "high": 1e-3}, CLIP: [0.2, 0.3, 0.4]}
@@ -192,8 +190,8 @@ import os, signal, sys
 from pathlib import Path
 from kit.api import launch as api
 from kit.runs.store import RunStore
-from kit.studies.sweep.config import load_sweep
-from kit.studies.sweep.sweep import carry_out
+from kit.studies.sweep_config import load_sweep
+from kit.studies.sweep import carry_out
 
 def launch(config, *, quiet=False):
     RunStore(config.run.root).create(config.run.id).write_status("running")
@@ -266,7 +264,7 @@ def test_a_trial_that_falls_behind_is_asked_to_stop_and_noted_as_pruned(
         return Outcome(STOPPED)
 
     instead(monkeypatch, slowly)
-    monkeypatch.setattr("kit.studies.sweep.trial.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("kit.studies.sweep.POLL_SECONDS", 0.05)
     pruner = {"name": "median", "startup_trials": 1}
     # The first two end as soon as they begin; their scores in between are read all the same.
     found = carry_out(sweep(pruner=pruner, overrides=["evaluation.every=10"]), tmp_path, silent)["trials"]
@@ -292,7 +290,7 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
         return False
 
     monkeypatch.setattr(api, "launch", launch)
-    monkeypatch.setattr("kit.studies.sweep.trial.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("kit.studies.sweep.POLL_SECONDS", 0.02)
     result = run_trial(trial_config(sweep(), {}, "t", tmp_path), "auto", report)
     assert seen == [(10, 0.3), (20, 0.5)]
     assert (result.state, result.value, result.step) == ("complete", 0.5, 20)

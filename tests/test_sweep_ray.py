@@ -1,4 +1,4 @@
-"""kit.studies.sweep.ray_tune: the same study, asked by Ray Tune; one sweep on a Ray of one core for real."""
+"""kit.studies.sweep_ray: the same study, asked by Ray Tune; one sweep on a Ray of one core for real."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kit.runs.store import RunStore
-from kit.studies.sweep.config import SweepConfig
-from kit.studies.sweep.study import Study
+from kit.studies.sweep_config import SweepConfig
+from kit.studies.sweep_study import Study
 
 pytestmark = pytest.mark.survival
 
@@ -31,19 +31,19 @@ def study(root: Path, **keys: Any) -> Study:
 @pytest.fixture
 def searcher(tmp_path: Path) -> Any:
     """Tune's side of a study that prunes whatever is below the median of one trial."""
-    from kit.studies.sweep.ray_tune import import_ray, make_searcher
+    from kit.studies.sweep_ray import import_ray, make_searcher
 
     pruning = study(tmp_path, pruner={"name": "median", "startup_trials": 1}, overrides=["evaluation.every=10"])
     return pruning, make_searcher(import_ray()[1], pruning, silent)
 
 
 def test_workers_run_in_this_environment_also_under_uv_run() -> None:
-    from kit.studies.sweep.ray_tune import import_ray
+    from kit.studies.sweep_ray import import_ray
 
     import_ray()
     from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
 
-    assert not RAY_ENABLE_UV_RUN_RUNTIME_ENV, "Ray was imported before kit.studies.sweep.ray_tune could set it up"
+    assert not RAY_ENABLE_UV_RUN_RUNTIME_ENV, "Ray was imported before kit.studies.sweep_ray could set it up"
 
 
 def test_tune_is_handed_the_values_of_the_study(searcher: Any, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_lost_node_costs_its_trial_and_the_values_are_tried_again(searcher: An
 
 @pytest.mark.slow
 def test_a_sweep_on_a_local_ray(tree: dict[str, Any], tmp_path: Path) -> None:
-    from kit.studies.sweep.ray_tune import carry_out_on_ray
+    from kit.studies.sweep_ray import carry_out_on_ray
 
     tree["evaluation"] |= {"after": True, "every": 1}
     tree["run"].pop("id")

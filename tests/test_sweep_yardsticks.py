@@ -19,9 +19,8 @@ from kit.config import RunConfig
 from kit.errors import ConfigError
 from kit.runs.child import DONE, Outcome
 from kit.runs.store import RunDir, RunStore
-from kit.studies.sweep.config import SweepConfig, check, load_sweep, trial_config
-from kit.studies.sweep.sweep import carry_out
-from kit.studies.sweep.trial import run_trial
+from kit.studies.sweep import carry_out, run_trial
+from kit.studies.sweep_config import SweepConfig, check, load_sweep, trial_config
 
 LR = "optimisation.learning_rate"
 SPACE: dict[str, Any] = {LR: [1e-5, 1e-4, 1e-3]}

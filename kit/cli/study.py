@@ -75,8 +75,8 @@ def compare(
     """Compare runs: better, worse or luck. With CONFIG and --change they are made first."""
     from kit.cli.tables import print_table
     from kit.runs.files import to_json
-    from kit.studies.compare_arms import carry_out, make_plan
-    from kit.studies.compare_text import compare_and_file, file_page, table
+    from kit.studies.arms import carry_out, make_plan
+    from kit.studies.compare import compare_and_file, file_page, table
 
     how = {"metric": metric, "effect": effect, "evaluation": evaluation}
     if change:
@@ -123,9 +123,8 @@ def sweep(
     """Search over any keys of a configuration with Optuna. Given again, it goes on where it was."""
     from kit.cli.tables import print_table
     from kit.runs.files import to_json
-    from kit.studies.sweep.config import base_config, load_sweep
-    from kit.studies.sweep.results import table
-    from kit.studies.sweep.sweep import carry_out, look
+    from kit.studies.sweep import carry_out, look, table
+    from kit.studies.sweep_config import base_config, load_sweep
 
     wanted = load_sweep(path, only_look=show)
     wanted.trials = trials or wanted.trials
@@ -133,7 +132,7 @@ def sweep(
     if show:
         results = look(wanted, folder)
     elif ray is not None:
-        from kit.studies.sweep.ray_tune import carry_out_on_ray
+        from kit.studies.sweep_ray import carry_out_on_ray
 
         results = carry_out_on_ray(wanted, folder, ray, tell)
     else:

@@ -1,13 +1,18 @@
 """Compares runs: which arm is better on held-out problems, by how much, and is that more than luck? No torch.
 
-`compare_runs` takes runs that exist; `kit.studies.compare_arms` makes them from one configuration and changes to it.
-How differences are judged stands in `kit.studies.paired`, how many seeds would be needed in `kit.studies.power`.
+`compare_runs` takes runs that exist; `kit.studies.arms` makes them from one configuration and changes to it. How differences
+are judged, and how many seeds would be needed, stands in `kit.studies.statistics`. Below: the table for the terminal, the
+page, and the files that a comparison leaves.
+
+`python -m kit.studies.compare REQUEST` compares in a process of its own, for faces that must not wait. The request is {runs:
+[[ids of an arm], ...] or [ids], root, metric, effect, evaluation, result}; the result file gets what `compare_runs` returns.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,22 +21,45 @@ from typing import Any
 
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
-from kit.studies import power
-from kit.studies.compare_quantities import (
+from kit.report import charts, html
+from kit.report.page import Section, page
+from kit.runs.files import to_json, write_atomic
+from kit.runs.store import RUN_ID
+from kit.studies import statistics
+from kit.studies.scores import (
+    Arms,
+    RunScores,
     compare_quantities,
     compare_settings,
     config_differences,
     curves,
+    matrix,
     method,
     not_comparable,
+    read_run,
+    same_seeds,
 )
-from kit.studies.compare_scores import Arms, RunScores, matrix, read_run, same_seeds
-from kit.studies.paired import Difference, Floats, difference, holm
+from kit.studies.statistics import Difference, Floats, difference, holm
 
 ALPHA = 0.05
 BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
 NOT_COMPARABLE = "not comparable"
 Named = Mapping[str, Sequence[str]]
+FOLDER = "comparisons"
+LOOK = {"better": "good", "worse": "error", "not distinguishable": "warning", "not comparable": "error"}
+LABELS = {
+    "training reward": "reward",
+    "completion length": "tokens",
+    "entropy": "nats per token",
+    "KL": "nats per token",
+    "time a step": "seconds",
+}
+METHOD = (
+    "Each difference is paired: the same held-out problems and, where the arms have the same seeds, the same seeds. Its error "
+    "holds both the luck of the seed and the choice of problems; with one seed only the latter. The verdict is 'better' or "
+    "'worse' when p, corrected for the number of arms (Holm), is below 0.05. Everything below the verdict is for reading: "
+    "those intervals are not corrected for their number."
+)
 
 
 def compare_runs(
@@ -183,10 +211,10 @@ def judge(
     goal = found.value if effect is None else effect
     needed = {
         "difference": goal,
-        "power": power.POWER,
-        "seeds": power.needed_seeds(found.parts, goal, alpha),
-        "problems": power.needed_problems(found.parts, goal, alpha),
-        "detectable": power.detectable(found.parts, alpha),
+        "power": statistics.POWER,
+        "seeds": statistics.needed_seeds(found.parts, goal, alpha),
+        "problems": statistics.needed_problems(found.parts, goal, alpha),
+        "detectable": statistics.detectable(found.parts, alpha),
     }
     result = {
         "arm": arm,
@@ -245,7 +273,7 @@ def _for_the_goal(found: Mapping[str, Any]) -> str:
     if needed["seeds"]:
         return f"For one of {goal:.3f}, about {needed['seeds']} seeds an arm would be needed."
     return (
-        f"For one of {goal:.3f}, {power.MOST_SEEDS} seeds an arm would not be enough on these problems; "
+        f"For one of {goal:.3f}, {statistics.MOST_SEEDS} seeds an arm would not be enough on these problems; "
         "more held-out problems are needed."
     )
 
@@ -260,3 +288,146 @@ def _arm(name: str, runs: Sequence[RunScores], scores: Floats) -> dict[str, Any]
         "value": float(scores.mean()),
         "by_run": [float(value) for value in scores.mean(axis=1)],
     }
+
+
+def compare_and_file(what: Sequence[str], root: Path, name: str | None, **how: Any) -> tuple[dict[str, Any], Path]:
+    """Compares runs by id (`a b`, or `a-s0,a-s1 b-s0,b-s1`), files comparison.json, and names its folder."""
+    if len(what) == 1 and "," not in what[0]:
+        raise ConfigError(
+            f"There is nothing to compare '{what[0]}' with. Name a second run, or, if it is a configuration, what to change: "
+            f"grpo-kit compare {what[0]} --change section.key=value"
+        )
+    lists = any("," in word for word in what)
+    runs = [[part for part in word.split(",") if part] for word in what] if lists else list(what)
+    result = compare_runs(runs, root, **how)
+    plain = name or "-vs-".join(arm["name"] for arm in result["arms"])[:64].rstrip("-")
+    if not RUN_ID.fullmatch(plain):
+        raise ConfigError(f"--name {plain}: 1 to 64 lower-case letters, digits and dashes, and no dash at either end.")
+    folder = root / FOLDER / plain
+    write_atomic(folder / "comparison.json", to_json(result, indent=2) + "\n")
+    return result, folder
+
+
+def file_page(result: Mapping[str, Any], folder: Path) -> Path:
+    """Writes comparison.html."""
+    path = folder / "comparison.html"
+    write_atomic(path, comparison_page(result))
+    return path
+
+
+def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the score that decides, then what else was measured; each arm beside its difference."""
+    first, *others = [arm["name"] for arm in result["arms"]]
+    head = ["", first, *(cell for other in others for cell in (other, "difference"))]
+    estimates = {each["arm"]: each["difference"] for each in result["comparisons"]}
+    scores = {arm["name"]: arm["value"] for arm in result["arms"]}
+    rows = [_row(str(result["metric"]).replace("_", " "), scores, estimates, first, others)]
+    return head, rows + [
+        _row(row["name"].replace("_", " "), row["arms"], row["differences"], first, others)
+        for row in result["quantities"]
+    ]
+
+
+def _row(
+    name: str, values: Mapping[str, float], differences: Mapping[str, Any], first: str, others: Sequence[str]
+) -> list[str]:
+    cells = [name, f"{values[first]:.4g}"]
+    for other in others:
+        cells += [f"{values[other]:.4g}", interval(differences[other])]
+    return cells
+
+
+def comparison_page(found: Mapping[str, Any]) -> str:
+    """A self-contained HTML page of what `compare_runs` returned."""
+    names = [arm["name"] for arm in found["arms"]]
+    metric = str(found["metric"]).replace("_", " ")
+    sections = [
+        Section("Verdict", _verdicts(found, metric)),
+        Section("Scores", _scores(found, metric)),
+        Section("What else differs", _quantities(found)),
+        Section("Curves", _curves(found)),
+        Section("Configuration", _configuration(found, names)),
+        Section("How to read this", html.join([html.paragraph(METHOD), *map(html.paragraph, found["notes"])])),
+    ]
+    return page(" vs ".join(names), sections, subtitle=f"{metric} on {found['problems']} held-out problems")
+
+
+def at_a_glance(found: Mapping[str, Any]) -> str:
+    """Verdicts, what else differs, and curves: the page without its frame, for a page that stands already."""
+    metric = str(found["metric"]).replace("_", " ")
+    return html.join([_verdicts(found, metric), _scores(found, metric), _quantities(found), _curves(found)])
+
+
+def _verdicts(found: Mapping[str, Any], metric: str) -> str:
+    lines = [html.notice(warning, "warning") for warning in found["warnings"]]
+    lines += [html.notice(each["text"], LOOK[each["verdict"]]) for each in found["comparisons"]]
+    rows = [(each["arm"], *_estimate(each["difference"])) for each in found["comparisons"]]
+    chart = charts.intervals(rows, f"Difference in {metric} to {found['baseline']}", reference=0.0)
+    return html.join([*lines, html.grid([chart])])
+
+
+def _estimate(estimate: Mapping[str, float]) -> tuple[float, float, float]:
+    return estimate["value"], estimate["low"], estimate["high"]
+
+
+def _scores(found: Mapping[str, Any], metric: str) -> str:
+    rows = []
+    for arm in found["arms"]:
+        runs = ", ".join(f"{run} {value:.3f}" for run, value in zip(arm["runs"], arm["by_run"], strict=True))
+        rows.append([arm["name"], f"{arm['value']:.3f}", str(len(arm["runs"])), runs])
+    return html.table(["arm", metric, "seeds", "by run"], rows, numbers=[1, 2])
+
+
+def _quantities(found: Mapping[str, Any]) -> str:
+    first, *others = [arm["name"] for arm in found["arms"]]
+    head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
+    rows = []
+    for row in found["quantities"]:
+        cells = [f"{row['name'].replace('_', ' ')} ({row['unit']})", _number(row["arms"][first])]
+        for other in others:
+            cells += [_number(row["arms"][other]), interval(row["differences"][other])]
+        rows.append(cells)
+    return html.table(head, rows, numbers=range(1, len(head)))
+
+
+def interval(estimate: Mapping[str, float | None]) -> str:
+    """`+0.12 [-0.01, +0.25]`, or the bare difference where nothing says how sure it is."""
+    value, low, high = (estimate[key] for key in ("value", "low", "high"))
+    text = _number(value, signed=True)
+    return (
+        text if low is None or high is None else f"{text} [{_number(low, signed=True)}, {_number(high, signed=True)}]"
+    )
+
+
+def _number(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    sign = "+" if signed and value else ""
+    return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
+
+
+def _curves(found: Mapping[str, Any]) -> str:
+    return html.grid(
+        charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
+        for name, series in found["curves"].items()
+    )
+
+
+def _configuration(found: Mapping[str, Any], names: list[str]) -> str:
+    rows = [[key, *(str(values[name]) for name in names)] for key, values in found["config_differences"].items()]
+    if not rows:
+        return html.paragraph("The arms have the same configuration, seeds aside.")
+    return html.table(["key", *names], rows)
+
+
+def job(request: dict[str, Any], quiet: bool) -> None:
+    """Compares, and writes the result file. Raises `KitError` for runs that cannot be compared."""
+    how = {key: request.get(key) for key in ("metric", "effect", "evaluation")}
+    found = compare_runs(request["runs"], request["root"], **how)
+    Path(request["result"]).write_text(to_json(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from kit.runs.child import serve
+
+    sys.exit(serve(job))

@@ -23,7 +23,7 @@ from kit.ui.numbers import number_of
 from kit.ui.run_files import flat
 from kit.ui.site import RUN_FROM_ADDRESS, Site, run_box, to_address
 
-JOB = "kit.studies.compare_job"
+JOB = "kit.studies.compare"
 MOST_RUNS = 12
 METRICS = ("as the runs say", "greedy_accuracy", "greedy_reward", "pass@1")
 BUDGET = 90_000

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kit.studies.compare_page import METHOD, interval
+from kit.studies.compare import METHOD, interval
 from kit.ui import markup as m
 from kit.ui.jobs import Job
 from kit.ui.run_files import shown

@@ -192,7 +192,7 @@ def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) 
 
 def test_comparing_needs_nothing_heavy() -> None:
     code = (
-        "import kit.studies.compare, kit.studies.compare_text, kit.studies.compare_arms, kit.studies.sweep.config\n"
+        "import kit.studies.compare, kit.studies.compare, kit.studies.arms, kit.studies.sweep_config\n"
         "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna', 'ray'} "
         "& sys.modules.keys()))"
     )

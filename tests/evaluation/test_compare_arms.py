@@ -1,4 +1,4 @@
-"""kit.studies.compare_arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
+"""kit.studies.arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
 from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunStore
-from kit.studies.compare_arms import carry_out, make_plan, parse_change, parse_seeds, run_once
+from kit.studies.arms import carry_out, make_plan, parse_change, parse_seeds, run_once
 
 CLIP = "objective.clip.eps_high=0.4"
 FAST = "fast:optimisation.learning_rate=1e-3"

@@ -16,7 +16,7 @@ from kit.errors import ConfigError
 from kit.evaluation.metrics import check_metric
 from kit.runs.store import RunDir
 from kit.studies.compare import compare_runs
-from kit.studies.compare_scores import last_evaluation
+from kit.studies.scores import last_evaluation
 
 BETTER = ["objective.clip.eps_high=0.4"]
 

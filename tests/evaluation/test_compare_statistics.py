@@ -1,4 +1,4 @@
-"""kit.studies.paired, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
+"""kit.studies.statistics, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 from kit.evaluation.student import t_cdf, t_quantile, two_sided_p
-from kit.studies.paired import Parts, block_bootstrap, difference, holm, resample, scalar_difference, weigh
-from kit.studies.power import at_size, detectable, needed_problems, needed_seeds
+from kit.studies.statistics import (
+    Parts,
+    at_size,
+    block_bootstrap,
+    detectable,
+    difference,
+    holm,
+    needed_problems,
+    needed_seeds,
+    resample,
+    scalar_difference,
+    weigh,
+)
 
 Rng = np.random.Generator
 

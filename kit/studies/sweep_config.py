@@ -26,7 +26,7 @@ from kit.config import RunConfig, Section, load_config
 from kit.config.loading import explain, read_yaml
 from kit.errors import ConfigError, ObjectiveError
 from kit.evaluation.metrics import check_metric
-from kit.studies.compare_arms import check_objective
+from kit.studies.arms import check_objective
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")
 Scalar = str | int | float | bool | None

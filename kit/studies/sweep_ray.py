@@ -16,11 +16,9 @@ from typing import Any
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.runs.store import RunDir
-from kit.studies.sweep.config import SweepConfig, metric_of, trial_config
-from kit.studies.sweep.results import short, write_results
-from kit.studies.sweep.study import Proposal, Study
-from kit.studies.sweep.sweep import describe, finish
-from kit.studies.sweep.trial import Result, run_trial
+from kit.studies.sweep import describe, finish, run_trial, short, write_results
+from kit.studies.sweep_config import SweepConfig, metric_of, trial_config
+from kit.studies.sweep_study import Proposal, Result, Study
 
 Tell = Callable[[str], None]
 LOCAL = "local"

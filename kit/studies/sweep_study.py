@@ -7,20 +7,31 @@ import json
 import os
 import random
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.runs.process import create_time, is_alive
 from kit.runs.store import ALIVE, RunDir
-from kit.studies.sweep.config import Categorical, Integer, SweepConfig, Uniform, base_config
-from kit.studies.sweep.trial import Result
+from kit.studies.sweep_config import Categorical, Integer, SweepConfig, Uniform, base_config
 
 ATTEMPTS = 3
 """How often the values of a trial whose process died are tried, the first time included."""
 FOLDER, DATABASE, PLAN = "sweeps", "study.db", "sweep.json"
 MAY_GROW = ("trials", "parallel", "resources")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a trial ended: `complete`, `pruned`, `failed`, or `stopped` by somebody. The score is the last one seen."""
+
+    state: str
+    value: float | None = None
+    step: int = 0
+    reason: str = ""
+    yardstick: dict[str, Any] = field(default_factory=dict)
+    """What it was measured by (`yardstick`)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,374 @@
+"""Runs as a comparison sees them: held-out scores problem by problem, what training took, and in what arms differ beside it.
+
+Reads files only: other scores, length, entropy, KL, time, memory, configuration, and what weakens a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit.config.loading import read_yaml
+from kit.errors import ConfigError, RunError
+from kit.evaluation.heldout import GENERATION
+from kit.evaluation.problems import problem_scores
+from kit.evaluation.selection import course, value_of
+from kit.runs.curves import Point, downsample, is_number, points, result_of
+from kit.runs.store import RunDir, RunStore
+from kit.studies.statistics import Floats, block_bootstrap, difference, scalar_difference
+
+SETTINGS = ("checker", "temperature", "seed")
+"""What must be the same for scores to mean the same; `k`, too, where completions were sampled."""
+NOT_THE_METHOD = {("run", key) for key in ("id", "root", "seed", "threads", "report_to", "save_completions")}
+NOT_THE_METHOD |= {("run", key) for key in ("save_every", "keep_checkpoints")}
+MOST_POINTS = 200
+SAMPLING = ("top_p", "top_k", "min_p")
+"""Keys of `generation` that greedy completions do not ask."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that training took or did, one number a run."""
+
+    name: str
+    unit: str
+    keys: tuple[str, ...]
+    """What it is called in metrics.jsonl; the first that is found counts."""
+
+
+QUANTITIES = (
+    Quantity("training reward", "mean of the last half", ("reward",)),
+    Quantity("completion length", "tokens, mean of the last half", ("completions/mean_length",)),
+    Quantity("entropy", "nats per token, mean of the last half", ("entropy",)),
+    Quantity("KL", "nats per token, mean of the last half", ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")),
+    Quantity("time a step", "seconds, mean without the first step", ("step_time",)),
+)
+TOTAL_TIME, MEMORY, GPU_MEMORY = "training time", "peak memory", "peak GPU memory"
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """A run's last held-out evaluation and its training metrics."""
+
+    id: str
+    seed: int
+    state: str
+    config: dict[str, Any]
+    step: int
+    settings: dict[str, Any]
+    columns: dict[str, dict[str, float]]
+    """Value a problem by quantity: {"greedy_accuracy": {problem: 1.0, ...}}. Problems are content hashes, numbered."""
+    series: dict[str, list[Point]] = field(default_factory=dict)
+    """(step, value) by the name of a quantity."""
+    heldout: dict[str, list[Point]] = field(default_factory=dict)
+    """(step, value) by the name of a held-out score."""
+    totals: dict[str, float] = field(default_factory=dict)
+    data_hash: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    """How the evaluation's completions were generated; of the run's configuration where the evaluation does not say."""
+
+    def tail(self, name: str) -> list[Point]:
+        """What a quantity is judged by: the last half of training; for times every step but the first."""
+        series = self.series.get(name, [])
+        return series[1:] or series if name == "time a step" else series[len(series) // 2 :]
+
+    def scalar(self, name: str) -> float | None:
+        """One number for the run; None where it has none."""
+        if name in self.totals:
+            return self.totals[name]
+        tail = self.tail(name)
+        return statistics.fmean(value for _, value in tail) if tail else None
+
+
+Arms = Mapping[str, Sequence[RunScores]]
+"""Runs by the name of their arm; the first arm is the baseline."""
+
+
+def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None = None) -> RunScores:
+    """A run with its last evaluation, or the one of that name (`again`). Raises `RunError` when there is none."""
+    run = RunStore(root).open(run_id)
+    config, evaluation, metrics = read_yaml(run.config), last_evaluation(run, evaluation_name), run.metrics()
+    series = {quantity.name: points(metrics, *quantity.keys) for quantity in QUANTITIES}
+    return RunScores(
+        id=run.id,
+        seed=int(config.get("run", {}).get("seed", 0)),
+        state=str(run.status()["state"]),
+        config=config,
+        step=int(evaluation.get("step") or 0),
+        settings={name: evaluation.get(name) for name in (*SETTINGS, "k")},
+        columns=_columns(evaluation),
+        series={name: line for name, line in series.items() if line},
+        heldout=_heldout(run),
+        totals=_totals(run, series["time a step"]),
+        data_hash=_data_hash(run),
+        generation=_generation(evaluation, config),
+    )
+
+
+def matrix(arms: Arms, metric: str) -> tuple[list[str], dict[str, Floats]]:
+    """Problems that all runs share, and by arm the scores (runs, problems). Raises `ConfigError` for fewer than 2."""
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    shared = set.intersection(*(set(run.columns.get(metric, {})) for run in runs))
+    problems = [key for key in runs[0].columns.get(metric, {}) if key in shared]
+    if len(problems) < 2:
+        raise ConfigError(
+            f"The runs share {len(problems)} held-out problems with a {metric}; a comparison needs the same ones. Train "
+            "and evaluate all arms with the same data section, and the same evaluation.prompts."
+        )
+    return problems, {
+        name: np.array([[run.columns[metric][key] for key in problems] for run in runs_of])
+        for name, runs_of in arms.items()
+    }
+
+
+def same_seeds(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> bool:
+    """Whether both arms have the same seeds, each once: then run s of one belongs to run s of the other."""
+    seeds = [run.seed for run in baseline]
+    return seeds == [run.seed for run in arm] and len(set(seeds)) == len(seeds)
+
+
+def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
+    """The evaluation of the run's result that has columns by problem, or the one called `name`.
+
+    The result is `after`; without it the evaluation of the latest step, those made by hand included. Raises `RunError`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(run.eval.glob(f"{name or '*'}.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+        if isinstance(result.get("per_problem"), dict) and (name or path.stem != "before"):
+            found[path.stem] = result
+    if not found:
+        raise RunError(
+            f"Run '{run.id}' has no held-out score to compare: expected eval/{name or 'after'}.json with one entry a problem. "
+            "It is written at the end of a run with evaluation.after: true; or score the trained weights now: "
+            f"grpo-kit eval {run.id}"
+        )
+    last = max(found, key=lambda stem: (int(found[stem].get("step") or 0), stem))
+    return found[name or result_of({"after": found.get("after", {})}) or last]
+
+
+def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
+    keys = _numbered(table["id"])
+    scores = ("greedy_accuracy", "pass@1", f"pass@{k}", f"maj@{k}", "greedy_reward")
+    columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
+    columns["held-out length"] = table.get("greedy_tokens") or []
+    return {
+        name: {
+            key: float(value)
+            for key, value in zip(keys, values, strict=True)
+            if value is not None and math.isfinite(value)
+        }
+        for name, values in columns.items()
+        if len(values) == len(keys) and any(value is not None for value in values)
+    }
+
+
+def _heldout(run: RunDir) -> dict[str, list[Point]]:
+    results = course(run)
+    return {
+        name: [(float(result["step"]), value) for result in results if (value := value_of(result, name)) is not None]
+        for name in dict.fromkeys(key for result in results for key in result if isinstance(result[key], Mapping))
+    }
+
+
+def _numbered(ids: Sequence[str]) -> list[str]:
+    """Equal problems told apart by their place among their equals: `a`, `b`, `a#2`."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in ids:
+        seen[name] += 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return keys
+
+
+def _totals(run: RunDir, step_times: Sequence[Point]) -> dict[str, float]:
+    totals = {TOTAL_TIME: sum(value for _, value in step_times)} if step_times else {}
+    peaks = [event for event in run.events() if event.get("kind") == "memory"]
+    for name, key in ((MEMORY, "peak_rss_bytes"), (GPU_MEMORY, "peak_gpu_bytes")):
+        values = [event[key] / 2**20 for event in peaks if is_number(event.get(key))]
+        if values:
+            totals[name] = max(values)
+    return totals
+
+
+def _generation(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    said = evaluation.get("generation")
+    settings = said if isinstance(said, dict) else config.get("generation", {})
+    return {key: settings[key] for key in GENERATION if key in settings}
+
+
+def _data_hash(run: RunDir) -> str | None:
+    try:
+        return str(json.loads(run.data.read_text(encoding="utf-8"))["sha256"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def compare_settings(arms: Arms, metric: str) -> list[str]:
+    """Warnings of what weakens the verdict: unequal seeds, steps, runs that did not finish, evaluations of other lengths."""
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    seeds = [sorted(run.seed for run in runs_of) for runs_of in arms.values()]
+    notes = generation_differences(arms, metric)
+    if any(other != seeds[0] for other in seeds):
+        notes.append("The arms have different seeds, so runs are not paired by seed; problems are.")
+    steps = sorted({run.step for run in runs})
+    if len(steps) > 1:
+        notes.append(f"The scores are of different steps ({', '.join(map(str, steps))}).")
+    if unfinished := [f"{run.id} ({run.state})" for run in runs if run.state != "finished"]:
+        notes.append(f"Not every run finished: {', '.join(unfinished)}.")
+    return notes
+
+
+def generation_differences(arms: Arms, metric: str) -> list[str]:
+    """Warnings of evaluations that generated differently because the arms' configurations do.
+
+    Raises `ConfigError` where it is not for the configurations: then evaluations were made anew with other settings.
+    """
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    warnings = []
+    for key in dict.fromkeys(key for run in runs for key in run.generation):
+        seen = {str(run.generation.get(key)) for run in runs}
+        if len(seen) < 2 or (metric.startswith("greedy") and key in SAMPLING):
+            continue
+        if any(run.generation.get(key) != run.config.get("generation", {}).get(key) for run in runs):
+            raise ConfigError(
+                f"The runs were scored with different generation.{key}: {', '.join(sorted(seen))}. Evaluate them again with the "
+                f"same (grpo-kit eval RUN -o generation.{key}=...), and compare with --evaluation again."
+            )
+        warnings.append(
+            f"The arms' own generation.{key} differs ({', '.join(sorted(seen))}), and held-out completions were made with it: "
+            f"the difference holds that, too. To measure alike: grpo-kit eval RUN -o generation.{key}=..., for every run, and "
+            "--evaluation again."
+        )
+    return warnings
+
+
+def not_comparable(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> str | None:
+    """Why there can be no verdict on these runs; None where there can."""
+    if len({run.data_hash for run in (*baseline, *arm)}) < 2:
+        return None
+    return (
+        "the runs were trained on different data, so that problems held out from one may have been trained on by another, and "
+        "nothing on record excludes it. Train all arms with the same data section"
+    )
+
+
+def compare_quantities(arms: Arms, metric: str) -> list[dict[str, Any]]:
+    """Every quantity that all arms have, with the difference of each arm to the first and its 95 % interval if any.
+
+    These intervals are not corrected for their number; the verdict rests on the one metric alone.
+    """
+    rows = [_scored(arms, name) for name in _shared_columns(arms) if name != metric]
+    names = [(quantity.name, quantity.unit) for quantity in QUANTITIES]
+    names += [(TOTAL_TIME, "seconds, sum of steps"), (MEMORY, "MiB, process"), (GPU_MEMORY, "MiB, torch")]
+    rows += [_scalar(arms, name, unit) for name, unit in names]
+    return [row for row in rows if row is not None]
+
+
+def _shared_columns(arms: Arms) -> list[str]:
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    return [name for name in runs[0].columns if all(name in run.columns for run in runs)]
+
+
+def _scored(arms: Arms, name: str) -> dict[str, Any] | None:
+    try:
+        _, scores = matrix(arms, name)
+    except ConfigError:  # too few problems that all runs have it for
+        return None
+    first, *others = scores
+    paired = {other: same_seeds(arms[first], arms[other]) for other in others}
+    found = {other: difference(scores[first], scores[other], paired_seeds=paired[other]) for other in others}
+    return {
+        "name": name,
+        "unit": "tokens, greedy" if name == "held-out length" else "held-out score",
+        "arms": {arm: float(values.mean()) for arm, values in scores.items()},
+        "differences": {arm: {"value": d.value, "low": d.low, "high": d.high} for arm, d in found.items()},
+    }
+
+
+def _scalar(arms: Arms, name: str, unit: str) -> dict[str, Any] | None:
+    values = {arm: [run.scalar(name) for run in runs] for arm, runs in arms.items()}
+    known = {arm: [value for value in of_arm if value is not None] for arm, of_arm in values.items()}
+    if any(len(known[arm]) < len(values[arm]) for arm in values):
+        return None
+    first, *others = arms
+    return {
+        "name": name,
+        "unit": unit,
+        "arms": {arm: statistics.fmean(of_arm) for arm, of_arm in known.items()},
+        "differences": {other: _scalar_difference(arms, known, name, first, other) for other in others},
+    }
+
+
+def _scalar_difference(
+    arms: Arms, known: Mapping[str, Sequence[float]], name: str, first: str, other: str
+) -> dict[str, float | None]:
+    """Over seeds where both arms have two; else over the steps of the two runs; a bare number where neither can be."""
+    found: tuple[float, float, float] | None = None
+    if min(len(known[first]), len(known[other])) > 1:
+        paired = same_seeds(arms[first], arms[other])
+        found = scalar_difference(known[first], known[other], paired=paired)
+    elif len(known[first]) == len(known[other]) == 1:
+        before, after = dict(arms[first][0].tail(name)), dict(arms[other][0].tail(name))
+        if before.keys() == after.keys():  # else it would not be the difference of the two values beside it
+            found = block_bootstrap([after[step] - before[step] for step in sorted(before)])
+    if found is None:
+        return {"value": statistics.fmean(known[other]) - statistics.fmean(known[first]), "low": None, "high": None}
+    return dict(zip(("value", "low", "high"), found, strict=True))
+
+
+def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
+    """By quantity and arm the mean over seeds at each step that all of its runs have, at most 200 points."""
+    heldout = f"held-out {metric.replace('_', ' ')}"
+    drawn: dict[str, dict[str, list[Point]]] = {}
+    for name in (heldout, *(quantity.name for quantity in QUANTITIES)):
+        for arm, runs in arms.items():
+            lines = [run.heldout.get(metric, []) if name == heldout else run.series.get(name, []) for run in runs]
+            if means := _means([dict(line) for line in lines]):
+                drawn.setdefault(name, {})[arm] = downsample(means, MOST_POINTS)
+    return drawn
+
+
+def _means(lines: Sequence[Mapping[float, float]]) -> list[Point]:
+    steps = sorted(set.intersection(*map(set, lines)))
+    return [(step, statistics.fmean(line[step] for line in lines)) for step in steps]
+
+
+def method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as flat keys, without what does not change what is learned: id, seed, folders, trackers."""
+    return {".".join(path): value for path, value in _leaves(config) if path[:2] not in NOT_THE_METHOD}
+
+
+def config_differences(arms: Arms) -> dict[str, dict[str, Any]]:
+    """Keys in which the arms' configurations differ, with the value of each arm; null where an arm has no such key."""
+    flat = {arm: method(runs[0].config) for arm, runs in arms.items()}
+    keys = dict.fromkeys(key for tree in flat.values() for key in tree)
+    return {
+        key: {arm: tree.get(key) for arm, tree in flat.items()}
+        for key in keys
+        if any(tree.get(key) != next(iter(flat.values())).get(key) for tree in flat.values())
+    }
+
+
+def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    children: Any = ()
+    if isinstance(node, Mapping):
+        children = node.items()
+    elif isinstance(node, list) and any(isinstance(item, (dict, list)) for item in node):
+        children = enumerate(node)
+    if not children:
+        yield path, node
+    for key, child in children:
+        yield from _leaves(child, (*path, str(key)))
