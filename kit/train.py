@@ -166,7 +166,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     seed_everything(config.run.seed)
     return_freed_memory(parts.files.parameters)
     loaded = load_model(parts.files, config.model, loading(config, parts.files))
-    rewards = parts.preset.trl(seed=config.run.seed)
+    rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
     engine = record(config, parts.engine, loaded.backend.name)
     stands_on = environment(loaded.backend, threads, args, config.run.seed, engine)

@@ -170,11 +170,11 @@ class Preset:
             return samples
         return [replace(sample, thinking_opened=self.thinking_opened) for sample in samples]
 
-    def trl(self, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
+    def trl(self, *, seed: int = 0, reference_column: str | None = None, strict: bool = True) -> "TrlRewards":
         """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""
         from rewards.adaptors import TrlRewards
 
-        return TrlRewards.from_preset(self, seed=seed, reference_column=reference_column)
+        return TrlRewards.from_preset(self, seed=seed, reference_column=reference_column, strict=strict)
 
     def easyr1(self, *, seed: int = 0) -> "EasyR1Reward":
         """A reward function for EasyR1, batched or sequential; see `rewards.adaptors.EasyR1Reward`."""

@@ -100,7 +100,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     set_seed(config.run.seed)
     return_freed_memory(parts.files.parameters)
     loaded = load_model(parts.files, config.model, loading(config, parts.files))
-    rewards = parts.preset.trl(seed=config.run.seed)
+    rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
     args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)

@@ -1,12 +1,16 @@
-"""Trainers that take numbers alone: what failed is said in the log, once for each component and reason."""
+"""Trainers that take numbers alone: what failed is said in the log, once for each component and reason, and a reward that
+could score nothing from the first batch on is an error."""
 
 import logging
 import threading
+from collections.abc import Iterable
 
+from rewards.errors import RewardsError
 from rewards.evaluation import Evaluation
 from rewards.protocol import FAILURES
+from rewards.samples import REFERENCE_COLUMNS
 
-__all__ = ["FailureLog"]
+__all__ = ["FailureLog", "FirstBatches"]
 
 _LOG = logging.getLogger("rewards")
 _MOST = 100  # kinds of failure that are told apart
@@ -38,6 +42,37 @@ class FailureLog:
             if kind in self._told or len(self._told) >= _MOST:
                 return
             self._told.add(kind)
-        _LOG.warning(
-            "Reward %r could not score a completion, which counts as its lowest value: %s: %s", name, status, reason
-        )
+        counts = "is left out" if status == "infra" else "counts as its lowest value"
+        _LOG.warning("Reward %r could not score a completion, which %s: %s: %s", name, counts, status, reason)
+
+
+class FirstBatches:
+    """Refuses a reward that has not been able to score anything yet: a column that is missing, a function that raises.
+
+    Trainers would go on with zeros. What is judged once shows that the reward works: later failures are for the log.
+    """
+
+    def __init__(self) -> None:
+        self._working: set[str] = set()
+
+    def look_at(self, evaluation: Evaluation, columns: Iterable[str]) -> None:
+        """
+        Raises:
+            RewardsError: of one component's completions, in this batch and all before it, some could not be scored (error,
+                infra) and none was judged; those without an answer in their layout were never looked at.
+        """
+        for name, statuses in evaluation.statuses.items():
+            if name in self._working:
+                continue
+            if any(status in ("ok", "wrong", "timeout", "not_applicable") for status in statuses):
+                self._working.add(name)
+                continue
+            failed = [place for place, status in enumerate(statuses) if status in ("error", "infra")]
+            if failed:
+                reason = evaluation.infos[name][failed[0]].get("reason", "no reason given")
+                raise RewardsError(
+                    f"Reward {name!r} could score none of the first {len(statuses)} completions: {statuses[failed[0]]}: "
+                    f"{reason}. Columns of this batch: {', '.join(columns) or 'none'}; the reference is taken from the "
+                    f"first of {', '.join(REFERENCE_COLUMNS)}. Name another with .trl(reference_column=...), mend the reward, "
+                    "or go on without a score with .trl(strict=False)."
+                )

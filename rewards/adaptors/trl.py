@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rewards.adaptors._failures import FailureLog, FirstBatches
 from rewards.adaptors.ahead import Ahead
 from rewards.evaluation import Evaluation
 from rewards.preset import Preset
@@ -21,13 +22,15 @@ class BatchEvaluator:
     """Evaluates a preset once per batch, whichever of its reward functions asks first.
 
     The last batch is recognised by its step, its texts, and the identity of its column values, all of which it keeps
-    alive. Batches are not pickled along; a lock makes it safe to share between threads.
+    alive. Batches are not pickled along; a lock makes it safe to share between threads. `strict` says failures in the
+    log, and refuses a first batch of which nothing can be scored.
     """
 
-    def __init__(self, preset: Preset, seed: int, reference_column: str | None) -> None:
+    def __init__(self, preset: Preset, seed: int, reference_column: str | None, strict: bool = True) -> None:
         self.preset = preset
         self.seed = seed
         self.reference_column = reference_column
+        self.strict = strict
         self._forget()
 
     def _forget(self) -> None:
@@ -36,10 +39,11 @@ class BatchEvaluator:
         self._alive: list[list[Any]] = []
         self._reporter: str | None = None
         self._ahead = Ahead(self.preset)
+        self._failures, self._first = FailureLog(), FirstBatches()
         self.last: Evaluation | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"preset": self.preset, "seed": self.seed, "reference_column": self.reference_column}
+        return {name: getattr(self, name) for name in ("preset", "seed", "reference_column", "strict")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -60,7 +64,11 @@ class BatchEvaluator:
         with self._lock:
             if self.last is None or key != self._key:
                 samples = self._samples(prompts, completions, completion_ids, columns, tokens)
-                self.last = self._ahead.take(samples, ctx) or self.preset.score(samples, ctx)
+                evaluation = self._ahead.take(samples, ctx) or self.preset.score(samples, ctx)
+                if self.strict:
+                    self._first.look_at(evaluation, columns)
+                    self._failures.look_at(evaluation)
+                self.last = evaluation
                 self._key, self._alive, self._reporter = key, alike, None
             return self.last
 
@@ -157,6 +165,10 @@ class TrlReward:
 class TrlRewards(list[TrlReward]):
     """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig (1 where a schedule sets the weight).
 
+    What a component failed to score is logged as a warning, once for each reason. Where a component could not score a
+    single completion of the first batch (no reference column, a function that raises), `RewardsError` says why, since
+    TRL would train on zeros. With `strict=False` neither happens: for callers that look at `last_evaluation`.
+
     >>> from rewards import load
     >>> rewards = load("gsm8k-hash").trl()
     >>> [reward.__name__ for reward in rewards], rewards.reward_weights
@@ -168,9 +180,11 @@ class TrlRewards(list[TrlReward]):
     reward_weights: list[float]
 
     @classmethod
-    def from_preset(cls, preset: Preset, *, seed: int = 0, reference_column: str | None = None) -> "TrlRewards":
+    def from_preset(
+        cls, preset: Preset, *, seed: int = 0, reference_column: str | None = None, strict: bool = True
+    ) -> "TrlRewards":
         """One reward function per component, all sharing one evaluation per batch."""
-        evaluator = BatchEvaluator(preset, seed, reference_column)
+        evaluator = BatchEvaluator(preset, seed, reference_column, strict)
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
         rewards.reward_weights = [1.0 if n in preset.scheduled else w for n, w in preset.weights.items()]
         return rewards

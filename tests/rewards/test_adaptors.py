@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from reward_parts import Fixed, answered
 
-from rewards import Preset, Score, from_functions, load
+from rewards import Preset, RewardsError, Score, from_functions, load
 from rewards.protocol import STATUSES
 from rewards.schedules import Linear
 
@@ -136,6 +136,46 @@ def test_tokens_reach_components():
     # 4 tokens -> 1; 3 -> 1 - 1/2 = 0.5; 7 -> 0
     columns, _ = call(preset.trl(), ["x"] * 3, ids=[[1] * 4, [1] * 3, [1] * 7])
     assert columns == [[1.0, 0.5, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("preset", "columns", "told"),
+    [
+        ("gsm8k-hash", {"question": ["6 x 12?"] * 2}, "Columns of this batch: question"),
+        ("gsm8k-hash", {"answer": ["72"]}, "Columns of this batch: none"),  # a column of another length is no column
+        ("code-stdio", {"tets": [["x"]] * 2}, "no tests: give a column"),  # where the other completion has no program
+        (from_functions([(lambda completions: 1 / 0, 1.0)]), {}, "ZeroDivisionError"),
+        (from_functions([(lambda completions: [1.0], 1.0)]), {}, "returned 1 rewards for 2 completions"),
+    ],
+)
+def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason(preset, columns, told):
+    preset = load(preset) if isinstance(preset, str) else preset
+    completions = ["#### 72\n```python\nprint(1)\n```", "no program"]
+    with pytest.raises(RewardsError, match="could score none of the first 2 completions") as refused:
+        call(preset.trl(), completions, **columns)
+    assert told in str(refused.value)
+    assert "reference_column" in str(refused.value)
+    rewards, _ = call(preset.trl(strict=False), completions, **columns)
+    assert rewards[0] == [0.0, 0.0]
+
+
+def test_later_failures_and_those_of_single_rows_are_logged_once(caplog):
+    rewards = load("gsm8k-hash").trl()
+    columns, _ = call(rewards, ["#### 72"] * 2, answer=["72", "no number"])
+    assert columns[0] == [1.0, 0.0]
+    for step in (2, 3):
+        call(rewards, ["#### 72"] * 2, step=step, answer=["no number"] * 2)
+    assert [record.message for record in caplog.records] == [
+        "Reward 'accuracy' could not score a completion, which counts as its lowest value: error: reference is not a "
+        "number: 'no number'; give a number in a column such as `reference`"
+    ]
+
+
+def test_completions_without_an_answer_say_nothing_of_whether_a_reward_works():
+    rewards = load("code-stdio").trl()
+    assert call(rewards, ["no program"] * 2)[0] == [[0.0, 0.0]]
+    with pytest.raises(RewardsError, match="no tests"):
+        call(rewards, ["```python\nprint(1)\n```"] * 2, step=2)
 
 
 def test_reference_column_can_be_named():
@@ -408,7 +448,7 @@ def test_odd_completions_and_references_never_raise_and_never_pass(name, referen
     preset = load(name)
     size = len(ODD)
     evaluations = []
-    rewards = preset.trl()
+    rewards = preset.trl(strict=False)
     columns, _ = call(rewards, ODD, answer=[reference] * size, task=["chain_sum"] * size, entry=[reference] * size)
     evaluations.append(list(zip(*columns, strict=True)))
     extra = {"task": "chain_sum", "entry": reference}
