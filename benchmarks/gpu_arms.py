@@ -183,7 +183,7 @@ class Bench:
         config = load_config(configuration(row, model, folder, longest))
         self.files = find_model(config.model, chat=False)
         torch.manual_seed(0)
-        loaded = load_model(self.files, config.model, loading(config, self.files))
+        loaded = load_model(self.files, config.model, loading(config, self.files.backend, self.files.context))
         from trl import GRPOTrainer
 
         from kit.scoring.trl_kernel import install_torch_logprob_kernel

@@ -13,6 +13,7 @@ from types import ModuleType
 MOVED = {
     "kit.comparison": "kit.studies.arms",
     "kit.figures": "kit.report.figures",
+    "kit.models.out_of_memory": "kit.models.failures",
     "kit.notebook": "kit.api.notebook",
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
@@ -23,7 +24,7 @@ MOVED = {
     "kit.training.arguments": "kit.trainer.arguments",
     "kit.training.backend": "kit.models.backend",
     "kit.training.models": "kit.models.loading",
-    "kit.training.out_of_memory": "kit.models.out_of_memory",
+    "kit.training.out_of_memory": "kit.models.failures",
     "kit.training.trainer": "kit.trainer.trainer",
 }
 """What scripts outside may have imported: the public faces, and what docs and benchmarks showed."""

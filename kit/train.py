@@ -18,7 +18,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
-    from kit.models.out_of_memory import Memory
+    from kit.models.failures import Memory
     from kit.runner.console import Reporter
     from kit.runner.distributed import Processes
     from kit.runner.logging import LogBook
@@ -147,9 +147,9 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
     from kit.data.images import IMAGES
     from kit.generation.engine import record
-    from kit.models.allocator import return_freed_memory
+    from kit.models.failures import Memory, tell_halved
+    from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
-    from kit.models.out_of_memory import Memory, tell_halved
     from kit.models.unsloth import loading
     from kit.runner.compatibility import inputs
     from kit.runner.distributed import Gathered
@@ -165,7 +165,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     seed_everything(config.run.seed)
     return_freed_memory(parts.files.parameters)
-    loaded = load_model(parts.files, config.model, loading(config, parts.files))
+    loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
     engine = record(config, parts.engine, loaded.backend.name)
@@ -218,7 +218,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
 
 def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
     """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
-    from kit.models.out_of_memory import release
+    from kit.models.failures import release
 
     parts = job.parts
     try:

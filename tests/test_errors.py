@@ -193,7 +193,7 @@ def test_a_misspelt_preset_is_answered_with_the_nearest() -> None:
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 20_000.0)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 20_000.0)
     result = attempt()
     assert (result.code, result.error["kind"], result.folder) == (2, "ModelError", None)
     is_one_message(result.message, "GiB are free", "set model.load_in_4bit: true", "use a model of at most 0.0 billion")

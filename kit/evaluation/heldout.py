@@ -30,7 +30,7 @@ from kit.generation.turns import readable
 
 if TYPE_CHECKING:
     from kit.generation.tools import Interaction
-    from kit.models.out_of_memory import Memory
+    from kit.models.failures import Memory
     from rewards import Context, Evaluation, Preset, Sample
 
 log = logging.getLogger("kit")

@@ -15,7 +15,7 @@ from kit.errors import ModelError, RunError
 from kit.evaluation.selection import weights_of
 
 if TYPE_CHECKING:
-    from kit.models.files import ModelFiles
+    from kit.models.loading import ModelFiles
     from kit.runs.store import RunDir
 
 BATCH = 8

@@ -9,9 +9,19 @@ from kit.config import RunConfig
 from kit.data.images import IMAGES
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError
 from kit.generation.engine import HF_INSTEAD, Engine, instead_of_vllm, resolved
-from kit.models.backend import TRANSFORMERS, UNSLOTH, UNSLOTH_CPU, Backend, Machine, decide, this_machine
-from kit.models.backend_checks import TRANSFORMERS_INSTEAD
-from kit.models.precision import fast_inference, precision, standby
+from kit.models.backend import (
+    TRANSFORMERS,
+    TRANSFORMERS_INSTEAD,
+    UNSLOTH,
+    UNSLOTH_CPU,
+    Backend,
+    Machine,
+    decide,
+    fast_inference,
+    precision,
+    standby,
+    this_machine,
+)
 
 if TYPE_CHECKING:
     from kit.objective import Objective

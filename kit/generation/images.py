@@ -13,7 +13,7 @@ from kit.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.data import DataSplit
-    from kit.models.files import ModelFiles
+    from kit.models.loading import ModelFiles
 
 
 @dataclass(frozen=True)

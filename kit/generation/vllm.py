@@ -18,11 +18,11 @@ import torch
 from trl.generation import vllm_generation
 
 from kit.errors import EngineError
-from kit.models.engine_errors import EngineSettings, explained
+from kit.models.failures import EngineSettings, engine_failure
 from kit.runs.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from kit.models.engine_errors import EngineSettings
+    from kit.models.failures import EngineSettings
 
 CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """GiB of cache, and no thread pinned to a core: the trainer uses the same cores. What the user has set stands."""
@@ -124,7 +124,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         except EngineError:
             raise
         except Exception as error:
-            raise explained(error, doing, self.settings) from error
+            raise engine_failure(error, doing, self.settings) from error
 
 
 def stop_ids(model: Any, given: Mapping[str, Any]) -> list[int]:

@@ -75,8 +75,7 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     config = find_config(source, trust_remote_code)
     tokenizer, processor, named = find_tokenizer(source, config, trust_remote_code)
     make, kind = _maker(source, config, tokenizer, processor, named, weights, trust_remote_code)
-    from kit.models.family import adapter_of
-    from kit.models.logit_transforms import check_logit_transforms
+    from kit.models.family import adapter_of, check_logit_transforms
 
     model = make()
     family = adapter_of(model, processor or tokenizer)

@@ -1,7 +1,9 @@
 """Who loads the model, in which precision, on which device. The only place that may import Unsloth.
 
 Unsloth rewrites TRL's classes when it is imported, and reads environment variables while it is. So the choice is made
-here from what is installed, and carried out before anything imports `trl`.
+here from what is installed, and carried out before anything imports `trl`. What a backend refuses of a model is said
+before a run starts, with what to set instead; where `model.backend: auto` has chosen Unsloth, a refusal is the reason to
+take transformers.
 """
 
 from __future__ import annotations
@@ -18,13 +20,74 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import EnvironmentUnsupported
-from kit.models.precision import VLLM, Capability, precision
+from kit.config import ModelConfig
+from kit.errors import EnvironmentUnsupported, ModelError
 
 if TYPE_CHECKING:
     import torch
 
-    from kit.config import ModelConfig
+Capability = tuple[int, int]
+"""CUDA compute capability, (7, 5) for a T4; None stands for the CPU."""
+
+BFLOAT16 = (8, 0)
+"""Ampere; earlier GPUs emulate bfloat16, at a fraction of the speed."""
+VLLM = (7, 0)
+"""Volta, the oldest that vLLM generates on."""
+
+
+def precision(asked: str, capability: Capability | None, device_name: str = "this GPU") -> str:
+    """float32, bfloat16 or float16: as asked, else the best that the device computes in.
+
+    Raises `ModelError` for bfloat16 on a GPU without it, `EnvironmentUnsupported` for float16 on the CPU.
+    """
+    if capability is None:
+        if asked == "float16":
+            raise EnvironmentUnsupported(
+                "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
+                "Set model.dtype: float32 (or auto)."
+            )
+        return "float32" if asked == "auto" else asked
+    if asked == "bfloat16" and capability < BFLOAT16:
+        raise ModelError(
+            f"model.dtype: bfloat16, but {device_name} (compute capability {capability[0]}.{capability[1]}) has no bfloat16. "
+            "Use float16 or auto."
+        )
+    if asked != "auto":
+        return asked
+    return "bfloat16" if capability >= BFLOAT16 else "float16"
+
+
+def standby(asked: bool, capability: Capability | None, device_name: str = "this GPU") -> bool:
+    """Whether an engine that shares the GPU may hand its memory back between rollouts.
+
+    Raises `EnvironmentUnsupported` where it was asked for and cannot be had.
+    """
+    if asked and (capability is None or capability < BFLOAT16):
+        where = (
+            "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
+        )
+        raise EnvironmentUnsupported(
+            f"generation.vllm.standby: true needs a GPU of compute capability 8.0 or newer, not {where}. "
+            "Set generation.vllm.standby: false, and generation.vllm.gpu_memory_utilization lower."
+        )
+    return asked
+
+
+def fast_inference(asked: bool, capability: Capability | None, device_name: str = "this GPU") -> bool:
+    """Whether vLLM may serve a model that Unsloth has loaded. Raises `EnvironmentUnsupported` where it cannot.
+
+    Unsloth itself would go on without the engine, and only print so.
+    """
+    if asked and (capability is None or capability < VLLM):
+        where = (
+            "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
+        )
+        raise EnvironmentUnsupported(
+            f"generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not {where}. "
+            "Set generation.engine: hf, or model.backend: transformers."
+        )
+    return asked
+
 
 log = logging.getLogger("kit")
 TRANSFORMERS, UNSLOTH, UNSLOTH_CPU = "transformers", "unsloth", "unsloth-cpu"
@@ -305,3 +368,39 @@ def quantization_config(dtype: torch.dtype, device: str) -> Any:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
+
+
+# --- what a backend refuses -------------------------------------------------------------------------------------------
+
+
+TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
+
+
+def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
+    """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
+    try:
+        check_architecture(model_config, backend, config.name)
+    except ModelError as error:
+        if config.backend != "auto":
+            raise
+        return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {error}")
+    return backend
+
+
+def check_architecture(model_config: Any, backend: Backend, source: str) -> None:
+    """Refuses a model that the backend's trainer stops at. Raises `ModelError`."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
+        raise ModelError(
+            f"{source} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute. {TRANSFORMERS_INSTEAD}"
+        )
+
+
+def check_merge(backend: str, load_in_4bit: bool) -> None:
+    """Refuses to merge an adapter where the backend cannot. Raises `ModelError`."""
+    if backend == UNSLOTH_CPU and load_in_4bit:
+        raise ModelError(
+            "Unsloth's CPU backend does not merge an adapter into 4-bit weights. Export the adapter alone, or load the base "
+            "model with model.load_in_4bit: false (model.backend: transformers) and merge into that."
+        )

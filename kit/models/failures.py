@@ -1,12 +1,27 @@
-"""Failures of libraries below, told as what a person can do about them."""
+"""Failures of what lies below, told as what a person can do about them; and the one that is answered, out of memory.
+
+A run that is out of memory goes on with half as many rows at once. Each kind of work (`training`, `generation`, `scoring`,
+`evaluation`) has a size of its own, which starts as large as was asked for and stays as small as it has become.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import gc
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from kit.errors import KitError, ModelError, RunError
+import torch
+
+from kit.errors import EngineError, KitError, ModelError, RunError
+from kit.runs.watchdog import Hung
+
+if TYPE_CHECKING:
+    from kit.runs.store import RunDir
 
 OUT_OF_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
@@ -54,3 +69,183 @@ def first_line(error: BaseException) -> str:
     """The first line of a message, or the error's name where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+# --- vLLM's engine ----------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("kit")
+NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cache is needed", "insufficient memory")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a watched vLLM engine is told beside TRL's arguments. `dtype` None: that of the model's weights."""
+
+    seed: int = 0
+    timeout: float = 1800.0  # seconds
+    mode: str = "colocate"
+    dtype: torch.dtype | None = None
+    eager: bool | None = None
+    float8_kv_cache: bool = False
+    revision: str | None = None
+    gpu_memory_utilization: float = 0.3
+    max_logp_difference: float | None = 0.01  # nats; None: nobody is told
+    tell: Callable[[str], None] = log.warning
+
+
+def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> EngineError:
+    """What befell the engine while it was `doing` something, told as what a person can do about it."""
+    reason = first_line(error)
+    where = "vLLM's engine" if settings.mode == "colocate" else "The vLLM server"
+    if isinstance(error, Hung):
+        return EngineError(
+            f"{where} hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
+            f"generation.vllm.timeout (seconds), and if it hangs again, set generation.engine: hf."
+        )
+    if is_out_of_memory(error) or any(sign in str(error).lower() for sign in NO_ROOM):
+        return EngineError(
+            f"{where} is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
+            f"{settings.gpu_memory_utilization:g} of the GPU (on the CPU VLLM_CPU_KVCACHE_SPACE GiB of cache): raise it if the "
+            "engine found no room for its cache, lower it if the trainer left too little. Besides: generation.vllm.standby: "
+            "true frees it while weights are updated, lower generation.max_completion_tokens, or set generation.engine: hf. "
+            "Smaller micro-batches do not help: the engine divides its work by itself."
+        )
+    return EngineError(
+        f"{where} died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if it "
+        "dies again, set generation.engine: hf."
+    )
+
+
+# --- out of memory: halving the rows ----------------------------------------------------------------------------------
+
+
+log = logging.getLogger("kit")
+LIMIT = 3
+"""Times in a row, without a finished step in between, after which a run ends."""
+KINDS = ("training", "generation", "scoring", "evaluation")
+FIRST_ADVICE = {
+    "training": "optimisation.micro_batch_size",
+    "scoring": "optimisation.micro_batch_size",
+    "generation": "optimisation.batch_size",
+    "evaluation": "evaluation.batch_size",
+}
+SHARE = "share"
+"""Key of a part of a micro-batch: its completions / those of the whole."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Halved:
+    """What was halved: kind of work, rows at once from now on, and what the allocator said."""
+
+    work: str
+    rows: int
+    reason: str
+    step: int  # optimiser steps made so far
+    micro_batch_size: int  # rows of a training pass from now on
+
+
+class Memory:
+    """The sizes of one run, and how often in a row they were too large.
+
+    `micro_batch_size` is that of a training pass at the start; `tell` hears of every halving.
+    """
+
+    def __init__(self, tell: Callable[[Halved], None] | None = None, micro_batch_size: int = 0) -> None:
+        self.tell = tell or _log
+        self.micro_batch_size = micro_batch_size
+        self.sizes: dict[str, int] = {}
+        self.in_a_row = 0
+        self.step = 0
+
+    def rows(self, work: str, whole: int) -> int:
+        """Rows of this kind of work that go through the model at once, of `whole`."""
+        return max(1, min(whole, self.sizes.get(work, whole)))
+
+    def attempt(self, work: str, whole: int, do: Callable[[int], Result]) -> Result:
+        """`do(rows at once)`, again with half as many rows and the same random numbers when memory runs out.
+
+        Raises `ModelError` when that does not help.
+        """
+        state = rng_state()
+        while True:
+            try:
+                return do(self.rows(work, whole))
+            except Exception as error:
+                self.halve(work, whole, error)
+            release()
+            set_rng_state(state)
+
+    def halve(self, work: str, whole: int, error: Exception) -> None:
+        """Takes in a failure. Raises it again if it is another one, and `ModelError` when halving helps no more."""
+        if not is_out_of_memory(error):
+            raise error
+        self.in_a_row += 1
+        size, reason = self.rows(work, whole), first_line(error)
+        if self.in_a_row >= LIMIT or size == 1:
+            often = f"{self.in_a_row} times in a row, at last " if self.in_a_row > 1 else ""
+            first = f"Lower {FIRST_ADVICE[work]}, to {size // 2} for example. " if size > 1 else ""
+            raise ModelError(
+                f"The run is out of memory: {often}in {work}, with {size} completion{'s' * (size > 1)} at once "
+                f"({reason}). {first}{MEMORY_ADVICE}"
+            ) from error
+        self.sizes[work] = (size + 1) // 2
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
+        self.tell(Halved(work, self.sizes[work], reason, self.step, self.sizes.get("training", self.micro_batch_size)))
+
+    def finished(self, step: int | None = None) -> None:
+        """An optimiser step, or a batch of an evaluation, came through: what happens next is not in a row with it."""
+        self.in_a_row = 0
+        self.step = self.step if step is None else step
+
+    def state_dict(self) -> dict[str, int]:
+        """The sizes that are no longer as asked for."""
+        return dict(self.sizes)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on with the sizes of `state_dict()`."""
+        self.sizes = {work: int(state[work]) for work in KINDS if work in state}
+
+
+def tell_halved(run: RunDir, say: Callable[[str], None], halved: Halved) -> None:
+    """Files the event, and says what changes and what does not."""
+    run.append_event(
+        "out_of_memory",
+        step=halved.step,
+        work=halved.work,
+        rows=halved.rows,
+        micro_batch_size=halved.micro_batch_size,
+        reason=halved.reason,
+    )
+    same = "the same step in smaller parts" if halved.work == "training" else "the same number of completions"
+    say(
+        f"Out of memory in {halved.work} after step {halved.step}: from here on {halved.rows} completions at once ({same})."
+    )
+
+
+def _log(halved: Halved) -> None:
+    log.warning("out of memory in %s; %d rows at once from now on (%s)", halved.work, halved.rows, halved.reason)
+
+
+def release() -> None:
+    """Gives back what an attempt left, to the allocator and from it to the device."""
+    gc.collect()
+    if _on_gpu():
+        torch.cuda.empty_cache()
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def rng_state() -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state of torch's generators, on the CPU and on the GPU that is used."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if _on_gpu() else None
+
+
+def set_rng_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Goes back to a `rng_state()`."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])

@@ -1,19 +1,24 @@
-"""Loads transformers, PEFT, datasets and TRL quickly, in processes that belong to the kit.
+"""The libraries below, as a process of the kit wants them: loaded quickly, in tested versions, without noise, and a C
+library that gives freed memory back.
 
-They import whatever optional package is installed beside them, used or not: in an environment with all of `UNUSED` and
-`OF_LARGE_MODELS` (Colab's has most) that is a quarter of the 11 s of CPU time before a run begins. Another eighth are
-garbage collections, which find nothing while modules are loaded.
+transformers, PEFT, datasets and TRL import whatever optional package is installed beside them, used or not: in an
+environment with all of `UNUSED` and `OF_LARGE_MODELS` (Colab's has most) that is a quarter of the 11 s of CPU time before
+a run begins. Another eighth are garbage collections, which find nothing while modules are loaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kit.config import EMBEDDED_MODELS
+from kit.errors import EnvironmentUnsupported
 from kit.models.backend import TRANSFORMERS, choose_backend
 
 if TYPE_CHECKING:
@@ -71,3 +76,65 @@ def _without_collections() -> Iterator[None]:
 def _is_of_the_kit() -> bool:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and (spec.name or "").startswith("kit.")
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+TESTED_TRL = "1.15"
+
+
+def check_trl() -> None:
+    """Refuses a TRL outside the tested range. Raises `EnvironmentUnsupported`; `KIT_ALLOW_UNTESTED=1` lets it pass."""
+    import trl
+
+    if trl.__version__.startswith(f"{TESTED_TRL}.") or os.environ.get("KIT_ALLOW_UNTESTED") == "1":
+        return
+    raise EnvironmentUnsupported(
+        f"TRL {trl.__version__} is installed; the trainer is a subclass of TRL {TESTED_TRL}.* and was tested with that only. "
+        f"Install it (pip install 'trl=={TESTED_TRL}.*'), or set KIT_ALLOW_UNTESTED=1 to try anyway."
+    )
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+NO_NEWS = {
+    # of every Enum that torchao registers, which comes with transformers and peft
+    "torch.utils._pytree": "register_constant() on Enum subclasses is deprecated",
+    # of a faster 4-bit product on the CPU, wherever bitsandbytes is installed
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
+}
+"""What libraries say as soon as they are imported, by logger: nobody here can act on it."""
+
+
+def without_no_news() -> None:
+    """Leaves out `NO_NEWS`, which even a verb would print that uses none of it. All else of these loggers is said."""
+    for name in NO_NEWS:
+        logger = logging.getLogger(name)
+        if _is_news not in logger.filters:
+            logger.addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return NO_NEWS[record.name] not in record.getMessage()
+
+
+# --- freed memory -----------------------------------------------------------------------------------------------------
+
+
+LARGE_BLOCK = 4 * 1024**2
+"""Bytes."""
+SMALL_MODEL = 10_000_000
+"""Weights below which a model's memory does not matter and its time does."""
+M_MMAP_THRESHOLD = -3  # malloc.h
+
+
+def return_freed_memory(parameters: int) -> bool:
+    """Sets it for the rest of the process, if the model is large enough. False where the C library has no such switch."""
+    if parameters < SMALL_MODEL:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
+    except (OSError, AttributeError, TypeError):  # musl, macOS, Windows
+        return False

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from kit.errors import ModelError
-from kit.models.chat_template import end_ids
-from kit.models.family import FamilyAdapter, adapter_of, is_remote
-from kit.registry import did_you_mean
-
-if TYPE_CHECKING:
-    from kit.config import ModelConfig
-    from kit.models.files import ModelFiles
-    from kit.models.shape import ModelShape
-
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.config import ModelConfig
-from kit.errors import KitError
+from kit.errors import KitError, ModelError
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import (
     TRANSFORMERS,
@@ -30,19 +19,65 @@ from kit.models.backend import (
     Backend,
     choose_backend,
     quantization_config,
+    suited,
     torch_dtype,
     without_unsloth,
 )
-from kit.models.backend_checks import suited
 from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY
-from kit.models.family import auto_class, is_multimodal
-from kit.models.files import LoadedModel, ModelFiles
-from kit.models.shape import ModelShape, shape_of
+from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
+from kit.models.memory import ModelShape, shape_of
 from kit.models.unsloth import Loading
+from kit.registry import did_you_mean
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model that was found, its weights not read yet."""
+
+    source: str
+    revision: str | None
+    config: Any
+    tokenizer: Any
+    backend: Backend
+    shape: ModelShape | None
+    """None where the architecture is remote code, of which nothing is known before it runs."""
+    family: FamilyAdapter | None = None
+    """None likewise."""
+    processor: Any | None = None
+    """What makes model inputs of pictures; None where the model takes text only, or comes without."""
+    chat: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model; 0 where they are not known."""
+        return self.shape.parameters if self.shape is not None else 0
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that the model reads at most, as its configuration says; None where it does not."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        return getattr(text, "max_position_embeddings", None)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a trainer needs: the base model, its tokenizer, and the adapter to put on it (None: all weights train)."""
+
+    model: Any
+    tokenizer: Any
+    peft_config: Any | None
+    backend: Backend
+    processor: Any | None = None
+    """For prompts with pictures; text-only prompts need the tokenizer alone."""
+
+    def processing_class(self, *, pictures: bool) -> Any:
+        """What the trainer turns prompts into model inputs with."""
+        return self.processor if pictures and self.processor is not None else self.tokenizer
+
 
 log = logging.getLogger("kit")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -59,7 +94,7 @@ def find_model(config: ModelConfig, *, chat: bool) -> ModelFiles:
     check_folder(source)
     tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
-    from kit.models.logit_transforms import check_logit_transforms
+    from kit.models.family import check_logit_transforms
 
     check_logit_transforms(model_config)
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
@@ -267,32 +302,6 @@ def check_quantization(config: ModelConfig, backend: Backend) -> None:
             "Keep the LoRA section, or set load_in_4bit: false."
         )
     quantization_config(torch_dtype(config.dtype, backend.device), backend.device)
-
-
-def page_cache(memory_stat: str) -> float:
-    """Bytes of a control group that are files kept at hand, which the kernel gives up when memory is asked for."""
-    fields = dict(line.split() for line in memory_stat.splitlines())
-    return float(fields.get("inactive_file", 0)) + float(fields.get("active_file", 0))
-
-
-def free_memory(device: str) -> float:
-    """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
-    if device == "cuda":
-        import torch
-
-        return float(torch.cuda.mem_get_info()[0])
-    free = float("inf")
-    try:
-        with open("/proc/meminfo") as handle:
-            fields = dict(line.split(":", 1) for line in handle)
-        free = float(fields["MemAvailable"].split()[0]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
-        used -= page_cache(Path("/sys/fs/cgroup/memory.stat").read_text())
-        free = min(free, float(limit) - used) if limit != "max" else free
-    except (OSError, KeyError, ValueError):
-        pass
-    return free
 
 
 def _auto(name: str) -> Callable[..., Any]:

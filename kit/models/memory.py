@@ -1,4 +1,4 @@
-"""The memory of a run by terms, in bytes: the one formula of the kit. docs/planning.md derives it.
+"""The memory of a run by terms, in bytes: the one formula of the kit, and whether a run fits. docs/planning.md derives it.
 
 A run holds some things throughout (weights, adapters, optimiser states, a reference copy, the process itself) and others
 in one of its phases only. The peak is what stays plus the largest phase:
@@ -9,18 +9,116 @@ in one of its phases only. The peak is what stays plus the largest phase:
     update       activations of one micro-batch, or of the part of it that a token budget lets through; transients, the
                  scorer, gradients
     optimiser    gradients, and what the optimiser's arithmetic needs besides
+
+What a model is like comes from its configuration alone (`shape_of`): no weight is read or allocated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
-from kit.models.shape import ModelShape
+from kit.errors import ModelError
+from kit.models.backend import Backend
 
 if TYPE_CHECKING:
     from kit.objective import Objective
+
+# --- the model's shape ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder. Counts are numbers of elements, not bytes."""
+
+    parameters: int
+    linear: int
+    """Weights of linear layers other than the head: what 4-bit quantisation packs, and `all-linear` adapts."""
+    largest: int
+    """The largest single weight."""
+    layers: int
+    hidden: int
+    intermediate: int
+    """Width of the feed-forward part; of a mixture of experts, of the experts that one token visits together."""
+    query: int
+    """heads × head size."""
+    key: int
+    """key-value heads × head size."""
+    heads: int
+    vocab: int
+    tied: bool
+    """Whether the head is the embedding."""
+    qk_norm: bool
+    modules: tuple[tuple[str, int, int], ...]
+    """Linear layers but the head: (last part of the name, inputs, outputs)."""
+
+    def adapted(self, targets: str | list[str]) -> list[tuple[int, int]]:
+        """(inputs, outputs) of the linear layers that get an adapter."""
+        return [(a, b) for name, a, b in self.modules if targets == "all-linear" or name in targets]
+
+    def lora_parameters(self, rank: int, targets: str | list[str]) -> int:
+        """Weights of the adapters: A is (r, in) and B is (out, r)."""
+        return sum(rank * (a + b) for a, b in self.adapted(targets))
+
+
+def shape_of(model_config: Any) -> ModelShape | None:
+    """Builds the architecture on the meta device and counts. None when it needs remote code: nothing is known then."""
+    from kit.models.family import is_remote, meta_model
+
+    if is_remote(model_config):
+        return None
+    try:
+        model = meta_model(model_config)
+    except ModelError:
+        return None
+    text = model_config.get_text_config()
+    head = model.get_output_embeddings()
+    modules, sizes = [], [weight.numel() for weight in model.parameters()]
+    for name, module in model.named_modules():
+        if module is not head and type(module).__name__ in ("Linear", "Conv1D"):
+            rows, columns = module.weight.shape
+            inputs, outputs = (columns, rows) if type(module).__name__ == "Linear" else (rows, columns)
+            modules.append((name.rpartition(".")[2], inputs, outputs))
+    heads = _field(text, "num_attention_heads", "n_head", default=1)
+    hidden = _field(text, "hidden_size", "n_embd", default=1)
+    head_size = _field(text, "head_dim", default=hidden // heads)
+    keys = _field(text, "num_key_value_heads", default=heads)
+    return ModelShape(
+        parameters=sum(sizes),
+        linear=sum(a * b for _, a, b in modules),
+        largest=max(sizes),
+        layers=_field(text, "num_hidden_layers", "n_layer", default=1),
+        hidden=hidden,
+        intermediate=_intermediate(text, hidden),
+        query=heads * head_size,
+        key=keys * head_size,
+        heads=heads,
+        vocab=_field(text, "vocab_size", default=1),
+        tied=head is not None and head.weight is model.get_input_embeddings().weight,
+        qk_norm=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        modules=tuple(modules),
+    )
+
+
+def _intermediate(text: Any, hidden: int) -> int:
+    experts = _field(text, "num_experts_per_tok", default=0)
+    if experts:
+        return experts * _field(text, "moe_intermediate_size", "intermediate_size", default=4 * hidden)
+    return _field(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+
+
+def _field(config: Any, *names: str, default: int) -> int:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return default
+
+
+# --- the formula ------------------------------------------------------------------------------------------------------
+
 
 MIB, GIB = 1024**2, 1024**3
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -265,8 +363,6 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
 
     `room` (bytes) is the memory of the card, of which a colocated vLLM takes a share; None leaves the engine out.
     """
-    from kit.models.backend import Backend
-    from kit.models.micro_batch import micro_batch_size
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
     compute = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[config.model.dtype]
@@ -307,3 +403,93 @@ def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
     if device == "cpu":
         return VLLM_CPU_BYTES
     return vllm.gpu_memory_utilization * room if room is not None else 0.0
+
+
+GPU_MICRO_BATCH = 16
+
+
+def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) -> int:
+    """Completions per forward pass: as asked, else the whole batch (CPU) or its largest divisor up to 16 (GPU).
+
+    Of several processes each has its share of the batch.
+    """
+    batch = config.optimisation.batch_size // processes
+    if config.optimisation.micro_batch_size is not None:
+        return config.optimisation.micro_batch_size
+    if backend.device == "cpu":
+        return batch
+    return max(size for size in range(1, min(GPU_MICRO_BATCH, batch) + 1) if batch % size == 0)
+
+
+# --- does it fit? -----------------------------------------------------------------------------------------------------
+
+
+def page_cache(memory_stat: str) -> float:
+    """Bytes of a control group that are files kept at hand, which the kernel gives up when memory is asked for."""
+    fields = dict(line.split() for line in memory_stat.splitlines())
+    return float(fields.get("inactive_file", 0)) + float(fields.get("active_file", 0))
+
+
+def free_memory(device: str) -> float:
+    """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.mem_get_info()[0])
+    free = float("inf")
+    try:
+        with open("/proc/meminfo") as handle:
+            fields = dict(line.split(":", 1) for line in handle)
+        free = float(fields["MemAvailable"].split()[0]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
+        used -= page_cache(Path("/sys/fs/cgroup/memory.stat").read_text())
+        free = min(free, float(limit) - used) if limit != "max" else free
+    except (OSError, KeyError, ValueError):
+        pass
+    return free
+
+
+def check_memory(config: RunConfig, shape: ModelShape | None, device: str, objective: Objective) -> None:
+    """Refuses a model that cannot take a single step in the free memory. Raises `ModelError` with what would fit.
+
+    Counted is what is certain: weights, gradients, optimiser states, and the reference copy where there is one.
+    """
+    if shape is None:
+        return
+    work = workload(config, device, objective, prompt_tokens(config))
+    needed, free = certain_bytes(shape, work), free_memory(device)
+    if needed <= free:
+        return
+    place = "GPU memory" if device == "cuda" else "memory"
+    hints = []
+    if config.model.lora is None:
+        hints.append("train adapters instead of all weights (keep model.lora)")
+    elif not config.model.load_in_4bit:
+        hints.append("set model.load_in_4bit: true")
+    billions = free / needed * shape.parameters / 1e9
+    hints += [f"use a model of at most {billions:.1f} billion weights", "close what else uses it"]
+    copy = ", a reference copy included," if work.reference and work.rank is None else ""
+    raise ModelError(
+        f"{config.model.name} has {shape.parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of "
+        f"{place}{copy} before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
+    )
+
+
+def prompt_tokens(config: RunConfig, longest: int | None = None) -> int:
+    """Tokens of the longest prompt: as measured, else as the configuration allows."""
+    return longest or config.data.max_prompt_tokens or 1024
+
+
+def planned(
+    config: RunConfig, shape: ModelShape, device: str, objective: Objective, longest: int | None = None
+) -> MemoryPlan:
+    """The memory plan of a run on this machine."""
+    return plan_memory(shape, workload(config, device, objective, prompt_tokens(config, longest)))
+
+
+def note(plan: MemoryPlan, free: float) -> str:
+    """One line for `validate`."""
+    place = "GPU memory" if plan.device == "cuda" else "memory"
+    line = f"memory: {plan.peak / GIB:.1f} GiB of {place} planned ({plan.phase}), {free / GIB:.1f} GiB free"
+    return line if plan.peak <= free else f"{line}. It will not fit: see grpo-kit plan for what to change"

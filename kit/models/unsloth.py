@@ -6,15 +6,10 @@ backend the model is transformers' own, and TRL puts the adapters on, from the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from kit.config import RunConfig
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import KitError, ModelError
 from kit.models.backend import UNSLOTH, Backend, begun, fast_language_model, said_to_log, switched, switches
@@ -26,7 +21,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
     from kit.config import ModelConfig, RunConfig
-    from kit.models.files import ModelFiles
 
 CHECKPOINTING = "unsloth"
 """Gradient checkpointing with the activations kept in main memory."""
@@ -44,15 +38,8 @@ class Loading:
     """Keywords for an engine that shares the weights; empty: none."""
 
 
-def loading(config: RunConfig, files: ModelFiles) -> Loading:
-    """What a run's model is loaded for."""
-    text = files.config.get_text_config() if hasattr(files.config, "get_text_config") else files.config
-    return loading_for(config, files.backend, getattr(text, "max_position_embeddings", None))
-
-
-def loading_for(config: RunConfig, backend: Backend, context: int | None) -> Loading:
-    """`context`: the most tokens that the model reads; None: not known."""
-
+def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading:
+    """What a run's model is loaded for. `context`: the most tokens that the model reads; None: not known."""
     prompt, has_engine = config.data.max_prompt_tokens, backend.name == UNSLOTH and config.generation.engine == "vllm"
     wanted = None if prompt is None else prompt + config.generation.max_completion_tokens
     known = [length for length in (room(config) if has_engine else wanted, context) if length is not None]
@@ -144,11 +131,11 @@ def starting_engine(with_: Loading) -> Iterator[None]:
     except Exception as error:
         if not with_.fast_inference or isinstance(error, KitError):
             raise
-        from kit.models.engine_errors import EngineSettings, explained
+        from kit.models.failures import EngineSettings, engine_failure
 
         share = float(with_.fast_inference["gpu_memory_utilization"])
         doing = "starting, with the weights that Unsloth reads"
-        raise explained(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
+        raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
 
 
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError
-from kit.models.memory import MemoryPlan, Workload, plan_memory
-from kit.models.shape import ModelShape
+from kit.models.memory import MemoryPlan, ModelShape, Workload, plan_memory
 
 GROUPS = (4, 8, 16, 32)
 STEP = 64

@@ -225,7 +225,7 @@ def _existing(folder: Path) -> Path:
 
 def memory() -> Iterator[Check]:
     """RAM that can still be allocated."""
-    from kit.models.loading import free_memory
+    from kit.models.memory import free_memory
 
     free = free_memory("cpu")
     fix = "Close other programs; a model is read through RAM even when it trains on a GPU."

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, ModelError
-from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, workload
-from kit.models.memory_check import prompt_tokens
-from kit.models.shape import ModelShape, shape_of
+from kit.models.memory import GIB, MemoryPlan, ModelShape, Workload, plan_memory, prompt_tokens, shape_of, workload
 from kit.planning.cards import CARDS, Card
 from kit.planning.feasible import fixes, largest
 from kit.planning.timing import cpu_speed, estimate, speed_of, this_card
@@ -153,8 +151,7 @@ def _place(card: Card | None, room: float | None) -> tuple[str, str, float]:
     """(device, its name, bytes that a run may take)."""
     import torch
 
-    from kit.models.loading import free_memory
-    from kit.models.memory import CUDA_CONTEXT
+    from kit.models.memory import CUDA_CONTEXT, free_memory
 
     if card is not None:
         return "cuda", card.name, card.usable * GIB if room is None else room

@@ -76,7 +76,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
 
     from kit.data.images import IMAGES
     from kit.evaluation.heldout import lengths_of
-    from kit.models.allocator import return_freed_memory
+    from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
     from kit.planning.worst_step import WorstStep, peak
@@ -99,7 +99,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     config, clock = parts.config, Clock()
     set_seed(config.run.seed)
     return_freed_memory(parts.files.parameters)
-    loaded = load_model(parts.files, config.model, loading(config, parts.files))
+    loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kit.models.memory import Workload, fixed_terms, workload
-from kit.models.shape import ModelShape
+from kit.models.memory import ModelShape, Workload, fixed_terms, workload
 from kit.planning.cards import Card
 
 if TYPE_CHECKING:

@@ -53,8 +53,8 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     from kit.generation.images import fit_pictures
     from kit.generation.tools import check_turns, load_interaction
     from kit.models.backend import use_threads
+    from kit.models.failures import Memory
     from kit.models.loading import find_model, load_model
-    from kit.models.out_of_memory import Memory
 
     use_threads(config.run.threads)
     # Nothing trains here, and what Unsloth trained are transformers' weights and PEFT's adapters, on any machine.

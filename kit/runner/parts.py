@@ -11,7 +11,7 @@ from kit.generation.tools import NOTHING, Interaction
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
-    from kit.models.files import ModelFiles
+    from kit.models.loading import ModelFiles
     from kit.objective import Objective
     from rewards import Preset
 

@@ -16,7 +16,7 @@ from kit.runner.parts import Parts
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
-    from kit.models.files import ModelFiles
+    from kit.models.loading import ModelFiles
     from kit.objective import Objective
     from rewards import Preset, Sample
 
@@ -42,7 +42,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.evaluation.heldout import tell_of_thinking
     from kit.generation.images import check_pictures, fit_pictures
     from kit.generation.tools import check_rows, check_turns, load_interaction
-    from kit.models.memory_check import check_memory
+    from kit.models.memory import check_memory
     from kit.runner.lifecycle import check_run_id
     from kit.trainer.selection.rules import check_selection
 

@@ -13,8 +13,7 @@ def check(config: RunConfig) -> list[str]:
 
     Raises `KitError` for whatever would keep the run from starting.
     """
-    from kit.models.loading import free_memory
-    from kit.models.memory_check import note, planned
+    from kit.models.memory import free_memory, note, planned
     from kit.runner.prepare import prepare
 
     found = prepare(config)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from kit.errors import EnvironmentUnsupported
-from kit.models.trl_version import TESTED_TRL
+from kit.models.libraries import TESTED_TRL
 from kit.scoring.chunked_logprob import ChunkedLogProb, LogProbOutputs
 from kit.scoring.full_kl import Projection
 from kit.scoring.hidden_states import record

@@ -14,7 +14,7 @@ from typing import Any
 from kit.config import RunConfig
 from kit.generation.engine import vllm_arguments
 from kit.models.backend import UNSLOTH, Backend, torch_dtype
-from kit.models.micro_batch import micro_batch_size
+from kit.models.memory import micro_batch_size
 from kit.models.unsloth import checkpointing
 
 log = logging.getLogger("kit")

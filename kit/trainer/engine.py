@@ -13,8 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from kit.errors import EngineError
-from kit.models.engine_errors import EngineSettings
-from kit.models.out_of_memory import rng_state, set_rng_state
+from kit.models.failures import EngineSettings, rng_state, set_rng_state
 from kit.objective import Mean
 from kit.runs.checkpoints import PREFIX, is_whole
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.models.out_of_memory import SHARE
+from kit.models.failures import SHARE
 from kit.objective import LossScale, Mean, Objective, TokenBatch
 from kit.objective.value import value_loss
 from kit.scoring.full_kl import full_kl

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kit.models.failures import rng_state, set_rng_state
 from kit.models.lora import lora_weight_norm
-from kit.models.out_of_memory import rng_state, set_rng_state
 from kit.objective import LossScale, Objective
 from kit.objective.obstacles import to_parts
 from kit.trainer.loss import Terms

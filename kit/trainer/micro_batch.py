@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kit.models.failures import SHARE
 from kit.models.inputs import take
-from kit.models.out_of_memory import SHARE
 from kit.scoring.packing_proof import STRETCHED
 
 

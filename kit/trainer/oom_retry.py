@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.models.failures import is_out_of_memory
-from kit.models.out_of_memory import Memory, release, rng_state, set_rng_state
+from kit.models.failures import Memory, is_out_of_memory, release, rng_state, set_rng_state
 from kit.objective import Objective
 from kit.trainer.sanity_checks import FirstSteps
 from kit.trainer.value_head import Critic

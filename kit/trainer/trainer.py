@@ -36,15 +36,14 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ObjectiveError
 from kit.models.backend import begun
-from kit.models.trl_version import check_trl
+from kit.models.libraries import check_trl
 from kit.trainer.trl_compat import check_arguments, check_backend, check_base_class, check_on_policy, check_state
 
 if TYPE_CHECKING:
     import torch
 
     from kit.config import SelectionConfig
-    from kit.models.engine_errors import EngineSettings
-    from kit.models.out_of_memory import Memory
+    from kit.models.failures import EngineSettings, Memory
     from kit.objective import LossOutput, Mean, Objective
     from kit.trainer.progress import Stateful
     from kit.trainer.rollout import Rollout
@@ -119,9 +118,9 @@ def make_trainer_class() -> type:
             it is called before a checkpoint, and returns once everything is on disk.
         stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
         first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
-        engine: a `kit.models.engine_errors.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None:
+        engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None:
             TRL's own handling.
-        memory: a `kit.models.out_of_memory.Memory`: go on with smaller parts after running out of memory. None: fail.
+        memory: a `kit.models.failures.Memory`: go on with smaller parts after running out of memory. None: fail.
         token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
             on, or why not.
         packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.

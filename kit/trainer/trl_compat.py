@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import UNSLOTH, is_unsloths
-from kit.models.trl_version import TESTED_TRL
+from kit.models.libraries import TESTED_TRL
 from kit.trainer.arguments import true_defaults
 
 if TYPE_CHECKING:

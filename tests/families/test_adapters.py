@@ -10,8 +10,7 @@ from tiny_qwen import tiny_tokenizer
 
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
-from kit.models.chat_template import end_ids, read_template
-from kit.models.family import OVERRIDES, FamilyAdapter, adapter_of, auto_class, override
+from kit.models.family import OVERRIDES, FamilyAdapter, adapter_of, auto_class, end_ids, override, read_template
 from kit.models.inputs import extended, joined, pieces, take
 from kit.trainer.micro_batch import Row, part_of
 

@@ -9,8 +9,7 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
-from kit.models.memory import MemoryPlan, plan_memory, workload
-from kit.models.shape import ModelShape
+from kit.models.memory import MemoryPlan, ModelShape, plan_memory, workload
 from kit.planning.cards import CARDS, find_card
 from kit.planning.feasible import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
 

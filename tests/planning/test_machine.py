@@ -96,7 +96,7 @@ def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: 
 
 
 def test_too_little_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 1e9)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e9)
     assert levels(machine.memory()) == {"memory": "fail"}
 
 

@@ -11,8 +11,18 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.models.memory import GIB, NF4_BYTES, Workload, certain_bytes, fixed_terms, layer_bytes, plan_memory, workload
-from kit.models.shape import ModelShape, shape_of
+from kit.models.memory import (
+    GIB,
+    NF4_BYTES,
+    ModelShape,
+    Workload,
+    certain_bytes,
+    fixed_terms,
+    layer_bytes,
+    plan_memory,
+    shape_of,
+    workload,
+)
 
 ROOT = Path(__file__).parents[2]
 WORK = Workload(

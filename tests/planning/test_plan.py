@@ -11,10 +11,8 @@ import pytest
 
 from kit.config import load_config
 from kit.errors import ModelError
-from kit.models import memory_check as fit
-from kit.models.memory import GIB, certain_bytes, workload
-from kit.models.memory_check import check_memory, note, planned
-from kit.models.shape import ModelShape
+from kit.models import memory as fit
+from kit.models.memory import GIB, ModelShape, certain_bytes, check_memory, note, planned, workload
 from kit.objective import Objective
 from kit.planning.cards import find_card
 from kit.planning.plan import plan, replaced
@@ -107,9 +105,9 @@ def test_what_is_certain_not_to_fit_is_refused_before_loading(
 ) -> None:
     config = load_config(tree, [override])
     needed = certain_bytes(shape, workload(config, "cpu", GRPO, 512))
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: needed)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: needed)
     check_memory(config, shape, "cpu", GRPO)
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: needed - 1)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: needed - 1)
     with pytest.raises(ModelError, match="needs at least") as failure:
         check_memory(config, shape, "cpu", GRPO)
     assert ("keep model.lora" in str(failure.value)) is ("null" in override)
@@ -119,7 +117,7 @@ def test_the_reference_copy_of_full_training_is_counted(
     tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tree, ["model.lora=null"])
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 16 * shape.parameters)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 16 * shape.parameters)
     check_memory(config, shape, "cpu", GRPO)
     with pytest.raises(ModelError, match="a reference copy included"):
         check_memory(config, shape, "cpu", KL)  # 4 bytes a weight more
@@ -130,7 +128,7 @@ def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: 
     from kit.runner.validate import check
 
     assert any(line.startswith("memory: ") and "planned" in line for line in check(load_config(tree)))
-    monkeypatch.setattr("kit.models.loading.free_memory", lambda device: 1e8)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e8)
     assert any("It will not fit: see grpo-kit plan" in line for line in check(load_config(tree)))
 
 
@@ -172,7 +170,7 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
     from dataclasses import replace
 
     from kit.models import backend
-    from kit.models.engine_errors import EngineSettings
+    from kit.models.failures import EngineSettings
     from kit.planning import probe
     from kit.runner.prepare import prepare
 

@@ -1,4 +1,4 @@
-"""kit.models.allocator: what is freed leaves the process; small models are left alone."""
+"""kit.models.libraries: what is freed leaves the process; small models are left alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from kit.models.allocator import SMALL_MODEL, return_freed_memory
+from kit.models.libraries import SMALL_MODEL, return_freed_memory
 
 HOLES = """
 import ctypes, sys
-from kit.models.allocator import return_freed_memory
+from kit.models.libraries import return_freed_memory
 if sys.argv[1] == "yes":
     assert return_freed_memory(10**9)
 libc = ctypes.CDLL(None)

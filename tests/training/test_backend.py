@@ -18,15 +18,27 @@ from peft import LoraConfig
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation.backend_checks import settle_backend
-from kit.models import precision
-from kit.models.backend import Backend, Machine, decide, running_on, switched, switches, without_unsloth
-from kit.models.backend_checks import check_architecture, check_merge, suited
+from kit.models.backend import (
+    Backend,
+    Machine,
+    check_architecture,
+    check_merge,
+    decide,
+    fast_inference,
+    precision,
+    running_on,
+    standby,
+    suited,
+    switched,
+    switches,
+    without_unsloth,
+)
 from kit.models.unsloth import (
     Loading,
     adapter_arguments,
     check_quantized,
     checkpointing,
-    loading_for,
+    loading,
     model_arguments,
 )
 
@@ -86,19 +98,19 @@ def test_a_backend_that_cannot_be_had_is_refused_with_another(machine: Machine, 
     ],
 )
 def test_precision_by_compute_capability(capability: Any, asked: str, expected: str) -> None:
-    assert precision.precision(asked, capability) == expected
+    assert precision(asked, capability) == expected
 
 
 def test_a_t4_has_neither_bfloat16_nor_standby_but_fast_inference() -> None:
     with pytest.raises(ModelError, match=r"Tesla T4.*7\.5.*no bfloat16\. Use float16"):
-        precision.precision("bfloat16", (7, 5), "Tesla T4")
+        precision("bfloat16", (7, 5), "Tesla T4")
     with pytest.raises(EnvironmentUnsupported, match="standby: false"):
-        precision.standby(True, (7, 5), "Tesla T4")
-    assert precision.standby(True, (8, 0))
-    assert not precision.standby(False, (7, 5))
-    assert precision.fast_inference(True, (7, 5))
+        standby(True, (7, 5), "Tesla T4")
+    assert standby(True, (8, 0))
+    assert not standby(False, (7, 5))
+    assert fast_inference(True, (7, 5))
     with pytest.raises(EnvironmentUnsupported, match="engine: hf"):
-        precision.fast_inference(True, (6, 1))
+        fast_inference(True, (6, 1))
 
 
 # --- what is refused before a run -------------------------------------------------------------------------------------
@@ -239,19 +251,19 @@ def test_the_length_is_that_of_the_run_within_the_models_context() -> None:
     config = load_config(
         "quickstart", ["data.max_prompt_tokens=100", "generation.max_completion_tokens=28", "run.seed=9"]
     )
-    assert loading_for(config, UNSLOTH, None).max_seq_length == 128
-    assert loading_for(config, UNSLOTH, 64).max_seq_length == 64
-    assert loading_for(config, UNSLOTH, 64).seed == 9
+    assert loading(config, UNSLOTH, None).max_seq_length == 128
+    assert loading(config, UNSLOTH, 64).max_seq_length == 64
+    assert loading(config, UNSLOTH, 64).seed == 9
     config.data.max_prompt_tokens = None
-    assert loading_for(config, UNSLOTH, 2048).max_seq_length == 2048
+    assert loading(config, UNSLOTH, 2048).max_seq_length == 2048
 
 
 def test_the_engine_gets_its_share_only_where_it_makes_the_completions() -> None:
     config = load_config("quickstart", ["model.lora.rank=16", ENGINE])
-    assert loading_for(config, UNSLOTH, None).fast_inference["max_lora_rank"] == 16
-    assert not loading_for(config, TRANSFORMERS, None).fast_inference
+    assert loading(config, UNSLOTH, None).fast_inference["max_lora_rank"] == 16
+    assert not loading(config, TRANSFORMERS, None).fast_inference
     config.generation.engine = "hf"
-    assert not loading_for(config, UNSLOTH, None).fast_inference
+    assert not loading(config, UNSLOTH, None).fast_inference
 
 
 def test_weights_in_another_precision_than_asked_are_refused() -> None:
@@ -303,7 +315,7 @@ def test_what_does_not_train_is_loaded_by_transformers() -> None:
 def test_preparing_a_run_leaves_trl_alone() -> None:
     """Else Unsloth, imported after it, would come too late."""
     code = (
-        "import sys; from kit.models import backend, backend_checks, loading, unsloth; from kit.runner import prepare; "
+        "import sys; from kit.models import backend, loading, unsloth; from kit.runner import prepare; "
         "import kit.train; print('trl' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -269,7 +269,7 @@ def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     from trl.trainer import grpo_trainer
 
     from kit.generation.vllm import making_engine
-    from kit.models.engine_errors import EngineSettings
+    from kit.models.failures import EngineSettings
 
     before = grpo_trainer.VLLMGeneration
     with making_engine(grpo_trainer.GRPOTrainer, EngineSettings()):
@@ -288,11 +288,13 @@ def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     ],
 )
 def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: str) -> None:
-    from kit.models.engine_errors import EngineSettings, explained
+    from kit.models.failures import EngineSettings, engine_failure
 
-    told = str(explained(error, "making 8 completions", EngineSettings()))
+    told = str(engine_failure(error, "making 8 completions", EngineSettings()))
     assert told.startswith("vLLM's engine")
-    assert str(explained(error, "making 8 completions", EngineSettings(mode="server"))).startswith("The vLLM server")
+    assert str(engine_failure(error, "making 8 completions", EngineSettings(mode="server"))).startswith(
+        "The vLLM server"
+    )
     assert re.search(words, told)
     assert "micro_batch_size" not in told
 

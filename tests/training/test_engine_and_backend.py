@@ -21,8 +21,8 @@ from kit.generation.engine import Engine, Installed, choose_engine
 from kit.models import loading as models
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
-from kit.models.engine_errors import EngineSettings
-from kit.models.unsloth import Loading, loading_for, model_arguments
+from kit.models.failures import EngineSettings
+from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
 from kit.trainer.engine import engine_settings
 
@@ -109,15 +109,15 @@ def test_what_has_nothing_to_do_with_the_engine_is_refused_all_the_same(settled:
 
 def test_keys_of_the_engine_reach_unsloths() -> None:
     keys = ["generation.engine=vllm", "data.max_prompt_tokens=100", "generation.max_completion_tokens=28"]
-    told = loading_for(load_config("quickstart", keys), UNSLOTH, None)
+    told = loading(load_config("quickstart", keys), UNSLOTH, None)
     assert told.max_seq_length == 128
     assert "enforce_eager" not in told.fast_inference, "refused by Unsloth's loader where there is no engine"
     keys += ["generation.vllm.max_model_length=400", "generation.vllm.eager=true"]
-    told = loading_for(load_config("quickstart", keys), UNSLOTH, 4096)
+    told = loading(load_config("quickstart", keys), UNSLOTH, 4096)
     assert told.max_seq_length == 400
     assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
     hf = load_config("quickstart", [*keys, "generation.engine=hf"])
-    assert loading_for(hf, UNSLOTH, 4096).max_seq_length == 128
+    assert loading(hf, UNSLOTH, 4096).max_seq_length == 128
 
 
 def test_the_seed_of_an_engine_that_takes_none_is_not_claimed() -> None:
@@ -183,7 +183,7 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
     from peft import LoraConfig, get_peft_model
 
     from kit.generation.vllm import WatchedGeneration
-    from kit.models.chat_template import read_template
+    from kit.models.family import read_template
     from kit.models.loading import end_where_turns_end
 
     turns = copy.deepcopy(tokenizer)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
-from kit.models.trl_version import check_trl
+from kit.models.libraries import check_trl
 from kit.trainer import trl_compat as guards
 from kit.trainer.trainer import make_trainer_class
 from kit.trainer.trl_compat import RELIED_ON, TRL_LOSS_ARGUMENTS, check_arguments, check_base_class

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kit.errors import EnvironmentUnsupported, ModelError
-from kit.models.logit_transforms import check_logit_transforms
+from kit.models.family import check_logit_transforms
 from kit.scoring import logit_tiles
 from kit.scoring.chunked_logprob import OPTIONAL_OUTPUTS, ChunkedLogProb, entropy_gradient, token_logps_and_entropy
 from kit.scoring.trl_kernel import LogProbDispatcher, install_torch_logprob_kernel

@@ -11,8 +11,8 @@ from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
 from kit.models import loading as models
 from kit.models.backend import Backend
-from kit.models.loading import adapter, find_model, free_memory, load_model
-from kit.models.shape import shape_of
+from kit.models.loading import adapter, find_model, load_model
+from kit.models.memory import free_memory, shape_of
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -228,7 +228,7 @@ def test_all_weights_in_half_precision_are_refused(model_folder: Path, dtype: st
 
 
 def test_files_kept_at_hand_do_not_count_as_used_memory() -> None:
-    from kit.models.loading import page_cache
+    from kit.models.memory import page_cache
 
     assert page_cache("anon 5\ninactive_file 300\nactive_file 20\nfile 400\n") == 320
     assert page_cache("anon 5\n") == 0

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ModelError
-from kit.models.failures import explained, is_out_of_memory
-from kit.models.out_of_memory import Halved, Memory
+from kit.models.failures import Halved, Memory, explained, is_out_of_memory
 from kit.objective import Objective
 
 from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train

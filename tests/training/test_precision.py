@@ -11,9 +11,9 @@ import pytest
 from kit.config import LoraConfig, ModelConfig, load_config
 from kit.errors import ModelError
 from kit.models import loading as models
+from kit.models import memory
 from kit.models.backend import Backend
-from kit.models.files import LoadedModel
-from kit.models.loading import find_model, load_model
+from kit.models.loading import LoadedModel, find_model, load_model
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -149,9 +149,9 @@ def test_files_that_the_kernel_keeps_at_hand_count_as_free(tmp_path: Path, monke
     import builtins
 
     plain = builtins.open
-    monkeypatch.setattr(models, "Path", moved)
-    monkeypatch.setattr(models, "open", lambda path, *rest: plain(moved(path), *rest), raising=False)
-    assert models.free_memory("cpu") == 1_000_000 - (900_000 - 300_000 - 350_000)
+    monkeypatch.setattr(memory, "Path", moved)
+    monkeypatch.setattr(memory, "open", lambda path, *rest: plain(moved(path), *rest), raising=False)
+    assert memory.free_memory("cpu") == 1_000_000 - (900_000 - 300_000 - 350_000)
 
 
 def test_a_broken_file_whose_message_speaks_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

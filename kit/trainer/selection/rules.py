@@ -9,7 +9,7 @@ from kit.config import RunConfig
 from kit.config.sections.selection import SelectionConfig
 from kit.errors import ConfigError
 from kit.models.backend import choose_backend
-from kit.models.micro_batch import micro_batch_size
+from kit.models.memory import micro_batch_size
 
 if TYPE_CHECKING:
     from kit.objective import Objective
