@@ -46,10 +46,7 @@ ARMS: dict[str, list[str]] = {
     "cppo": ["selection.cppo={keep: 2}"],
     "pods": ["selection.pods={keep: 4}"],
     "dynamic_sampling": ["selection.dynamic_sampling={max_rounds: 3}"],
-    "early_abort": ["selection.early_abort={first: 4, confidence: 0.5}"],
-    "replay": ["selection.replay={share: 0.5, max_age: 8}"],
     "greso": ["selection.greso={explore: 0.5}"],
-    "curriculum": ["selection.curriculum={candidates: 4}"],
     "dynamic_sampling + cppo": ["selection.dynamic_sampling={max_rounds: 3}", "selection.cppo={keep: 2}"],
 }
 CONTROLS = {"pods": "plain, batch of 32", "cppo": "plain, batch of 16", "dynamic_sampling + cppo": "plain, batch of 16"}
@@ -61,7 +58,7 @@ TASKS: dict[str, list[str]] = {
 TITLES = {"groups_of_8": "Groups of 8: eight prompts a step", "groups_of_4": "Groups of 4: sixteen prompts a step"}
 POOL = {"groups_of_8": PROMPTS, "groups_of_4": 64}
 """Prompts that are trained on."""
-ALIKE = ("plain", "dynamic_sampling", "replay", "greso", "curriculum")
+ALIKE = ("plain", "dynamic_sampling", "greso")
 """Arms that mean the same in groups of 4."""
 MEASURES = {"updated": "update tokens", "generated": "generated tokens", "seconds": "CPU seconds"}
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kit.config import SelectionConfig, load_config
+from kit.config.sections.selection import REMOVED
 from kit.errors import ConfigError
 from kit.runner.validate import check
 
 ROOT = Path(__file__).parents[1]
 METHODS = [
     "selection.dynamic_sampling={max_rounds: 2}",
-    "selection.early_abort={first: 2, confidence: 0.5}",
     "selection.pods={keep: 2}",
 ]
 
@@ -30,7 +30,7 @@ def test_a_run_trains_on_what_was_chosen_and_counts_what_it_spent(attempt: Calla
         assert line["tokens/generated"] > 0
         assert line["tokens/updated"] > 0
         assert line["groups/rolled_out"] >= 2
-        assert {"selection/rounds", "selection/aborted", "selection/reward"} <= line.keys()
+        assert {"selection/rounds", "selection/reward"} <= line.keys()
     assert (result.folder.path / "config.yaml").read_text().count("keep: 2") == 1
 
 
@@ -48,6 +48,19 @@ def test_validate_refuses_what_cannot_be(overrides: list[str], words: str, tree:
     overrides = [each.replace("mine.py", str(tmp_path / "mine.py")) for each in overrides]
     with pytest.raises(ConfigError, match=words):
         check(load_config(tree, overrides))
+
+
+@pytest.mark.parametrize(("name", "nearest"), [(name, nearest) for name, (_, nearest) in REMOVED.items()])
+def test_a_removed_method_is_refused_with_what_comes_nearest_and_read_where_it_is_off(
+    name: str, nearest: str, tree: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} .* was removed in 0.1.0.* nearest is {nearest}"):
+        load_config(tree, [f"selection.{name}={{}}"])
+    saved = load_config(tree, [f"selection.{name}=null", "selection.greso={}"])
+    assert saved.selection.methods == ["greso"]
+    assert f"{name}:" not in saved.to_yaml()
+    saved.selection.greso = None  # assignments are validated, too
+    assert f"| `{name}`" in (ROOT / "docs" / "selection.md").read_text().partition("## Removed")[2]
 
 
 def test_validate_refuses_several_processes(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:

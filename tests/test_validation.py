@@ -34,9 +34,9 @@ def notes_of(tree: Any, *overrides: str) -> str:
 
 def test_notes_name_the_methods_of_selection_and_their_settings(tree: Any) -> None:
     assert "selection:" not in notes_of(tree)
-    notes = notes_of(tree, "selection.cppo={keep: 2}", "selection.curriculum={}")
+    notes = notes_of(tree, "selection.cppo={keep: 2}", "selection.greso={}")
     assert "selection: cppo, keep 2" in notes
-    assert "selection: curriculum, candidates " in notes
+    assert "selection: greso, explore " in notes
 
 
 def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: Path) -> None:

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from kit.config.sections.selection import CurriculumConfig, GresoConfig, SelectionConfig
-from kit.objective import RewardBatch, advantages
+from kit.config.sections.selection import GresoConfig, SelectionConfig
 from kit.trainer.selection.cppo import largest_advantages
-from kit.trainer.selection.curriculum import choose, weight
-from kit.trainer.selection.early_abort import is_decided, probability_of_flat
 from kit.trainer.selection.greso import Greso
 from kit.trainer.selection.group import Group
 from kit.trainer.selection.memory import PassRates, is_flat, key_of
@@ -132,8 +129,6 @@ def test_what_is_in_the_batch_is_not_drawn_again() -> None:
     pool = Pool(rows, seed=0)
     assert [pool.draw(taken) for _ in range(3)] == [rows[3]] * 3
     assert pool.draw({key_of(row) for row in rows}) is None
-    assert pool.row(key_of(rows[2])) == rows[2]
-    assert pool.row("not there") is None
 
 
 # --- GRESO ------------------------------------------------------------------------------------------------------------
@@ -161,65 +156,6 @@ def test_exploration_falls_where_more_groups_are_flat_than_wanted() -> None:
     again = Greso(GresoConfig())
     again.load_state_dict(json.loads(json.dumps(greso.state_dict())))
     assert again.explore == greso.explore
-
-
-# --- curriculum -------------------------------------------------------------------------------------------------------
-
-
-def test_prompts_are_drawn_by_the_spread_of_their_rewards() -> None:
-    memory = PassRates()
-    for name, passes in (("never", 0), ("seldom", 1), ("half", 2), ("always", 4)):
-        memory.saw(name, [1.0] * passes + [0.0] * (4 - passes))
-    assert [weight(rate, 0.1) for rate in (0.0, 0.25, 0.5, 1.0, None)] == [0.1, 0.75, 1.0, 0.1, 1.0]
-    keys, config, rng = ["never", "seldom", "half", "always"], CurriculumConfig(floor=0.1), random.Random(0)
-    draws = [choose(memory, keys, 1, config, rng)[0] for _ in range(4000)]
-    for place, want in enumerate((0.1, 0.75, 1.0, 0.1)):
-        assert draws.count(place) / 4000 == pytest.approx(want / 1.95, abs=0.025)
-    assert choose(memory, keys, 4, config, rng) == [0, 1, 2, 3]
-
-
-# --- early abort ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("begun", "rate"), [(2, None), (4, None), (4, 0.9), (1, 0.3)])
-def test_the_probability_of_a_flat_group_is_the_integral_over_what_is_believed(begun: int, rate: float | None) -> None:
-    size, first, second = 8, 1.0, 1.0
-    if rate is not None:
-        first, second = 4 * rate + 0.5, 4 * (1 - rate) + 0.5
-    points = [(number + 0.5) / 200_000 for number in range(200_000)]
-    density = [q ** (first + begun - 1) * (1 - q) ** (second - 1) for q in points]
-    want = sum(d * q ** (size - begun) for d, q in zip(density, points, strict=True)) / sum(density)
-    assert probability_of_flat(begun, size, rate) == pytest.approx(want, rel=1e-3)
-    if rate is None:
-        assert probability_of_flat(begun, size) == pytest.approx((begun + 1) / (size + 1))
-
-
-def test_a_group_is_decided_by_equal_scores_and_what_is_known() -> None:
-    assert is_decided([1.0] * 4, 8, 5 / 9 - 1e-9, None, high=True)
-    assert not is_decided([1.0] * 4, 8, 5 / 9 + 1e-9, None, high=True)
-    assert is_decided([1.0] * 4, 8, 0.8, 1.0, high=True)
-    assert not is_decided([0.0] * 4, 8, 0.5, 1.0, high=False)  # it used to pass
-    assert is_decided([0.0] * 4, 8, 0.8, 0.0, high=False)
-    assert not is_decided([0.0, 0.0, 1.0], 8, 0.01, None, high=False)
-    assert not is_decided([1.0, NAN, 1.0], 8, 0.01, None, high=True)
-
-
-@pytest.mark.parametrize("name", ["group_zscore", "group_mean", "leave_one_out", "passk"])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
-def test_aborting_shortens_the_expected_step_of_a_prompt_and_does_not_turn_it(name: str, rate: float) -> None:
-    """Over all patterns of a reward of 0 and 1: d log p(pass) = 1/rate, d log p(fail) = -1/(1 - rate) by the pass rate."""
-    size, first = 6, 2
-    estimate = advantages.build(name)
-    expected = {"plain": 0.0, "aborting": 0.0}
-    for pattern in itertools.product((0.0, 1.0), repeat=size):
-        chance = math.prod(rate if passed else 1 - rate for passed in pattern)
-        slopes = torch.tensor([1 / rate if passed else -1 / (1 - rate) for passed in pattern])
-        batch = RewardBatch(torch.tensor(pattern), torch.zeros(size, dtype=torch.int64))
-        step = chance * float((estimate(batch) * slopes).sum())
-        expected["plain"] += step
-        if not is_decided(pattern[:first], size, 0.3, None, high=pattern[0] > 0.5):
-            expected["aborting"] += step
-    assert 0 < expected["aborting"] < expected["plain"]
 
 
 # --- put together -----------------------------------------------------------------------------------------------------
@@ -294,65 +230,15 @@ def test_exploration_is_adapted_once_prompts_come_back() -> None:
     assert chooser.greso.explore == {"easy": 0.6, "hard": 0.6}
 
 
-def test_the_curriculum_prefers_prompts_of_middling_difficulty() -> None:
-    world = World([0.0] * 30 + [0.5] * 30)
-    chooser = selector(world, size=8, curriculum={"candidates": 4, "floor": 0.05})
-    for start in range(0, 60, 10):
-        chooser.select(world.rows[start : start + 10], start, world.make)
-    found = [chooser.select(world.rows[:10], 60 + step, world.make) for step in range(10)]
-    share = statistics.mean(group.row["rate"] == 0.5 for each in found for group in each.groups)
-    assert share > 0.7
-
-
-def test_a_decided_group_is_left_unfinished() -> None:
-    world = World([1.0, 0.0, 1.0, 0.5, 0.5, 0.5])
-    found = selector(world, size=6, early_abort={"first": 3, "confidence": 0.5}).select(world.rows, 0, world.make)
-    (_, begun), (rest, further) = world.calls
-    assert (begun, further) == (3, 3)
-    assert found.aborted == 6 - len(rest) >= 3
-    assert not {"0", "1", "2"} & set(rest)
-    for group in found.groups:
-        assert group.made == (6 if group.row["prompt"] in rest else 3)
-        assert len(group.totals) == 6
-        assert all(
-            math.isnan(total) == (not ids) for total, ids in zip(group.totals, group.completion_ids, strict=True)
-        )
-    assert found.generated == 18 + 3 * len(rest)
-
-
-def test_pods_keeps_of_a_finished_group_its_spread_and_of_an_unfinished_one_its_beginning() -> None:
+def test_pods_keeps_the_spread_of_a_group_with_all_that_belongs_to_its_completions() -> None:
     world = World([])
     chooser = selector(world, size=6, pods={"keep": 2})
     row = {"prompt": "x", "rate": 0.5}
     kept = chooser._down_sampled(world.group(row, [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]))
     assert (kept.totals, kept.completion_ids, kept.extra["word"]) == ([1.0, 0.0], [[1], [0]], ["1.0", "0.0"])
-    kept = chooser._down_sampled(world.group(row, [1.0, 1.0, 1.0]).padded(6))
-    assert (kept.totals, kept.made) == ([1.0, 1.0], 2)
 
 
-def test_replayed_groups_take_the_places_of_flat_ones_within_their_limits() -> None:
-    world = World([0.0] * 8)
-    chooser = selector(world, replay={"capacity": 3, "max_age": 5, "share": 0.5, "uses": 1})
-    assert chooser.replay is not None
-    others = [{"prompt": f"useful {number}", "rate": 0.5} for number in range(5)]
-    for number, row in enumerate(others):
-        chooser.replay.keep(world.group(row, [0.0, 1.0, 0.0, 1.0]), [[-0.5]] * 4)
-        chooser.replay.kept[-1] = (chooser.replay.kept[-1][0].take(range(4)), 0)
-        assert len(chooser.replay.kept) == min(3, number + 1)
-    found = chooser.select(world.rows[:4], 3, world.make)
-    assert found.replayed == 2  # half of the batch
-    assert [group.row["prompt"] for group in found.groups] == ["useful 4", "useful 3", "2", "3"]
-    assert found.generated == 16, "what is replayed was not generated"
-    found = chooser.select(world.rows[4:8], 4, world.make)
-    assert [group.row["prompt"] for group in found.groups] == ["useful 2", "5", "6", "7"]
-    chooser.replay.keep(world.group(others[0], [0.0, 1.0, 0.0, 1.0]), [[-0.5]] * 4)
-    assert chooser.select(world.rows[:4], 6, world.make).replayed == 0, "older than max_age"
-
-
-EVERYTHING: dict[str, Any] = {
-    "dynamic_sampling": {"max_rounds": 3}, "greso": {}, "curriculum": {"candidates": 2}, "early_abort": {"first": 2},
-    "pods": {"keep": 3}, "replay": {"capacity": 5, "max_age": 30, "uses": 2},
-}  # fmt: skip
+EVERYTHING: dict[str, Any] = {"dynamic_sampling": {"max_rounds": 3}, "greso": {}, "pods": {"keep": 3}}
 
 
 def test_choosing_draws_nothing_from_the_random_numbers_of_the_run() -> None:
@@ -371,11 +257,7 @@ def test_the_choices_go_on_from_a_checkpoint_as_they_would_have() -> None:
         for step in range(first, last):
             world.draw = random.Random(step)  # the policy's own draws are the trainer's affair
             found = chooser.select(world.rows[2 * step : 2 * step + 5], step, world.make)
-            told.append([(group.row["prompt"], group.totals, group.old_logps) for group in found.groups])
-            assert chooser.replay is not None
-            for group in found.groups:
-                if not group.flat and group.old_logps is None and group.made == 3:
-                    chooser.replay.keep(group, [[-0.1 * step] for _ in range(3)])
+            told.append([(group.row["prompt"], group.totals) for group in found.groups])
         return told
 
     rates = [0.0, 0.2, 0.5, 0.9, 1.0] * 10
@@ -389,4 +271,3 @@ def test_the_choices_go_on_from_a_checkpoint_as_they_would_have() -> None:
     assert repr(steps(again, World(rates), 11, 20)) == repr(whole[11:])
     forgetful = selector(World(rates), **EVERYTHING)
     assert repr(steps(forgetful, World(rates), 11, 20)) != repr(whole[11:])
-    assert any(old for each in whole[11:] for _, _, old in each), "something was replayed"

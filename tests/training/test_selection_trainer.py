@@ -63,7 +63,6 @@ INERT: dict[str, Spec] = {
     "greso": {"greso": {}},
     "pods": {"pods": {"keep": 4}},
     "cppo": {"cppo": {"keep": 4}},
-    "replay": {"replay": {}},
 }
 
 
@@ -95,9 +94,8 @@ def test_a_method_with_nothing_to_choose_changes_nothing(
     assert rollouts == chosen_rollouts
     for key, value in weights.items():
         assert torch.equal(value, chosen_weights[key]), key
-    more = {"tokens/useful"} if name == "replay" else set()  # log-probabilities to keep take a scoring pass
     for line, chosen in zip(lines, chosen_lines, strict=True):
-        assert {key: chosen[key] for key in line if key not in more} == {k: v for k, v in line.items() if k not in more}
+        assert {key: chosen[key] for key in line} == line
         own = {key for key in chosen if key not in line}
         assert {key.partition("/")[0] for key in own} <= {"tokens", "groups", "selection"}
 
@@ -249,101 +247,9 @@ def test_what_reward_functions_log_follows_the_completions(new_trainer: NewTrain
     assert [list(each.completion_ids) for each in sink]
 
 
-# --- early abort ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("accumulation", "rows"), [(1, 6), (4, 8)])
-def test_unmade_completions_are_not_in_the_batch_or_have_no_token(
-    accumulation: int, rows: int, new_trainer: NewTrainer
-) -> None:
-    """Two prompts of which one is flat: of 4 completions 2 are made. 6 rows do not split into 4 parts, so that two blank
-    ones stay."""
-    extra = {**selection(early_abort={"first": 2, "confidence": 0.3}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10)}
-    trainer = new_trainer(
-        objective={"recipe": "dapo"}, extra=extra, unchecked=True,
-        per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation,
-    )  # fmt: skip
-    trainer.train_dataset = trainer.train_dataset.select([7, 0])
-    output = generated(trainer)
-    assert len(output["completion_ids"]) == rows
-    live = output["completion_mask"].any(dim=1)
-    assert int(live.sum()) == 6
-    assert output["num_items_in_batch"] == output["completion_mask"].sum()
-    learned = output["advantages"] != 0
-    assert int(learned.sum()) <= 4
-    if rows > 6:
-        whole = losses_and_gradients(trainer, [output], 1)
-        short = losses_and_gradients(trainer, [by_hand(output, live.nonzero()[:, 0].tolist(),
-                                                       output["advantages"][live].tolist())], 1)  # fmt: skip
-        trainer.args.steps_per_generation = 1
-        assert_gradients_close(whole[1], short[1])
-
-
-def test_a_decided_group_costs_its_beginning(new_trainer: NewTrainer) -> None:
-    extra = {**selection(early_abort={"first": 2, "confidence": 0.3}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10, 5)}
-    trainer = new_trainer(objective="dapo", extra=extra, unchecked=True, gradient_accumulation_steps=2)
-    counts: list[int] = []
-    original = trainer._generate_single_turn
-    trainer._generate_single_turn = lambda ids, *rest: counts.append(len(ids)) or original(ids, *rest)
-    train(trainer)
-    assert counts == [4]
-    assert log_of(trainer)["selection/aborted"] == 2
-
-
-# --- replay -----------------------------------------------------------------------------------------------------------
-
-
-def test_replayed_completions_keep_the_log_probabilities_they_were_made_with(new_trainer: NewTrainer) -> None:
-    """Two prompts a step; from the second step on all are flat, and one of the two is replaced by an earlier group."""
-    steps: list[int] = []
-
-    def late(completion_ids: list[list[int]], trainer_state: Any, **_: Any) -> list[float]:
-        steps.append(trainer_state.global_step)
-        rewards = _placed(completion_ids)
-        return rewards if trainer_state.global_step == 0 else [0.5] * len(rewards)
-
-    sink: list[Any] = []
-    extra = {**selection(replay={"share": 0.5}), "reward_funcs": late, "rollout_sinks": [sink.append]}
-    trainer = new_trainer(objective="grpo", extra=extra, gradient_accumulation_steps=2, max_steps=2)
-    batches: list[dict[str, Any]] = []
-    original = trainer._generate_and_score_completions
-
-    def keep(rows: Any) -> Any:
-        output = original(rows)
-        with torch.no_grad():
-            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-            width = output["completion_ids"].shape[1]
-            now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
-        batches.append({"now": now, **output})
-        return output
-
-    trainer._generate_and_score_completions = keep
-    train(trainer)
-    first, second = batches
-    assert "old_per_token_logps" not in first, "all of it is of the policy itself"
-    earlier = [[ids for ids, row in zip(sink[0].completion_ids, sink[0].rows, strict=True)
-                if row["prompt"] == prompt] for prompt in dict.fromkeys(row["prompt"] for row in sink[0].rows)]  # fmt: skip
-    assert sink[1].completion_ids[:4] == earlier[-1], "the newest useful group, in the place of the first flat one"
-    live = second["completion_mask"].bool()
-    old, then = second["old_per_token_logps"], first["now"][4:]
-    for row in range(4):
-        count = int(live[row].sum())
-        torch.testing.assert_close(old[row, :count], then[row, :count], rtol=0, atol=1e-5)
-        assert (old[row, :count] - second["now"][row, :count]).abs().max() > 1e-3, "the policy has moved"
-    torch.testing.assert_close(old[4:][live[4:]], second["now"][4:][live[4:]], rtol=0, atol=1e-5)
-    assert bool((second["advantages"][:4] != 0).any())
-    line = log_of(trainer, 1)
-    assert line["selection/replayed"] == 1
-    assert line["ratio/abs_log"] > 1e-3
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
-EVERYTHING: Spec = {
-    "dynamic_sampling": {"max_rounds": 3}, "greso": {"explore": 0.3}, "curriculum": {"candidates": 2},
-    "early_abort": {"first": 2, "confidence": 0.3}, "pods": {"keep": 3}, "replay": {"share": 1.0},
-}  # fmt: skip
+EVERYTHING: Spec = {"dynamic_sampling": {"max_rounds": 3}, "greso": {"explore": 0.3}, "pods": {"keep": 3}}
 
 
 @pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.survival), 2])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kit.config.sections.base import Section
 
@@ -33,25 +34,6 @@ class GresoConfig(Section):
     """Likewise for flat groups of low reward."""
 
 
-class CurriculumConfig(Section):
-    """Prompts of middling difficulty first (after arXiv 2504.03380): drawn with weight 4p(1-p), p the pass rate in memory."""
-
-    candidates: Annotated[int, Field(ge=2)] = 4
-    """Prompts looked at for each one that is rolled out: the sampler's own, and fresh ones."""
-    floor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Least weight of a prompt, so that every one is seen again."""
-
-
-class EarlyAbortConfig(Section):
-    """Early abort of decided groups: a group is begun with its first completions, and if these have one reward and the rest
-    is likely to follow, the rest is not made."""
-
-    first: Annotated[int, Field(ge=2)] = 4
-    """Completions with which a group is begun."""
-    confidence: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Least probability that the whole group is flat, given its beginning and the pass rate in memory."""
-
-
 class PodsConfig(Section):
     """Down-sampling of rollouts (PODS, arXiv 2504.13818): of the completions of a prompt those are trained on whose rewards
     have the largest variance; advantages are made of these alone."""
@@ -68,18 +50,12 @@ class CppoConfig(Section):
     """Completions of a prompt that are trained on."""
 
 
-class ReplayConfig(Section):
-    """Replay of useful groups (after RePO, arXiv 2506.09340): groups that are flat give way to earlier ones that were not,
-    corrected by the ratio to the policy that made them."""
-
-    capacity: Annotated[int, Field(ge=1)] = 64
-    """Groups kept."""
-    max_age: Annotated[int, Field(ge=1)] = 8
-    """Optimiser steps after which a group is dropped: the policy has moved too far."""
-    share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Largest part of a batch that is replayed."""
-    uses: Annotated[int, Field(ge=1)] = 1
-    """Times a group is replayed, at most."""
+REMOVED = {
+    "curriculum": ("prompts drawn by their pass rate", "greso"),
+    "early_abort": ("groups left unfinished once decided", "greso"),
+    "replay": ("earlier groups in the place of flat ones", "dynamic_sampling"),
+}
+"""Methods that went in 0.1.0: what they did, and the method that comes nearest. docs/selection.md says why, with figures."""
 
 
 class SelectionConfig(Section):
@@ -89,16 +65,25 @@ class SelectionConfig(Section):
     """Dynamic sampling (DAPO, arXiv 2503.14476): {max_rounds, token_budget}, or null."""
     greso: GresoConfig | None = None
     """Selective rollouts (GRESO, arXiv 2506.02177): {explore, step, easy_target, hard_target}, or null."""
-    curriculum: CurriculumConfig | None = None
-    """Prompts of middling difficulty first (after arXiv 2504.03380): {candidates, floor}, or null."""
-    early_abort: EarlyAbortConfig | None = None
-    """Groups that are decided early are not finished: {first, confidence}, or null."""
     pods: PodsConfig | None = None
     """Down-sampling by variance of reward (PODS, arXiv 2504.13818): {keep}, or null."""
     cppo: CppoConfig | None = None
     """Pruning by size of advantage (CPPO, arXiv 2503.22342): {keep}, or null."""
-    replay: ReplayConfig | None = None
-    """Replay of useful groups (after RePO, arXiv 2506.09340): {capacity, max_age, share, uses}, or null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, given: Any) -> Any:
+        """Saved runs spell out every key, so that `replay: null` is read and dropped; a method that is on is refused."""
+        if not isinstance(given, Mapping):
+            return given
+        for name, (what, nearest) in REMOVED.items():
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"{name} ({what}) was removed in 0.1.0: measured against plain GRPO it took as many generated tokens to "
+                    f"the same score. Take the key out, or set it to null; what comes nearest is {nearest}. The figures are "
+                    "in docs/selection.md"
+                )
+        return {key: value for key, value in given.items() if key not in REMOVED}
 
     @property
     def methods(self) -> list[str]:

@@ -47,8 +47,8 @@ class PassRates:
         self.low = math.inf
         self.high = -math.inf
 
-    def saw(self, key: str, rewards: Sequence[float], *, flat: bool | None = None) -> None:
-        """Takes in the total rewards of one group; nothing where none was scored. `flat`: if it is known better."""
+    def saw(self, key: str, rewards: Sequence[float]) -> None:
+        """Takes in the total rewards of one group; nothing where none was scored."""
         scored = [reward for reward in rewards if not math.isnan(reward)]
         if not scored:
             return
@@ -60,7 +60,7 @@ class PassRates:
         else:
             one.reward += LATEST * (mean - one.reward)
         one.groups += 1
-        one.flat = one.flat + 1 if (is_flat(rewards) if flat is None else flat) else 0
+        one.flat = one.flat + 1 if is_flat(rewards) else 0
 
     def rate(self, reward: float) -> float | None:
         """The place of a mean reward between the lowest and the highest so far, in [0, 1]; None while all are equal."""

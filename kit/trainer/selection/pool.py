@@ -14,13 +14,12 @@ from kit.trainer.selection.memory import key_of
 
 
 class Pool:
-    """The training rows, by number and by key. `rows`: a `datasets.Dataset` or a list."""
+    """The training rows. `rows`: a `datasets.Dataset` or a list."""
 
     def __init__(self, rows: Any, seed: int) -> None:
         self.rows, self.seed = rows, seed
         self.passed = 0  # rows drawn so far
         self._order: tuple[int, list[int]] | None = None  # of an epoch
-        self._numbers: dict[str, int] | None = None
 
     def draw(self, taken: Collection[str]) -> dict[str, Any] | None:
         """The next row whose key is not among `taken`; None when no row has another."""
@@ -31,13 +30,6 @@ class Pool:
             if key_of(row) not in taken:
                 return row
         return None
-
-    def row(self, key: str) -> dict[str, Any] | None:
-        """The row of that key; None where the data has none."""
-        if self._numbers is None:
-            self._numbers = {key_of(self.rows[number]): number for number in range(len(self.rows))}
-        number = self._numbers.get(key)
-        return None if number is None else self.rows[number]
 
     def _of(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:

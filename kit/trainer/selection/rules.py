@@ -14,7 +14,7 @@ from kit.models.memory import micro_batch_size
 if TYPE_CHECKING:
     from kit.objective import Objective
 
-BY_FLATNESS = ("dynamic_sampling", "greso", "curriculum", "early_abort", "replay")
+BY_FLATNESS = ("dynamic_sampling", "greso")
 """Methods for which a group whose rewards are all equal teaches nothing."""
 SEES_MORE = {
     "greedy_rewards": "compares with a greedy completion",
@@ -38,7 +38,6 @@ def check_selection(config: RunConfig, objective: Objective, *, processes: int =
             size=generation.num_generations,
             rows=optimisation.batch_size,
             parts=max(1, optimisation.batch_size // (micro * processes)),
-            engine=f"vllm {generation.vllm.mode}" if generation.engine == "vllm" else "hf",
             turns=bool(generation.tools or generation.environment or generation.rollout),
             processes=processes,
             images=images,
@@ -56,9 +55,6 @@ def check_trainer(trainer: Any, selection: SelectionConfig) -> None:
     args = trainer.args
     if trainer.objective is None:
         raise ConfigError("selection needs an objective: pass one, e.g. objective='grpo', or take the methods out.")
-    engine = "hf"
-    if trainer.use_vllm:
-        engine = f"vllm {args.vllm_mode}"
     obstacle = next(
         obstacles(
             selection,
@@ -66,7 +62,6 @@ def check_trainer(trainer: Any, selection: SelectionConfig) -> None:
             size=trainer.num_generations,
             rows=args.per_device_train_batch_size * args.steps_per_generation,
             parts=args.steps_per_generation,
-            engine=engine,
             turns=bool(trainer.tools or trainer.environment_factories or trainer.rollout_func),
             processes=trainer.accelerator.num_processes,
             images=trainer._is_vlm,
@@ -86,7 +81,6 @@ def obstacles(
     size: int,
     rows: int,
     parts: int,
-    engine: str,
     turns: bool,
     processes: int,
     images: bool,
@@ -113,21 +107,10 @@ def obstacles(
         yield f"{first} with pictures is not made in this version. Set data.image_column: none, or {_null(on)}."
     yield from _of_sizes(selection, size, rows, parts)
     yield from _of_objective(selection, objective, on)
-    if selection.early_abort and engine == "vllm server":
-        yield (
-            "selection.early_abort with generation.vllm.mode: server: the server groups its requests by whole groups. Set "
-            "generation.vllm.mode: colocate, or selection.early_abort: null."
-        )
-    if selection.replay and engine != "hf":
-        yield (
-            "selection.replay with generation.engine: vllm: the engine's probabilities differ from the policy's, and the two "
-            "corrections are not tried together. Set generation.engine: hf, or selection.replay: null."
-        )
 
 
 def _of_sizes(selection: SelectionConfig, size: int, rows: int, parts: int) -> Iterator[str]:
-    pods, cppo, early = selection.pods, selection.cppo, selection.early_abort
-    for name, section in (("pods", pods), ("cppo", cppo)):
+    for name, section in (("pods", selection.pods), ("cppo", selection.cppo)):
         if section is None:
             continue
         if section.keep > size:
@@ -144,18 +127,8 @@ def _of_sizes(selection: SelectionConfig, size: int, rows: int, parts: int) -> I
                 f"{parts} equal micro-batches. Set it to {' or '.join(map(str, fitting))}, or optimisation.micro_batch_size "
                 "to another number."
             )
-    if pods and cppo:
+    if selection.pods and selection.cppo:
         yield "selection.pods and selection.cppo both choose among the completions of a prompt. Set one of them to null."
-    if cppo and selection.replay:
-        yield (
-            "selection.replay with selection.cppo: an earlier group would be pruned again by other advantages. Set one of "
-            "them to null, or use selection.pods."
-        )
-    if early and early.first >= size:
-        yield (
-            f"selection.early_abort.first: {early.first} is the whole group (generation.num_generations: {size}), so nothing "
-            f"could be left out. Set it to at most {size - 1}."
-        )
 
 
 def _of_objective(selection: SelectionConfig, objective: Objective, on: Collection[str]) -> Iterator[str]:
@@ -171,11 +144,6 @@ def _of_objective(selection: SelectionConfig, objective: Objective, on: Collecti
         yield (
             f"selection.{next(iter(on))} with {objective.advantage.title}: greedy completions are not made beside chosen "
             f"ones. Set {_null(on)}, or another advantage, e.g. leave_one_out."
-        )
-    if selection.replay and objective.clip.on_policy:
-        yield (
-            f"selection.replay trains on completions of earlier policies, and {objective.clip.title} has no ratio that would "
-            "correct for it. Choose a clip with a ratio, e.g. ppo_clip, or set selection.replay: null."
         )
 
 

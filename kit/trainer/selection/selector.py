@@ -1,7 +1,6 @@
 """The methods put together: from the prompts of a batch to the groups that are trained on.
 
-    prompts of the sampler -> curriculum -> GRESO -> rollout (early abort) -> dynamic sampling: flat ones again, fresh
-        -> PODS within each group -> replay in the places of what is still flat
+    prompts of the sampler -> GRESO -> rollout -> dynamic sampling: flat ones again, fresh -> PODS within each group
 
 Every random choice is drawn from the run's seed and the step, and nothing from torch's generators: a run goes on from its
 checkpoint as it would have.
@@ -15,14 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.config.sections.selection import SelectionConfig
-from kit.trainer.selection.curriculum import choose
-from kit.trainer.selection.early_abort import is_decided
 from kit.trainer.selection.greso import Greso
 from kit.trainer.selection.group import Group
 from kit.trainer.selection.memory import PassRates, key_of
 from kit.trainer.selection.pods import max_variance
 from kit.trainer.selection.pool import Pool
-from kit.trainer.selection.replay import Replay
 
 Row = dict[str, Any]
 Make = Callable[[Sequence[Row], int], list[Group]]
@@ -38,8 +34,6 @@ class Selected:
     rounds: int = 0
     skipped: int = 0  # prompts that GRESO passed over
     known: int = 0  # prompts that GRESO had to decide about: they had been rolled out before
-    aborted: int = 0  # groups that were not finished
-    replayed: int = 0
 
     @property
     def generated(self) -> int:
@@ -54,7 +48,6 @@ class Selector:
         self.config, self.size, self.seed = config, size, seed
         self.memory, self.pool = PassRates(), Pool(rows, seed)
         self.greso = Greso(config.greso) if config.greso else None
-        self.replay = Replay(config.replay) if config.replay else None
 
     @property
     def group_size(self) -> int:
@@ -65,31 +58,17 @@ class Selector:
         """The groups of a batch whose prompts would be `rows`, at that optimiser step."""
         rng = random.Random(f"selection {self.seed} {step}")
         found = Selected()
-        seen: set[str] = set()
-        slots = self._roll_out(self._choose(rows, seen, rng, found), make, found)
+        seen = {key_of(row) for row in rows}
+        slots = self._roll_out([self._kept_or_fresh(row, seen, rng, found) for row in rows], make, found)
         if self.config.dynamic_sampling:
             self._fill(slots, seen, rng, make, found)
         if self.greso and found.known:
             flat = [self.memory.rate(_mean(group)) for group in found.made if group.flat]
             self.greso.adapt(flat, len(found.made))
-        slots = [self._down_sampled(group.padded(self.size)) for group in slots]
-        if self.replay:
-            self._replay(slots, step, found)
-        found.groups = slots
+        found.groups = [self._down_sampled(group) for group in slots]
         return found
 
     # --- before generation --------------------------------------------------------------------------------------------
-
-    def _choose(self, rows: Sequence[Row], seen: set[str], rng: random.Random, found: Selected) -> list[Row]:
-        """As many prompts as `rows`, chosen from these and fresh ones; notes the keys in `seen`."""
-        count, config = len(rows), self.config.curriculum
-        if config:
-            known = {key_of(row) for row in rows}
-            candidates = [*rows, *self._fresh(count * (config.candidates - 1), known)]
-            places = choose(self.memory, [key_of(row) for row in candidates], count, config, rng)
-            rows = [candidates[place] for place in places]
-        seen.update(map(key_of, rows))
-        return [self._kept_or_fresh(row, seen, rng, found) for row in rows]
 
     def _kept_or_fresh(self, row: Row, seen: set[str], rng: random.Random, found: Selected) -> Row:
         """The row, or the first fresh one that GRESO does not pass over; the row where the data has no other."""
@@ -118,37 +97,13 @@ class Selector:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     def _roll_out(self, rows: Sequence[Row], make: Make, found: Selected) -> list[Group]:
-        """One round: a group of each row, some of them unfinished; the memory sees all."""
-        config = self.config.early_abort
-        if config is None:
-            groups = make(rows, self.size)
-        else:
-            groups = make(rows, config.first)
-            for group in groups:
-                self._widen(group)
-            rest = [place for place, group in enumerate(groups) if not self._decided(group)]
-            more = make([groups[place].row for place in rest], self.size - config.first) if rest else []
-            for place, further in zip(rest, more, strict=True):
-                groups[place] = groups[place].joined(further)
-            found.aborted += len(groups) - len(rest)
+        """One round: a group of each row; the memory sees all."""
+        groups = make(rows, self.size)
         for group in groups:
             self.memory.saw(group.key, group.totals)
         found.made += groups
         found.rounds += 1
         return groups
-
-    def _widen(self, group: Group) -> None:
-        """The range of rewards, before anything of this round is remembered: is a common reward high or low?"""
-        scored = [total for total in group.totals if total == total]
-        if scored:
-            self.memory.low, self.memory.high = min(self.memory.low, *scored), max(self.memory.high, *scored)
-
-    def _decided(self, group: Group) -> bool:
-        assert self.config.early_abort is not None
-        place = self.memory.rate(group.totals[0])
-        known = self.memory.pass_rate(group.key)
-        high = place is not None and place >= 0.5
-        return is_decided(group.totals, self.size, self.config.early_abort.confidence, known, high)
 
     def _fill(self, slots: list[Group], seen: set[str], rng: random.Random, make: Make, found: Selected) -> None:
         """DAPO: rolls out fresh prompts in the place of flat groups, until none is left or a limit is reached."""
@@ -174,22 +129,12 @@ class Selector:
             return group
         return group.take(max_variance(group.totals, self.config.pods.keep))
 
-    def _replay(self, slots: list[Group], step: int, found: Selected) -> None:
-        assert self.replay is not None
-        flat = [place for place, group in enumerate(slots) if group.flat]
-        room = min(len(flat), int(self.replay.config.share * len(slots)))
-        earlier = self.replay.draw(room, step, {group.key for group in slots})
-        for place, group in zip(flat, earlier, strict=False):
-            slots[place] = group
-        found.replayed = len(earlier)
-
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, exact in JSON."""
         state = {"memory": self.memory.state_dict(), "pool": self.pool.state_dict()}
-        state |= {"greso": self.greso.state_dict()} if self.greso else {}
-        return state | ({"replay": self.replay.state_dict()} if self.replay else {})
+        return state | ({"greso": self.greso.state_dict()} if self.greso else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a method that was off before there is nothing to load."""
@@ -197,8 +142,6 @@ class Selector:
         self.pool.load_state_dict(state["pool"])
         if self.greso and "greso" in state:
             self.greso.load_state_dict(state["greso"])
-        if self.replay and "replay" in state:
-            self.replay.load_state_dict(state["replay"], self.pool)
 
 
 def _mean(group: Group) -> float:

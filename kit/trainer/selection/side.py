@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from kit.errors import EngineError
-from kit.scoring.hidden_states import ScoringPass
 from kit.trainer.greedy import aside
 from kit.trainer.rollout import trained_tokens
 from kit.trainer.selection.cppo import largest_advantages
@@ -34,8 +33,6 @@ class Handed:
     completion_ids: list[list[int]]
     components: torch.Tensor  # (N, K)
     extra: dict[str, list[Any]]
-    replayed: list[list[float] | None]  # log-probabilities of the policy that made them, of earlier completions
-    absent: list[bool]  # completions that were never made
 
 
 class SelectionSide(_Trainer):  # type: ignore[misc]
@@ -48,7 +45,6 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
     _handed: Handed | None = None
     _making = False
     _seen_metrics: dict[str, list[float]]
-    _passes: list[ScoringPass] | None
 
     def _make_selector(self) -> None:
         """For the methods that are on. Raises `ConfigError` for what they cannot do with this trainer."""
@@ -68,14 +64,13 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
         rows, size = inputs[:: self.num_generations], self.selector.group_size
         self._seen_metrics = {}
         found = self._selected([dict(row) for row in rows])
-        handed = _handed(found.groups, self._pad_id(), self.accelerator.device)
+        handed = _handed(found.groups, self.accelerator.device)
         self._count_discarded(found)
         repeated = [dict(group.row) for group in found.groups for _ in range(size)]
         with self._handing(handed, found.groups, size):
             output = super()._generate_and_score_completions(repeated)
-        if self.selector.replay is not None:
-            self._keep_for_replay(output, found, handed)
-        output = self._without_rest(output, handed, size)
+        if self.selection.cppo:
+            output = self._pruned(output, size)
         self._count(output, found)
         return output
 
@@ -123,7 +118,6 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
                     totals=totals[one],
                     extra={name: list(values[one]) for name, values in extra.items()},
                     sampler_logps=None if logps is None else [list(values) for values in logps[one]],
-                    step=self.state.global_step,
                 )
             )
         return groups
@@ -160,72 +154,12 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
         self._note_scores(rewards, completions, completion_ids_list)
         return rewards
 
-    def _pad_id(self) -> int:
-        """Stands for a completion that was never made: TRL needs a token in each."""
-        return int(self._tokenizer.pad_token_id)
-
     # --- after scoring ------------------------------------------------------------------------------------------------
 
-    def _keep_for_replay(self, output: dict[str, Any], found: Selected, handed: Handed) -> None:
-        """Log-probabilities of the policy that made each completion: kept with the useful groups of this step, and put in
-        the place of today's for those of earlier steps."""
-        assert self.selector is not None
-        assert self.selector.replay is not None
-        fresh = [
-            not group.flat and group.old_logps is None and group.made == len(group.totals) for group in found.groups
-        ]
-        if not any(fresh) and not found.replayed:
-            return
-        mask, now = output["completion_mask"], output.get("old_per_token_logps")
-        if now is None:
-            now = self._policy_logps(output)
-        size = len(handed.completion_ids) // len(found.groups)
-        for number, group in enumerate(found.groups):
-            if fresh[number]:
-                ids = group.completion_ids
-                rows = [now[number * size + place, : len(ids[place])].tolist() for place in range(size)]
-                self.selector.replay.keep(group, rows)
-        if found.replayed:
-            old = now.clone()
-            for row, logps in enumerate(handed.replayed):
-                if logps is not None:
-                    old[row, : len(logps)] = old.new_tensor(logps)
-            output["old_per_token_logps"] = old * mask
-
-    def _policy_logps(self, output: Mapping[str, Any]) -> torch.Tensor:
-        """(N, T) nats, by the policy as it is."""
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
-        self._passes = []  # a scoring pass of the rollout: smaller parts after running out of memory
-        try:
-            with torch.no_grad():
-                logps: torch.Tensor = self._get_per_token_logps_and_entropies(
-                    self.model, ids, mask, width, batch_size=size
-                )[0]
-        finally:
-            self._passes = None
-        return logps
-
-    def _without_rest(self, output: dict[str, Any], handed: Handed, size: int) -> dict[str, Any]:
-        """The batch without what is not trained on: pruned completions (CPPO), and those that were never made, as far as the
-        rest divides into micro-batches; the others get an empty mask."""
-        rows = torch.arange(len(handed.absent))
-        if self.selection.cppo:
-            rows = largest_advantages(output["advantages"].cpu(), size, self.selection.cppo.keep)
-        absent = [row for row in rows.tolist() if handed.absent[row]]
-        spare = len(absent)
-        while spare and (len(rows) - spare) % self.args.steps_per_generation:
-            spare -= 1
-        gone = set(absent[len(absent) - spare :])
-        kept = [row for row in rows.tolist() if row not in gone]
-        blank = [place for place, row in enumerate(kept) if handed.absent[row]]
-        if len(kept) == len(handed.absent) and not blank:
-            return output
-        output = take_rows(output, torch.tensor(kept, device=output["completion_ids"].device))
-        if blank:
-            output["completion_mask"] = output["completion_mask"].clone()
-            output["completion_mask"][blank] = 0
+    def _pruned(self, output: dict[str, Any], size: int) -> dict[str, Any]:
+        """CPPO: the batch without the completions that are not trained on."""
+        rows = largest_advantages(output["advantages"].cpu(), size, self.selection.cppo.keep)
+        output = take_rows(output, rows.to(output["completion_ids"].device))
         output["num_items_in_batch"] = trained_tokens(output).sum().to(output["num_items_in_batch"])
         return output
 
@@ -233,8 +167,7 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
 
     def _count_discarded(self, found: Selected) -> None:
         """Tokens that no batch holds were seen all the same. TRL counts those that it is handed."""
-        handed = [group for group in found.groups if group.old_logps is None]
-        self.state.num_input_tokens_seen += _seen(found.made) - _seen(handed)
+        self.state.num_input_tokens_seen += _seen(found.made) - _seen(found.groups)
 
     def _count(self, output: Mapping[str, Any], found: Selected) -> None:
         metrics = self._metrics["train"]
@@ -244,11 +177,10 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
         scored = [total for group in found.made for total in group.totals if total == total]
         if scored:
             metrics["selection/reward"].append(sum(scored) / len(scored))
-        told = {"greso": ("skipped", found.skipped), "early_abort": ("aborted", found.aborted)}
-        told |= {"replay": ("replayed", found.replayed), "dynamic_sampling": ("rounds", found.rounds)}
-        for name, (word, count) in told.items():
-            if getattr(self.selection, name) is not None:
-                metrics[f"selection/{word}"].append(float(count))
+        if self.selection.greso:
+            metrics["selection/skipped"].append(float(found.skipped))
+        if self.selection.dynamic_sampling:
+            metrics["selection/rounds"].append(float(found.rounds))
 
     def _count_plain(self, output: Mapping[str, Any]) -> None:
         scored = self._scored
@@ -272,23 +204,18 @@ class SelectionSide(_Trainer):  # type: ignore[misc]
 
 def _seen(groups: Sequence[Group]) -> int:
     """Prompt and completion tokens."""
-    return sum(len(group.prompt_ids) * group.made + group.tokens for group in groups)
+    return sum(len(group.prompt_ids) * len(group.completion_ids) + group.tokens for group in groups)
 
 
-def _handed(groups: Sequence[Group], pad: int, device: torch.device) -> Handed:
+def _handed(groups: Sequence[Group], device: torch.device) -> Handed:
     names = dict.fromkeys(name for group in groups for name in group.extra)
-    old: list[list[float] | None] = []
-    for group in groups:
-        old += group.old_logps if group.old_logps is not None else [None] * len(group.totals)
     return Handed(
-        completion_ids=[list(ids) or [pad] for group in groups for ids in group.completion_ids],
+        completion_ids=[list(ids) for group in groups for ids in group.completion_ids],
         components=torch.tensor([row for group in groups for row in group.components], device=device),
         extra={
             name: [value for group in groups for value in group.extra.get(name, [None] * len(group.totals))]
             for name in names
         },
-        replayed=old,
-        absent=[not ids for group in groups for ids in group.completion_ids],
     )
 
 
