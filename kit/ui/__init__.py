@@ -1,10 +1,10 @@
 """The web page: Gradio screens over run directories. No torch here; what is heavy is done by child processes.
 
-server.py    options, what is refused, uvicorn         page.py      the screens, put together
-security.py  every request passes here first           files.py     reports and exports, the only files served
-guard.py     what a configuration of the page may say  draft.py     preset + changes -> config, YAML, command
-bench.py     a warm child for rows, rewards and plans  jobs.py      long children: signal check, generation
-live.py      polling files, unchanged ones skipped     markup.py    HTML pieces, escaped
-form.py      the form, made from the schema            theme.py     colours, fonts, style sheet
-screens: home.py, new_run.py and its steps (step_model.py, step_data.py, step_lab.py, step_plan.py)
+server.py     the page mounted behind the gate, and the files that are served      settings.py  what it is started with
+security.py   the gate: every request passes here first                            guard.py     what a configuration may say
+page.py       the screens put together, and their look                             markup.py    pieces of HTML, escaped
+site.py       what screens share: runs, polling, the run that an address names     children.py  child processes
+draft.py      preset + changes -> config, YAML, command; the form made from the schema
+The screens: home.py, new_run.py (steps.py, lab.py), run.py (run_view.py, explorer.py, completions.py), compare.py, chat.py,
+export.py. curves.py and chart_view.py draw.
 """

@@ -21,9 +21,8 @@ import gradio as gr
 
 from kit.errors import ConfigError
 from kit.ui import markup as m
-from kit.ui.draft import Draft, lookup
-from kit.ui.form import Key, changed, keys, shown
-from kit.ui.live import said
+from kit.ui.draft import Draft, Key, changed, keys, lookup, shown
+from kit.ui.site import said
 
 MOST = 20
 """Edits that are on their way at once, at most: the oldest are left out."""

@@ -7,8 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kit.ui import edits
-from kit.ui.draft import Draft
-from kit.ui.form import Fields
+from kit.ui.draft import Draft, Fields
 from kit.ui.site import Site
 
 

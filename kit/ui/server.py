@@ -1,4 +1,4 @@
-"""The server: options checked, the page mounted behind the gate, uvicorn. Nothing is sent to anybody."""
+"""The server: options checked, the page mounted behind the gate, the files that it serves. Nothing is sent to anybody."""
 
 from __future__ import annotations
 
@@ -9,10 +9,63 @@ import threading
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, EnvironmentUnsupported
+from kit.runs.store import RUN_ID, RunStore
 from kit.ui.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+REPORT = "report.html"
+
+
+def servable(root: Path, run_id: str, name: str) -> Path | None:
+    """The file that may be sent, or None: below the run's own `export`, or its report; links that lead out are none."""
+    if not RUN_ID.fullmatch(run_id) or "\0" in name:
+        return None
+    run = RunStore(root).root / run_id
+    inside = run if name == REPORT else run / "export"
+    wanted = run / name
+    try:
+        # The run itself must be a folder of the root, and no link to elsewhere either.
+        base = root.resolve(strict=True) / run_id
+        path = wanted.resolve(strict=True)
+        allowed = base / REPORT if name == REPORT else base / "export"
+        if run.is_symlink() or inside.is_symlink():
+            return None
+        fine = path == allowed if name == REPORT else path.is_relative_to(allowed) and path != allowed
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return path if fine and path.is_file() else None
+
+
+def add_files(app: FastAPI, root: Path) -> None:
+    """Adds the routes of files, and one that says that the server is up."""
+    from fastapi import HTTPException
+    from fastapi.responses import FileResponse, PlainTextResponse
+
+    def sent(run_id: str, name: str) -> Path:
+        path = servable(root, run_id, name)
+        if path is None:
+            raise HTTPException(404, "There is no such file.")
+        return path
+
+    @app.get("/health")
+    def health() -> Any:
+        return PlainTextResponse("ok")
+
+    @app.get("/runs/{run_id}/report.html")
+    def report(run_id: str) -> Any:
+        return FileResponse(sent(run_id, REPORT), media_type="text/html", headers={"cache-control": "no-store"})
+
+    @app.get("/runs/{run_id}/export/{name:path}")
+    def export(run_id: str, name: str) -> Any:
+        path = sent(run_id, f"export/{name}")
+        return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+
 
 OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_MCP_SERVER": "False", "GRADIO_SSR_MODE": "False"}
 
@@ -73,11 +126,9 @@ def make_app(settings: Settings) -> Any:
     from fastapi import FastAPI
     from starlette.routing import Mount
 
-    from kit.ui.files import add_files
-    from kit.ui.page import build
+    from kit.ui.page import build, head, style, theme
     from kit.ui.security import Gate
     from kit.ui.site import Site
-    from kit.ui.theme import head, style, theme
 
     site = Site(settings)
 

@@ -1,16 +1,20 @@
-"""What all screens share: options, runs, the warm children, and the run that an address names."""
+"""What all screens share: options, runs, the children, the run that an address names, polling, numbers in boxes."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from kit.errors import RunError
+from kit.errors import ConfigError, RunError
+from kit.runs.child import is_user_error
 from kit.runs.store import RUN_ID, RunDir, RunStore
-from kit.ui.bench import Benches
-from kit.ui.jobs import Jobs
+from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 
 RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
@@ -73,3 +77,72 @@ def to_address(screen: str) -> str:
 def address(screen: str, run_id: str | None = None) -> str:
     """`/run?run=<id>`."""
     return f"/{screen}" + (f"?run={run_id}" if run_id is not None else "")
+
+
+POLL_SECONDS = 2.0
+
+
+def stamp(paths: Iterable[Path], extra: object = None) -> str:
+    """A text that changes when one of the files does: time and size of each, or its absence."""
+    parts = [repr(extra)]
+    for path in paths:
+        try:
+            found = os.stat(path)
+            parts.append(f"{found.st_mtime_ns}:{found.st_size}")
+        except OSError:
+            parts.append("-")
+    return "|".join(parts)
+
+
+def unless_unchanged(now: str, seen: Any, make: Callable[[], tuple[Any, ...]], outputs: int) -> list[Any]:
+    """`[now, *make()]`, or as many `gr.skip()` where the browser has shown this already.
+
+    `seen` comes from the browser and is compared, nothing else; `outputs` is how many values `make` gives.
+    """
+    if seen == now:
+        return [gr.skip()] * (outputs + 1)
+    return [now, *make()]
+
+
+def poll(
+    tick: Callable[..., Any], inputs: list[Any], outputs: list[Any], *, seconds: float = POLL_SECONDS
+) -> tuple[gr.Timer, Any]:
+    """A timer that calls `tick` outside the queue. Returns the timer and the event."""
+    timer = gr.Timer(seconds)
+    event = timer.tick(tick, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private")
+    return timer, event
+
+
+def said(work: Callable[[], Any], otherwise: Callable[[str], Any]) -> Any:
+    """What `work` gives; for a user's mistake what `otherwise` makes of the message. No traceback reaches a page."""
+    try:
+        return work()
+    except Exception as problem:
+        if not is_user_error(problem):
+            raise
+        return otherwise(str(problem))
+
+
+def number_of(value: Any, label: str, low: float, high: float, kind: str = "a number") -> float | None:
+    """The number of a box between `low` and `high`; None where it was left empty. Raises `ConfigError`."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        found = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not low <= found <= high:
+        raise ConfigError(
+            f"{label}: '{str(value)[:40]}' was given; expected {kind} from {low:,.10g} to {high:,.10g}, or nothing."
+        )
+    return found
+
+
+def whole_of(value: Any, label: str, low: int, high: int) -> int | None:
+    """The same for numbers without a fraction."""
+    found = number_of(value, label, low, high, "a whole number")
+    if found is not None and not found.is_integer():
+        raise ConfigError(
+            f"{label}: '{str(value)[:40]}' was given; expected a whole number from {low:,} to {high:,}, or nothing."
+        )
+    return None if found is None else int(found)

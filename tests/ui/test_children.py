@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import DataError, RunError
-from kit.ui import bench
-from kit.ui.bench import Bench
-from kit.ui.jobs import MOST_RUNNING, Job, Jobs
+from kit.ui import children
+from kit.ui.children import MOST_RUNNING, Bench, Job, Jobs
 
 ANSWERS = """
 import json, sys, time, os
@@ -54,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "answers.py").write_text(ANSWERS)
     (tmp_path / "work.py").write_text(WORK)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "MODULE", "answers")
+    monkeypatch.setattr(children, "MODULE", "answers")
     return tmp_path
 
 

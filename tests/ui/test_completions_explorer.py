@@ -9,10 +9,9 @@ import pytest
 from made_runs import batch, make
 
 import kit.ui.completions as data
-from kit.ui import completions_view as view
-from kit.ui import run_completions as tab
+from kit.ui import explorer as tab
 from kit.ui.completions import Batches, key_of
-from kit.ui.run_completions import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Wish
+from kit.ui.explorer import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Wish
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -65,8 +64,8 @@ def test_alike_completions_are_told_once(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 21, ["5 - 1 ="], text="the same")
     found = explorer.batches.groups(run, run.completions / "step-00021.parquet")[0]
-    assert [len(each) for each in view.alike(found.rows)] == [1, 3]  # one was cut
-    assert "3 alike" in view.group(found)
+    assert [len(each) for each in tab.alike(found.rows)] == [1, 3]  # one was cut
+    assert "3 alike" in tab.show_group(found)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_a_list_of_all_steps_loses_nothing_at_its_bound(explorer: Explorer, monk
 
 
 def test_a_step_that_alone_has_too_many_is_said_to_be_cut(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (data, view):
+    for name in (data, tab):
         monkeypatch.setattr(name, "MOST_FOUND", 6)
     run = explorer.site.run("one")
     rows, scan = explorer.batches.search(run, lambda row: True)

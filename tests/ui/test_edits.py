@@ -11,9 +11,8 @@ import gradio as gr
 import pytest
 
 from kit.errors import ConfigError
-from kit.ui import edits, run_actions
-from kit.ui.draft import Draft
-from kit.ui.form import Fields, Key, keys
+from kit.ui import edits, run
+from kit.ui.draft import Draft, Fields, Key, keys
 from kit.ui.new_run import _bring_back, _from_preset, _put_aside, _shown
 from kit.ui.settings import Settings
 from kit.ui.site import Site
@@ -137,10 +136,10 @@ def test_what_no_page_puts_aside_is_not_brought_back(forged: Any) -> None:
 
 def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.api.launch
-    from kit.ui import bench
-    from kit.ui.step_plan import launch
+    from kit.ui import children
+    from kit.ui.steps import launch
 
-    monkeypatch.setattr(bench.Benches, "ask", lambda self, *given, **named: [])
+    monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: [])
     monkeypatch.setattr(kit.api.launch, "start", lambda config: SimpleNamespace(id=config.run.id))
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
@@ -161,14 +160,14 @@ def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.M
     site.store.create("plain").write_status("stopped")
     site.store.create("changed").write_status("stopped", refused="data.json: sha256 differs")
     for name in ("plain", "changed"):
-        assert f"{name} starts again from the beginning" in run_actions.go_on(site, name, True)
+        assert f"{name} starts again from the beginning" in run.go_on(site, name, True)
     site.store.open("changed").write_json("checkpoint-3/trainer_state.json", {})
-    assert "changed goes on from its last whole checkpoint, checkpoint-3." in run_actions.go_on(site, "changed", "yes")
+    assert "changed goes on from its last whole checkpoint, checkpoint-3." in run.go_on(site, "changed", "yes")
     assert forced == [False, True, False]
 
 
 def test_the_confirmation_names_its_run() -> None:
-    group, words, asked = run_actions.confirmation("one")
+    group, words, asked = run.confirmation("one")
     assert (group.visible, asked) == (True, "one")
     assert "Stop one now?" in words
-    assert run_actions.confirmation("../x")[2] == ""
+    assert run.confirmation("../x")[2] == ""

@@ -17,7 +17,7 @@ from exporting_runs import make_run
 sys.path.append(str(Path(__file__).parents[1] / "exporting"))
 from test_hub import REPO, TOKEN, FakeHub
 
-from kit.ui.export_screen import Screen
+from kit.ui.export import Screen
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from kit.config import RunConfig, Section, load_config, preset_names
 from kit.errors import ConfigError
-from kit.ui.draft import Draft, lookup
-from kit.ui.form import HIDDEN, Fields, Key, changed, component, keys, read, shown
+from kit.ui.draft import HIDDEN, Draft, Fields, Key, changed, component, keys, lookup, read, shown
 
 KEYS = {key.name: key for key in keys()}
 
@@ -121,6 +120,6 @@ def test_names_are_chosen_from_what_is_registered() -> None:
 
 
 def test_a_long_key_breaks_after_its_dots_only() -> None:
-    from kit.ui.step_settings import breakable
+    from kit.ui.steps import breakable
 
     assert breakable("generation.max_completion_tokens").split("\u200b") == ["generation.", "max_completion_tokens"]

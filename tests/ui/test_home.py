@@ -12,7 +12,7 @@ from made_runs import make
 from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import home
-from kit.ui.machine import strip
+from kit.ui.home import strip
 from kit.ui.settings import Settings
 from kit.ui.site import Site, address, is_id
 

@@ -12,7 +12,7 @@ import pytest
 from kit.errors import DataError
 from kit.ui import lab_view
 from kit.ui import markup as m
-from kit.ui.live import said, stamp, unless_unchanged
+from kit.ui.site import said, stamp, unless_unchanged
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"' style=x {0}"
 
@@ -169,7 +169,7 @@ def test_the_buttons_of_a_signal_check_set_sliders_and_settings() -> None:
     from types import SimpleNamespace
 
     from kit.ui.edits import latest
-    from kit.ui.step_lab import made
+    from kit.ui.lab import made
 
     screen: Any = SimpleNamespace(read=latest)
     sliders = ["--prompts", "--k"]

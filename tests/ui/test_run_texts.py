@@ -15,19 +15,11 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.formats import FORMATS
 from kit.runs.store import RunDir
-from kit.ui import (
-    chat_pool,
-    chat_screen,
-    chat_view,
-    export_screen,
-    export_view,
-    run_actions,
-    run_files,
-    run_head,
-)
+from kit.ui import chat, export, run_view
+from kit.ui import run as run_page
 from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
-from kit.ui.run_screen import View
+from kit.ui.run import View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -39,7 +31,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_alarm_of_the_kit_has_a_title() -> None:
-    assert {*RULES, "reward_hacking"} == set(run_head.TITLES)
+    assert {*RULES, "reward_hacking"} == set(run_view.TITLES)
 
 
 def test_alerts_are_told_once_the_gravest_first() -> None:
@@ -50,11 +42,11 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
         {"kind": "checkpoint", "step": 5},
         {"kind": "alert", "step": None, "name": None, "severity": 7, "message": None},
     ]
-    text = str(run_head.alerts(events))
+    text = str(run_view.alerts(events))
     assert text.index("grave") < text.index("late")
     assert "early" not in text
     assert "2 times in all" in text
-    assert run_head.alerts([{"kind": "checkpoint"}]) == ""
+    assert run_view.alerts([{"kind": "checkpoint"}]) == ""
 
 
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +60,7 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
         def cancel(self, owner: object = None) -> None:
             self.ended.append(owner)
 
-    screen, session = chat_screen.Screen(site), Session()
+    screen, session = chat.Screen(site), Session()
     run = site.store.list()[0]
     monkeypatch.setattr(screen.pool, "session", lambda *_: session)
     monkeypatch.setattr(screen.pool, "loaded", lambda *_: session)
@@ -91,7 +83,7 @@ def test_an_answer_that_broke_off_is_not_being_written(
             yield {"event": "token", "side": "base", "text": written}
             raise RunError("too long")
 
-    screen = chat_screen.Screen(site)
+    screen = chat.Screen(site)
     monkeypatch.setattr(screen.pool, "session", lambda *_: Session())
     *_, (text, _), _ = screen.ask("one", None, "?", None, None, None, None, None, None)
     assert "too long" in text
@@ -125,7 +117,7 @@ def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np
     ],
 )  # fmt: skip
 def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: Any, scored: bool, said: str) -> None:
-    text = run_head.expectation({"state": state}, found, scored)
+    text = run_view.expectation({"state": state}, found, scored)
     assert said in text
     assert bool(text) == bool(said)
 
@@ -141,14 +133,14 @@ def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: 
     ],
 )
 def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
-    found = run_actions.buttons({"state": state})
-    assert [name for name, part in zip(run_actions.BUTTONS, found, strict=True) if part.visible] == shown
-    assert not any(part.visible for part in run_actions.buttons(None))
+    found = run_page.buttons({"state": state})
+    assert [name for name, part in zip(run_page.BUTTONS, found, strict=True) if part.visible] == shown
+    assert not any(part.visible for part in run_page.buttons(None))
 
 
 def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: Site) -> None:
     run = site.store.create("early", step=0, total_steps=3)
-    label = View.parts.index("timer") + 2 + run_actions.BUTTONS.index("resume")
+    label = View.parts.index("timer") + 2 + run_page.BUTTONS.index("resume")
     run.write_status("starting", pid=2**22 + 1)
     found = View(site, Library()).look("early", "charts", {})
     assert found[label].visible
@@ -176,8 +168,8 @@ def test_what_a_stop_saves_is_said(state: str, said: str, site: Site) -> None:
 
 
 def test_a_refused_resume_offers_force() -> None:
-    found = run_actions.buttons({"state": "stopped", "refused": "the data has changed"})
-    assert found[run_actions.BUTTONS.index("force")].visible
+    found = run_page.buttons({"state": "stopped", "refused": "the data has changed"})
+    assert found[run_page.BUTTONS.index("force")].visible
 
 
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
@@ -197,7 +189,7 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
 
 
 def test_the_configuration_shows_what_was_changed_only(site: Site) -> None:
-    about, yaml = run_files.config(site.run("one"))
+    about, yaml = run_view.config(site.run("one"))
     assert "generation.num_generations" in about
     assert "optimisation.weight_decay" not in about
     assert "weight_decay" in yaml
@@ -212,7 +204,7 @@ def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
         (folder / "trainer_state.json").write_text("{}")
         (folder / "weights").write_bytes(b"1234")
         (folder / "manifest.json").write_text(f'{{"weights": {size}}}')
-    text = run_files.checkpoints(run, {})
+    text = run_view.checkpoints(run, {})
     assert text.index("checkpoint-20") < text.index("incomplete") < text.index("checkpoint-10")
     assert text.index("checkpoint-10") < text.index("resume goes on here")
 
@@ -220,7 +212,7 @@ def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
 def test_a_long_log_is_shown_from_its_end(site: Site) -> None:
     run = site.run("one")
     run.log.write_text("".join(f"line {number}\n" for number in range(20_000)))
-    text = run_files.log(run)
+    text = run_view.log(run)
     assert "line 19999" in text
     assert "line 100\n" not in text
     assert len(text) < 40 * 1024
@@ -230,7 +222,7 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     result = {"format": "adapter", "path": "/x", "bytes": 5, "time": 1.0, "step": 3, "stored": "float32", "holds": "adapter",
               "files": [{"name": "w.safetensors", "bytes": 5, "sha256": "ab" * 32}], "notes": [],
               "verification": {"verified": False, "faults": ["layer 3 is missing"], "limits": {}, "comparison": {}}}  # fmt: skip
-    text = export_view.results("one", {"adapter": result})
+    text = export.results("one", {"adapter": result})
     assert "not what was trained" in text
     assert "layer 3 is missing" in text
     assert "download" not in text
@@ -240,18 +232,18 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
         "limits": {"agreement": 0.9},
         "comparison": {"token_agreement": 1.0},
     }
-    good = export_view.results("one", {"adapter": result})
+    good = export.results("one", {"adapter": result})
     assert 'href="/runs/one/export/adapter/w.safetensors"' in good
     assert "at least 0.9" in good
-    assert set(export_view.LOAD) <= set(FORMATS)
-    assert "from_pretrained(&#34;org/base&#34;)" in export_view.results("one", {"adapter": result}, "org/base")
+    assert set(export.LOAD) <= set(FORMATS)
+    assert "from_pretrained(&#34;org/base&#34;)" in export.results("one", {"adapter": result}, "org/base")
 
 
 def test_an_adapter_is_loaded_onto_the_model_that_it_names(site: Site) -> None:
     run = site.run("one")
-    assert export_screen.base_of(run) == "embedded"
+    assert export.base_of(run) == "embedded"
     run.write_json("export/adapter/adapter_config.json", {"base_model_name_or_path": "org/base"})
-    assert export_screen.base_of(run) == "org/base"
+    assert export.base_of(run) == "org/base"
 
 
 def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
@@ -260,14 +252,14 @@ def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
     """Options of the command line, which the refusal of the export itself names, are nowhere on a page."""
     run = site.run("one")
     run.adapter.mkdir()
-    run.write_json(f"export/adapter/{export_screen.MARKER}", {"files": []})
-    screen = export_screen.Screen(site)
+    run.write_json(f"export/adapter/{export.MARKER}", {"files": []})
+    screen = export.Screen(site)
     begun: list[dict[str, Any]] = []
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request["wish"]))
     asked = ("one", "adapter", None, None, "", True, "adapter")
     said = screen.begin(*asked, False)[0]
-    assert export_screen.REPLACE in said
+    assert export.REPLACE in said
     assert "--" not in said
     assert not begun
     assert screen.begin(*asked, True) == ["", {}]
@@ -275,11 +267,11 @@ def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
 
 
 def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.ui.jobs import Jobs
+    from kit.ui.children import Jobs
 
     run = site.run("one")
     (run.adapter).mkdir()
-    screen = export_screen.Screen(site)
+    screen = export.Screen(site)
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
     asked = ("one", "gguf", None)
@@ -295,19 +287,19 @@ def test_rewards_stand_beside_both_answers() -> None:
     answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
                "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
     ready = {"step": 12, "sampling": {"seed": 0, "temperature": 0.7, "max_tokens": 64}}
-    text = chat_view.pair(("base", "tuned"), answers, done, chat_screen.used(ready, {"seed": 3}))
+    text = chat.answer_pair(("base", "tuned"), answers, done, chat.used(ready, {"seed": 3}))
     assert "The reward likes the tuned answer better, by 1.00" in text
     assert "&lt;b&gt;4" in text
     assert "cut at the limit" in text
     assert "seed 3 on both sides, temperature 0.7, at most 64 tokens, weights of step 12" in text
     assert "Tuned, after this run, step 12" in text
-    greedy = chat_view.pair(("base",), {}, done, chat_screen.used(ready, {"seed": 3, "temperature": 0.0}))
+    greedy = chat.answer_pair(("base",), {}, done, chat.used(ready, {"seed": 3, "temperature": 0.0}))
     assert "temperature 0 (greedy)" in greedy
 
 
 def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run = site.run("one")
-    pool = chat_pool.Pool(site)
+    pool = chat.Pool(site)
     monkeypatch.setattr(site.benches, "ask", lambda *args, **more: {"model": {"parameters": 10**13}})
     pool.check_memory(run)  # nothing is training
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
@@ -339,10 +331,10 @@ def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.Monkey
             closed.append(self.name)
 
     monkeypatch.setattr(kit.chat.client, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
-    monkeypatch.setattr(chat_pool, "resolved", lambda run, checkpoint: (checkpoint, str(checkpoint)))
+    monkeypatch.setattr(chat, "resolved", lambda run, checkpoint: (checkpoint, str(checkpoint)))
     for name in ("two", "three"):
         make(site.settings.root, name)
-    pool = chat_pool.Pool(site)
+    pool = chat.Pool(site)
     first = pool.session(site.run("one"), None)
     assert pool.session(site.run("one"), None) is first, "also before it is loaded, for two browsers at once"
     assert pool.session(site.run("one"), "best") is not first
@@ -377,7 +369,7 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
         return Fake()
 
     monkeypatch.setattr(kit.chat.client, "open_chat", open_chat)
-    run, pool = site.run("one"), chat_pool.Pool(site)
+    run, pool = site.run("one"), chat.Pool(site)
     checkpoint(run, 10)
     first = pool.session(run, "last")
     assert pool.session(run, "last") is first
@@ -396,11 +388,11 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
     assert pool.session(run, None) is not result
     assert opened[5:] == [None, "closed", None, "closed"]
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
-    assert chat_pool.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
+    assert chat.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
 
 
 def test_chat_says_what_it_cannot_find(site: Site) -> None:
-    screen = chat_screen.Screen(site)
+    screen = chat.Screen(site)
     said = list(screen.ask("one", "step 7", "2 + 2 =", None, "", None, "0", "", ""))
     assert "no checkpoint" in said[0][0]
     assert said[-1][1].visible is False

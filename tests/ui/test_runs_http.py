@@ -11,10 +11,10 @@ import pytest
 from made_runs import make
 
 from kit.errors import ConfigError
-from kit.ui.chat_screen import asked, sampling
+from kit.ui.chat import asked, sampling
 from kit.ui.curves import Library
-from kit.ui.export_screen import checkpoint_of, wish_of
-from kit.ui.run_screen import TABS, View
+from kit.ui.export import checkpoint_of, wish_of
+from kit.ui.run import TABS, View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -284,15 +284,15 @@ def test_nothing_is_stopped_where_nothing_runs(config: dict[str, Any]) -> None:
 
 
 def test_the_token_is_shown_nowhere(page: Any, config: dict[str, Any]) -> None:
-    from kit.ui import run_files
+    from kit.ui import run_view
 
     run = make(page.root, "told")
     run.log.write_text(f"a line with {SECRET} in it\n")
     run.write_text("config.yaml", run.config.read_text() + f"# {SECRET}\n")
     run.write_json("env.json", {"variable": SECRET})
-    for text in (run_files.log(run), *run_files.config(run), json.dumps(config), page.ask("GET", "/run").text):
+    for text in (run_view.log(run), *run_view.config(run), json.dumps(config), page.ask("GET", "/run").text):
         assert "s3cr3t" not in text
-    assert "a line with [hidden] in it" in run_files.log(run)
+    assert "a line with [hidden] in it" in run_view.log(run)
 
 
 def test_fifty_megabytes_are_not_taken(page: Any, config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import kit.api.launch
 from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
-from kit.ui import bench, edits, home, new_run, run_actions
+from kit.ui import children, edits, home, new_run, run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 __all__ = ["browser", "tab"]
@@ -54,11 +54,11 @@ def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[
         make(folder / "runs", name, state="stopped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
-        patch.setattr(bench.Benches, "ask", answer)
+        patch.setattr(children.Benches, "ask", answer)
         patch.setattr(kit.api.launch, "start", begin)
         patch.setattr(home, "ask_to_stop", note("stop"))
-        patch.setattr(run_actions, "stop_now", note("stop now"))
-        patch.setattr(run_actions, "go_on", note("resume"))
+        patch.setattr(run, "stop_now", note("stop now"))
+        patch.setattr(run, "go_on", note("resume"))
         yield serve_here(folder)
 
 

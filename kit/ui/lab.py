@@ -18,12 +18,12 @@ from kit.config import RunConfig
 from kit.errors import KitError
 from kit.ui import lab_view
 from kit.ui import markup as m
+from kit.ui.children import Job
 from kit.ui.draft import Draft
 from kit.ui.edits import late
 from kit.ui.edits import whole as replacing
-from kit.ui.jobs import Job
 from kit.ui.lab_view import MOST_PROMPTS, MOST_TRIES
-from kit.ui.live import poll, said
+from kit.ui.site import poll, said
 
 if TYPE_CHECKING:
     from kit.ui.screen import Screen

@@ -16,12 +16,149 @@ from kit.report.story import words
 from kit.runs.curves import MOST_POINTS
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
+from kit.ui import explorer, run_view
 from kit.ui import markup as m
-from kit.ui import run_actions, run_completions, run_files, run_head
 from kit.ui.chart_view import charts
 from kit.ui.curves import Library, pack, run_panels, steps_of
-from kit.ui.live import POLL_SECONDS, stamp
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, run_box, to_address
+from kit.ui.home import ask_to_stop
+from kit.ui.site import POLL_SECONDS, RUN_FROM_ADDRESS, Site, is_id, run_box, stamp, to_address
+
+BUTTONS = ("stop", "save", "now", "resume", "force", "report")
+RESUME, AGAIN = "Resume", "Start again from the beginning"
+
+
+def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
+    """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
+    live = status is not None and status["state"] in ALIVE
+    ended = status is not None and not live
+    resumable = ended and status is not None and status["state"] != "finished"
+    return [
+        gr.Button(visible=live),
+        gr.Button(visible=live),
+        gr.Button(visible=live),
+        gr.Button(AGAIN if anew else RESUME, visible=resumable),
+        gr.Checkbox(visible=resumable and bool(status and status.get("refused"))),
+        gr.Button(visible=status is not None),
+    ]
+
+
+def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
+    """The row of buttons, in the order of `BUTTONS`, and the events after which the run is another."""
+    with gr.Row(elem_classes="tight"):
+        stop = gr.Button(
+            "Stop & save", variant="stop", visible=False, size="md", scale=0, min_width=130, elem_id="run-stop"
+        )
+        save = gr.Button("Save a checkpoint now", visible=False, size="md", scale=0, min_width=210, elem_id="run-save")
+        now = gr.Button("Stop now …", visible=False, size="md", scale=0, min_width=120, elem_id="run-now")
+        resume = gr.Button(
+            RESUME, variant="primary", visible=False, size="md", scale=0, min_width=120, elem_id="run-resume"
+        )
+        force = gr.Checkbox(
+            label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
+        )
+        report = gr.Button("Write report.html", visible=False, size="md", scale=0, min_width=160, elem_id="run-report")
+    asked = gr.State("")  # the run that the confirmation names
+    with gr.Group(visible=False, elem_classes="danger-zone") as sure:
+        warning = gr.HTML(elem_id="run-now-asked")
+        with gr.Row():
+            yes = gr.Button("Yes, stop it now", variant="stop", size="sm", elem_id="run-now-yes")
+            no = gr.Button("No, let it run", size="sm", elem_id="run-now-no")
+    said = gr.HTML(elem_id="run-said")
+    listen: dict[str, Any] = {"api_visibility": "private"}
+    stopped = stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
+    save.click(lambda run_id: save_now(site, run_id), [chosen], [said], queue=False, **listen)
+    now.click(confirmation, [chosen], [sure, warning, asked], queue=False, **listen)
+    no.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen)
+    killed = yes.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen).then(
+        lambda run_id: stop_now(site, run_id), [asked], [said], concurrency_limit=2, **listen
+    )
+    # Forced once: what is refused the next time may be something else.
+    resumed = resume.click(
+        lambda run_id, forced: [go_on(site, run_id, forced), False],
+        [chosen, force],
+        [said, force],
+        concurrency_limit=1,
+        **listen,
+    )
+    # Nothing that was opened, ticked or said of one run is there for the next.
+    chosen.input(
+        lambda: [gr.Group(visible=False), "", False, ""],
+        [],
+        [sure, asked, force, said],
+        queue=False,
+        show_progress="hidden",
+        **listen,
+    )
+    written = report.click(lambda run_id: write_report(site, run_id), [chosen], [said], concurrency_limit=1, **listen)
+    return [stop, save, now, resume, force, report], [stopped, killed, resumed, written]
+
+
+def confirmation(run_id: Any) -> list[Any]:
+    """[the question, its words, the run that it is about]."""
+    if not is_id(run_id):
+        return [gr.Group(visible=False), "", ""]
+    words = (
+        f"Stop {run_id} now? It ends the process at once. What was learned since the last checkpoint is lost. Stop & save "
+        "ends after the step in progress and loses nothing."
+    )
+    return [gr.Group(visible=True), m.page(m.note(words, "fail")), run_id]
+
+
+def save_now(site: Site, run_id: Any) -> str:
+    """Leaves the sentinel for a checkpoint after this step."""
+    try:
+        run = site.run(run_id)
+        if run.status()["state"] not in ALIVE:
+            return m.page(m.note(f"{run.id} has ended already."))
+        run.write_text("control/save", "page\n")
+    except KitError as problem:
+        return m.error(problem)
+    return m.page(m.note("A checkpoint is written when the next step ends; see Checkpoints.", "ok"))
+
+
+def stop_now(site: Site, run_id: Any) -> str:
+    """Ends the run at once, by signals. Waits until it has ended, a few seconds."""
+    from kit.runs.stopping import stop
+
+    try:
+        run = site.run(run_id)
+        status = stop(run, now=True)
+    except KitError as problem:
+        return m.error(problem)
+    return m.page(m.note(f"{run.id} has ended: {status['state']}.", "ok"))
+
+
+def go_on(site: Site, run_id: Any, forced: Any) -> str:
+    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status.
+
+    `forced` counts only for a run whose resumption was refused: what to resume "although" must have been seen.
+    """
+    from kit.api.launch import resume
+
+    try:
+        run = site.run(run_id)
+        force = forced is True and bool(run.status().get("refused"))
+        where = run.where_resumed()  # asked before: the run may write its first checkpoint at any moment from now on
+        resume(run.id, site.settings.root, force=force, detach=True)
+    except KitError as problem:
+        return m.error(problem)
+    return m.page(m.note(f"{run.id} {where}.", "ok"))
+
+
+def write_report(site: Site, run_id: Any) -> str:
+    """Makes report.html anew of what there is now."""
+    from kit.report.run_report import write_report as write
+
+    try:
+        run = site.run(run_id)
+        if not run.config.is_file():
+            raise RunError(f"Run '{run.id}' has no config.yaml, so there is nothing to report.")
+        write(run)
+    except KitError as problem:
+        return m.error(problem)
+    link = m.tag("a", "Open it", href=f"/runs/{run.id}/report.html", target="_blank", rel="noopener")
+    return m.page(m.note(m.join(["The report is written. ", link]), "ok"))
+
 
 TABS = ("charts", "completions", "log", "config", "checkpoints")
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
@@ -41,7 +178,7 @@ class View:
 
     def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
         """[what the browser has now, *parts, *buttons]: what has not changed is skipped."""
-        nothing = [gr.skip()] * (len(self.parts) + len(run_actions.BUTTONS))
+        nothing = [gr.skip()] * (len(self.parts) + len(BUTTONS))
         known = seen if isinstance(seen, dict) else {}
         try:
             if not run_id and self.site.runs():
@@ -58,7 +195,7 @@ class View:
             return [gr.skip(), *nothing]
         stamps = fresh.pop("stamps")
         found = [fresh.get(name, gr.skip()) for name in self.parts]
-        return [known | stamps, *found, *fresh.get("buttons", [gr.skip()] * len(run_actions.BUTTONS))]
+        return [known | stamps, *found, *fresh.get("buttons", [gr.skip()] * len(BUTTONS))]
 
     def _problem(self, run_id: Any, text: str) -> list[Any]:
         blank: list[Any] = ["" for _ in self.parts[2:]] + [gr.Timer(ENDED_POLL_SECONDS)]
@@ -66,7 +203,7 @@ class View:
             text_or_empty = m.empty("No run yet", m.join(["Start one on ", m.tag("a", "New run", href="/new"), "."]))
         else:
             text_or_empty = m.error(text)
-        return [text_or_empty, *blank, *run_actions.buttons(None)]
+        return [text_or_empty, *blank, *buttons(None)]
 
     def _fresh(self, run: RunDir, tab: str, known: Mapping[str, Any]) -> dict[str, Any]:
         """Parts by name that are not as the browser has them, and their stamps; {} when all are."""
@@ -84,11 +221,11 @@ class View:
         if "head" in changed or (tab == "charts" and tab in changed):
             found |= self._numbers(run, status, tab, changed)
         if tab == "log" and tab in changed:
-            found["log"] = run_files.log(run)
+            found["log"] = run_view.log(run)
         elif tab == "config" and tab in changed:
-            found["about"], found["yaml"] = run_files.config(run)
+            found["about"], found["yaml"] = run_view.config(run)
         elif tab == "checkpoints" and tab in changed:
-            found["checkpoints"] = run_files.checkpoints(run, self.library.evaluations(run))
+            found["checkpoints"] = run_view.checkpoints(run, self.library.evaluations(run))
         return found
 
     def _stamp(self, run: RunDir, tab: str) -> str:
@@ -112,13 +249,13 @@ class View:
         events, scores = _events(run), self.library.evaluations(run)
         found: dict[str, Any] = {}
         if "head" in changed:
-            found["head"] = run_head.head(run, status, columns, (run.path / "report.html").is_file())
-            text = run_head.expectation(status, columns, any(name != "before" for name in scores))
+            found["head"] = run_view.head(run, status, columns, (run.path / "report.html").is_file())
+            text = run_view.expectation(status, columns, any(name != "before" for name in scores))
             notes = [m.note(problem, "fail")] if problem else []
-            notes += [run_head.alerts(events)] + ([m.note(text, "live")] if text else [])
+            notes += [run_view.alerts(events)] + ([m.note(text, "live")] if text else [])
             found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
             live = status["state"] in ALIVE
-            found["buttons"] = run_actions.buttons(status, anew=not live and run.last_checkpoint is None)
+            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None)
             found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
         if tab == "charts":
             packed = pack(run_panels(columns, scores), [steps_of(columns)], _marks(events))
@@ -157,7 +294,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         gr.HTML(m.page(m.card(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
         gr.HTML(elem_id="run-notes"),
     )
-    buttons, actions = run_actions.build(site, chosen)
+    buttons, actions = _build_actions(site, chosen)
     timer = gr.Timer(POLL_SECONDS)
     with gr.Tabs(elem_id="run-tabs"):
         with gr.Tab("Charts", id="charts") as charts_tab:
@@ -173,7 +310,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
                 )
             )
         with gr.Tab("Completions", id="completions") as completions_tab:
-            opened = run_completions.build(site, chosen)
+            opened = explorer.build(site, chosen)
         with gr.Tab("Log", id="log") as log_tab:
             log = gr.HTML(elem_id="run-log", autoscroll=True)
         with gr.Tab("Config", id="config") as config_tab:

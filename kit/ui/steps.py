@@ -1,0 +1,471 @@
+"""The steps of New run: 1 model, 2 data, 4 settings, 5 plan and start. Step 3, the Reward Lab, is lab.py."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+from markupsafe import Markup
+
+from kit.config import EMBEDDED, RunConfig, load_config, preset_names
+from kit.errors import KitError, RunError
+from kit.runs.store import ALIVE
+from kit.ui import markup as m
+from kit.ui.draft import Draft
+from kit.ui.edits import late, latest, whole
+from kit.ui.site import Site, address, said
+
+if TYPE_CHECKING:
+    from kit.ui.screen import Screen
+
+MOST_FOUND, DEEPEST = 40, 3
+SKIPPED = {"runs", "node_modules", "__pycache__"}
+
+
+def model_step(screen: Screen) -> None:
+    """The step."""
+    gr.HTML(m.page(m.tag("p", "What is trained. The embedded model needs no GPU and no download; a hub id is fetched at the "
+                         "start of the run; a folder in Hugging Face layout is found below the folder that the page was "
+                         "started in.")))  # fmt: skip
+    fields = screen.fields
+    fields.add("model.name", label="Model", choices=model_choices(screen), allow_custom_value=True, filterable=True)
+    with gr.Row():
+        fields.add("model.load_in_4bit", label="4-bit weights (QLoRA)")
+        fields.add("model.lora", label="Train adapters (LoRA), not all weights")
+        fields.add("model.lora.rank", label="LoRA rank")
+    cards = gr.HTML()
+    with gr.Accordion("Code that comes with the model", open=False):
+        gr.HTML(m.page(m.note("Some models bring Python code that runs with your rights. Read the .py files of the repository "
+                              "first. Then write its name here; it is asked for each repository.", "warn")))  # fmt: skip
+        with gr.Row():
+            name = gr.Textbox(label="Repository whose code may run", placeholder="organisation/model", scale=3)
+            confirm = gr.Button("I have read it", scale=1)
+
+    def fits(draft: Any) -> str:
+        return where_it_fits(screen, draft)
+
+    for event in (screen.draft.change, screen.blocks.load):
+        event(
+            fits, [screen.draft], [cards], show_progress="hidden", api_visibility="private", trigger_mode="always_last"
+        )
+    confirm.click(
+        lambda draft, repository: said(
+            lambda: [whole(trust(screen.read(draft), repository), draft), ""], lambda why: [gr.skip(), m.error(why)]
+        ),
+        [screen.draft, name],
+        [screen.draft, screen.problem],
+        js=late(2),
+        queue=False,
+        api_visibility="private",
+    )
+
+
+def trust(draft: Draft, repository: Any) -> Draft:
+    """The draft with the code of its model allowed. Raises `ConfigError` unless the repository is named as it is."""
+    from dataclasses import replace
+
+    from kit.errors import ConfigError
+
+    model = draft.tree()["model"]["name"]
+    if not isinstance(repository, str) or repository.strip() != model or model == EMBEDDED:
+        raise ConfigError(f"The model is '{model}'; write exactly that to let its code run.")
+    return replace(draft.change("model.trust_remote_code", True), trusted=model)
+
+
+def model_choices(screen: Screen) -> list[str]:
+    """The embedded model, model folders nearby, and what the presets name."""
+    named = [load_config(name).model.name for name in preset_names()]
+    return list(dict.fromkeys([EMBEDDED, *folders(screen.site.settings.folder), *named]))
+
+
+def folders(base: Path) -> list[str]:
+    """Folders with a config.json below `base`, relative to it; hidden ones, runs and deep ones are passed over."""
+    found: list[str] = []
+    level = [base]
+    for _ in range(DEEPEST):
+        below: list[Path] = []
+        for folder in level:
+            try:
+                inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+            except OSError:
+                continue
+            below += [path for path in inside if path.name not in SKIPPED and not path.name.startswith(".")]
+        found += [str(path.relative_to(base)) for path in below if (path / "config.json").is_file()]
+        level = below[:200]
+    return found[:MOST_FOUND]
+
+
+def where_it_fits(screen: Screen, value: Any) -> str:
+    """A badge for each card."""
+    try:
+        draft = screen.read(value)
+        config = draft.config(screen.site.settings)
+        found = screen.site.benches.plan(config, draft.preset, draft.overrides())
+    except KitError as problem:
+        return m.error(problem)
+    here = m.badge("fits this machine", "ok") if found["fits"] else m.badge("does not fit this machine", "fail")
+    head = m.tag(
+        "div",
+        m.tag("h3", f"{config.model.name}: {found['model']['parameters'] / 1e6:,.1f} M weights") + here,
+        class_="spread",
+    )
+    return m.page(m.card(head, cards_table(found["cards"])))
+
+
+def cards_table(cards: list[dict[str, Any]]) -> Markup:
+    """Peak and time on each listed GPU."""
+    rows = [
+        [
+            card["card"],
+            m.badge("fits", "ok") if card["fits"] else m.badge("too large", "fail"),
+            f"{card['peak_gib']:.1f} of {card['usable_gib']:.0f} GiB",
+            m.seconds(card["seconds_per_step"]),
+        ]
+        for card in cards
+    ]
+    fold = m.tag("summary", "On other GPUs (estimates)")
+    return m.tag("details", fold + m.table(["card", "", "peak", "a step"], rows, numbers={2, 3}))
+
+
+TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
+"""Some of reasoning-gym's; any other can be written."""
+FILES = (".jsonl", ".csv", ".parquet")
+A_PAGE = 5
+
+
+def data_step(screen: Screen) -> None:
+    """The step."""
+    fields = screen.fields
+    fields.add("data.source", label="Source", choices=data_choices(screen), allow_custom_value=True)
+    with gr.Row():
+        fields.add("data.prompt_column", label="Prompt column")
+        fields.add("data.reference_column", label="Reference column")
+    fields.add("data.system_prompt", label="System prompt", lines=2)
+    with gr.Row():
+        fields.add("data.limit", label="Rows at most")
+        fields.add("data.heldout", label="Held-out rows")
+        fields.add("data.max_prompt_tokens", label="Longest prompt (tokens)")
+    fields.add("data.task_params", label="Task parameters")
+    start = gr.State(0)
+    with gr.Row(elem_classes="tight"):
+        look = gr.Button("Show rows", variant="primary", size="md", min_width=110)
+        back = gr.Button("← Earlier", size="md", min_width=110)
+        more = gr.Button("Later →", size="md", min_width=110)
+        count = gr.Button("Lengths in tokens", size="md", min_width=160)
+    rows = gr.HTML(
+        m.empty("Not looked at yet", "Show rows reads the source and says what is used, left out and held out.")
+    )
+    lengths = gr.HTML()
+    outputs = [rows, start]
+    listen: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
+    look.click(lambda draft: preview(screen, draft, 0), [screen.draft], outputs, js=late(), **listen)
+    back.click(
+        lambda draft, at: preview(screen, draft, at, -A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
+    )
+    more.click(
+        lambda draft, at: preview(screen, draft, at, A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
+    )
+    count.click(lambda draft: tokens(screen, draft), [screen.draft], [lengths], js=late(), **listen)
+
+
+def data_choices(screen: Screen) -> list[str]:
+    """Data files nearby and some tasks."""
+    return [*files(screen.site.settings.folder), *(f"reasoning-gym:{task}" for task in TASKS)]
+
+
+def files(base: Path) -> list[str]:
+    """Data files in `base` and in its folders, relative to it."""
+    found: list[str] = []
+    try:
+        nearby = [
+            base,
+            *(path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))),
+        ]
+        for folder in nearby[:50]:
+            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in FILES]
+    except OSError:
+        pass
+    return found[:40]
+
+
+def preview(screen: Screen, value: Any, at: Any, step: int = 0) -> list[Any]:
+    """[rows as HTML, place of the first]."""
+    start = max(0, (at if isinstance(at, int) else 0) + step)
+    try:
+        config = screen.read(value).config(screen.site.settings)
+        found = screen.site.benches.ask("rows", config, start=start, count=A_PAGE)
+    except KitError as problem:
+        return [m.error(problem), 0]
+    if not found["rows"]:
+        return [gr.skip(), gr.skip()]
+    return [m.page(_summary(found), *(_row(row, found["info"]) for row in found["rows"])), found["start"]]
+
+
+def _summary(found: dict[str, Any]) -> Markup:
+    info = found["info"]
+    counts = m.join(
+        m.tag("span", m.tag("b", f"{count:,}") + " " + name.replace("_", " "), class_="chip")
+        for name, count in info["rows"].items()
+        if count
+    )
+    mapping = ", ".join(
+        f"{ours} ← {theirs}" for ours, theirs in (info.get("mapping") or {}).items() if isinstance(theirs, str)
+    )
+    notes = m.join(m.note(text, "warn") for text in [*info["notes"], *map(_fault, info.get("bad_rows") or [])])
+    letters = ", ".join(f"{name} {value:,}" for name, value in found["letters"].items())
+    return m.card(
+        m.tag("div", m.tag("h3", info["source"]) + m.tag("div", counts, class_="row"), class_="spread"),
+        m.tag("p", f"columns: {', '.join(info['columns'])}" + (f"; {mapping}" if mapping else ""), class_="dim"),
+        m.tag("p", f"prompt length in letters: {letters}", class_="dim num"),
+        notes,
+    )
+
+
+def _fault(fault: Any) -> str:
+    if not isinstance(fault, dict):
+        return str(fault)
+    return " ".join(f"{name} {value}" for name, value in fault.items() if value)
+
+
+def _row(row: dict[str, Any], info: dict[str, Any]) -> Markup:
+    columns = [(name, text) for name, text in row.items() if name not in ("place", "prompt", "reference") and text]
+    rest = m.join(m.tag("p", m.tag("small", name) + m.tag("div", text, class_="said")) for name, text in columns)
+    fold = (
+        m.tag("details", m.tag("summary", f"{len(columns)} further columns", class_="dim") + rest)
+        if columns
+        else Markup("")
+    )
+    return m.tag(
+        "div",
+        m.card(
+            m.tag("small", f"training row {row['place']}"),
+            m.tag("div", row["prompt"], class_="said"),
+            m.tag("p", m.tag("small", "reference ") + m.tag("code", row.get("reference") or "none")),
+            fold,
+        ),
+        style="margin-top:8px",
+    )
+
+
+def tokens(screen: Screen, value: Any) -> str:
+    """Lengths as the model's tokenizer counts them."""
+    try:
+        found = screen.site.benches.ask("lengths", screen.read(value).config(screen.site.settings))
+    except KitError as problem:
+        return m.error(problem)
+    highest = max(count for _, _, count in found["histogram"])
+    bars = m.join(
+        m.tag("i", "", style=f"flex:1;background:var(--live);height:{max(2, round(60 * count / highest)) if count else 0}px",
+              title=f"{low} to {high - 1} tokens: {count}")
+        for low, high, count in found["histogram"]
+    )  # fmt: skip
+    words = ", ".join(f"{name} {value}" for name, value in found["tokens"].items())
+    over = f"{found['over']} of {found['counted']} are over the limit of {found['limit']} and are left out."
+    level = "warn" if found["over"] else "ok"
+    picture = m.tag(
+        "div", bars, style="display:flex;gap:2px;align-items:flex-end;height:60px", role="img", aria_label=words
+    )
+    return m.page(
+        m.card(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level))
+    )
+
+
+IMPORTANT = (
+    {
+        "objective.recipe": "Algorithm",
+        "optimisation.steps": "Training steps",
+        "optimisation.learning_rate": "Learning rate",
+    },
+    {
+        "generation.num_generations": "Completions of each prompt",
+        "optimisation.batch_size": "Completions in a step",
+        "generation.max_completion_tokens": "Longest completion, in tokens",
+    },
+    {
+        "evaluation.every": "Evaluate every so many steps",
+        "run.seed": "Seed",
+        "run.save_every": "Checkpoint every so many steps",
+    },
+)
+"""Keys and what they are called."""
+FILTER = """(text) => {
+  const words = text.toLowerCase().split(/\\s+/).filter(Boolean);
+  for (const one of document.querySelectorAll('#every-key [id^="key-"]')) {
+    const said = (one.id + ' ' + one.textContent).toLowerCase();
+    one.dataset.out = words.every(word => said.includes(word)) ? '' : 'yes';
+    one.style.display = one.dataset.out ? 'none' : '';
+  }
+  for (const box of document.querySelectorAll('#every-key .key-row, #every-key .key-section')) {
+    const keys = [...box.querySelectorAll('[id^="key-"]')];
+    box.style.display = keys.length && keys.every(one => one.dataset.out) ? 'none' : '';
+  }
+}"""
+
+
+def settings_step(screen: Screen) -> None:
+    """The step."""
+    how = gr.Radio(["The keys that matter most", "Every key"], value="The keys that matter most", label="Settings")
+    with gr.Column(visible=True) as few:
+        for names in IMPORTANT:
+            with gr.Row():
+                for name, words in names.items():
+                    screen.fields.add(
+                        name, label=f"{words} ({breakable(name)})", elem_id=f"first-{name.replace('.', '-')}"
+                    )
+    with gr.Column(visible=False, elem_id="every-key") as all_keys:
+        search = gr.Textbox(label="Find a key", placeholder="kl, checkpoint, seed …", elem_id="find-key")
+        for name, field in RunConfig.model_fields.items():
+            with gr.Accordion(name, open=True, elem_classes="key-section"):
+                words = (field.annotation.__doc__ or "") if field.annotation is not None else ""
+                gr.HTML(m.page(m.tag("small", words.strip().partition("\n")[0])))
+                _section(screen, name)
+    how.change(
+        lambda choice: [gr.Column(visible=choice != "Every key"), gr.Column(visible=choice == "Every key")],
+        [how],
+        [few, all_keys],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    search.input(None, [search], [], js=FILTER)
+
+
+def breakable(name: str) -> str:
+    """A dotted key that a narrow label breaks after its dots, at zero-width spaces, and not within a word."""
+    return name.replace(".", ".\u200b")
+
+
+def _section(screen: Screen, section: str) -> None:
+    """All keys of a section, two in a row."""
+    names = [key.name for key in screen.fields.known.values() if key.section == section]
+    for at in range(0, len(names), 2):
+        with gr.Row(elem_classes="key-row"):
+            for name in names[at : at + 2]:
+                screen.fields.add(name)
+
+
+MOST_LIVE = 8
+"""Live runs below one root that the page starts, at most: the others wait for a GPU anyway."""
+GO = "(place) => { if (place) window.location.href = place; }"
+_STARTING = threading.Lock()
+
+
+def plan_step(screen: Screen) -> None:
+    """The step."""
+    check = gr.Button("Check and plan", variant="secondary", size="md")
+    found = gr.HTML(
+        m.empty("Not planned yet", "Everything that can be checked without running: keys, rows, reward, memory, time.")
+    )
+    fixes = gr.State([])
+    apply = gr.Button("Make these changes", visible=False)
+    with gr.Row():
+        screen.fields.add(
+            "run.id", label="Name of the run", elem_id="run-name", placeholder="made from preset and time"
+        )
+        start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
+    note = gr.HTML()
+    place = gr.Textbox(visible="hidden", elem_classes="hidden-box")
+    listen: dict[str, Any] = {"api_visibility": "private"}
+    check.click(
+        lambda draft: planned(screen, draft),
+        [screen.draft],
+        [found, fixes, apply],
+        js=late(),
+        concurrency_limit=2,
+        **listen,
+    )
+    apply.click(
+        lambda draft, given: said(
+            lambda: [whole(screen.read(draft).apply(_texts(given)), draft), ""], lambda why: [gr.skip(), m.error(why)]
+        ),
+        [screen.draft, fixes],
+        [screen.draft, screen.problem],
+        js=late(2),
+        **listen,
+    ).then(lambda draft: planned(screen, draft), [screen.draft], [found, fixes, apply], **listen)
+    start.click(
+        lambda draft: launch(screen.site, draft),
+        [screen.draft],
+        [note, place],
+        js=late(),
+        concurrency_limit=2,
+        trigger_mode="once",
+        **listen,
+    ).then(None, [place], [], js=GO)
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)][:20] if isinstance(value, list) else []
+
+
+def planned(screen: Screen, value: Any) -> list[Any]:
+    """[findings, overrides that make it fit, their button]."""
+    site, hidden = screen.site, gr.Button(visible=False)
+    try:
+        draft = screen.read(value)
+        config = draft.config(site.settings)
+        plan = site.benches.plan(config, draft.preset, draft.overrides())
+    except KitError as problem:
+        return [m.error(problem), [], hidden]
+    try:
+        notes = site.benches.ask("validate", config, seconds=180.0)
+        verdict = m.note("Everything checked; it can be started.", "ok") + _list(notes)
+    except KitError as problem:
+        verdict = m.note(str(problem), "fail")
+    changes = plan["fixes"] or []
+    button = gr.Button(visible=bool(changes), value=f"Make {len(changes)} change{'s' * (len(changes) != 1)} that fit")
+    return [m.page(verdict, _memory(plan), _fixes(plan)), [one["override"] for one in changes], button]
+
+
+def _list(notes: list[str]) -> Markup:
+    items = m.join(m.tag("li", note) for note in notes)
+    return m.tag("ul", items, style="margin:8px 0 8px 18px;list-style:disc")
+
+
+def _memory(plan: dict[str, Any]) -> Markup:
+    memory = plan["memory"]
+    rows: list[list[Any]] = [["always", term, m.gib(size)] for term, size in memory["always"].items()]
+    for phase, terms in memory["phases"].items():
+        name = m.tag("b", f"{phase} (highest)") if phase == memory["phase"] else phase
+        rows += [[name, term, m.gib(size)] for term, size in terms.items() if size > 1024**2]
+    table = m.table(["when", "what", "size"], rows, numbers={2})
+    head = f"Peak {m.gib(memory['peak_bytes'])} of {m.gib(plan['room_bytes'])}: {'fits' if plan['fits'] else 'does not fit'}"
+    notes = m.join(m.tag("p", note, class_="dim") for note in plan["notes"])
+    return m.card(m.tag("details", m.tag("summary", head) + table + notes))
+
+
+def _fixes(plan: dict[str, Any]) -> Markup:
+    if plan["fits"]:
+        return Markup("")
+    if not plan["fixes"]:
+        return m.note(
+            "No change of this configuration makes it fit: choose a smaller model or a larger machine.", "fail"
+        )
+    rows = [[m.tag("code", one["override"]), one["harm"]] for one in plan["fixes"]]
+    return m.card(m.tag("h3", "What makes it fit, the least harm first"), m.table(["change", "what it costs"], rows))
+
+
+def launch(site: Site, value: Any) -> list[str]:
+    """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
+    from kit.api.launch import start
+
+    try:
+        draft = latest(value)
+        config = draft.config(site.settings)
+        site.benches.ask("validate", config, seconds=180.0)
+        with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds
+            live = [run.id for run, status in site.store.statuses() if status["state"] in ALIVE]
+            if len(live) >= MOST_LIVE:
+                raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop one first.")
+            if config.run.id is not None and (site.settings.root / config.run.id).exists():
+                raise RunError(
+                    f"There is a run '{config.run.id}' already. Give another name, or none: then it is made from preset and time."
+                )
+            if config.run.id is None:
+                config.run.id = site.store.new_id(draft.preset)
+            run = start(config)
+    except KitError as problem:
+        return [m.error(problem), ""]
+    return [m.page(m.note(f"{run.id} has started.", "ok")), address("run", run.id)]
