@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,22 +13,60 @@ from types import ModuleType
 
 MOVED = {
     "kit.comparison": "kit.studies.arms",
+    "kit.evaluation.compare": "kit.studies.compare",
+    "kit.evaluation.compare_scores": "kit.studies.scores",
+    "kit.evaluation.paired": "kit.studies.statistics",
     "kit.figures": "kit.report.figures",
     "kit.models.out_of_memory": "kit.models.failures",
     "kit.notebook": "kit.api.notebook",
+    "kit.planning.memory": "kit.models.memory",
+    "kit.planning.shapes": "kit.models.memory",
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
     "kit.sections": "kit.config.sections",
-    "kit.sweeps": "kit.studies.sweep",
     "kit.smoke": "kit.api.smoke",
-    "kit.training": "kit.trainer",
+    "kit.sweeps": "kit.studies.sweep",
     "kit.training.arguments": "kit.trainer.arguments",
     "kit.training.backend": "kit.models.backend",
+    "kit.training.embedded": "kit.models.embedded",
+    "kit.training.engine_side": "kit.trainer.engine",
+    "kit.training.evaluating": "kit.runner.evaluation",
+    "kit.training.families": "kit.models.family",
+    "kit.training.first_steps": "kit.trainer.sanity_checks",
+    "kit.training.grouped_batches": "kit.trainer.grouped_batches",
+    "kit.training.logps": "kit.scoring.chunked_logprob",
     "kit.training.models": "kit.models.loading",
     "kit.training.out_of_memory": "kit.models.failures",
+    "kit.training.packed_attention": "kit.scoring.packed_attention",
+    "kit.training.packing": "kit.scoring.packing",
+    "kit.training.precision": "kit.models.backend",
+    "kit.training.preparation": "kit.runner.prepare",
+    "kit.training.quiet": "kit.runner.logging",
+    "kit.training.savings": "kit.trainer.savings",
+    "kit.training.selection": "kit.trainer.selection",
+    "kit.training.step_phases": "kit.trainer.step_phases",
     "kit.training.trainer": "kit.trainer.trainer",
+    "kit.training.trl_kernel": "kit.scoring.trl_kernel",
+    "kit.training.unsloth_model": "kit.models.unsloth",
 }
-"""What scripts outside may have imported: the public faces, and what docs and benchmarks showed."""
+"""What scripts outside may have imported: the public faces, and what docs, notebooks and benchmarks showed.
+
+The modules inside a package that is named here keep their names: `kit.sections.model` is `kit.config.sections.model`.
+"""
+
+DIVIDED = {"kit.training": "kit.models, kit.generation, kit.scoring, kit.trainer and kit.runner"}
+"""Packages of which no single one took the place. Empty ones, so that the names inside them in `MOVED` can be imported."""
+
+
+def new_name(old: str) -> str | None:
+    """The present name of a module by the longest part of `old` that has moved; None: no part of it has."""
+    kept, inside = old, ""
+    while kept:
+        if kept in MOVED:
+            return MOVED[kept] + inside
+        kept, _, last = kept.rpartition(".")
+        inside = f".{last}{inside}"
+    return None
 
 
 class MovedModules(MetaPathFinder, Loader):
@@ -36,20 +75,31 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        if not fullname.startswith("kit."):
+            return None
+        if fullname in DIVIDED:
+            return ModuleSpec(fullname, self, is_package=True)
+        new = new_name(fullname)
+        if new is None or importlib.util.find_spec(new) is None:
+            return None
+        return ModuleSpec(fullname, self)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = MOVED[spec.name]
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        new = DIVIDED.get(spec.name) or new_name(spec.name)
         warnings.warn(f"{spec.name} is now {new}; the old name goes after this release.", FutureWarning, stacklevel=2)
-        module = importlib.import_module(new)
-        self._own = module.__spec__, module.__loader__  # the import system is about to put others there
+        if spec.name in DIVIDED:
+            return None  # an empty module
+        module = importlib.import_module(str(new))
+        spec.loader_state = module.__spec__, module.__loader__  # the import system is about to put others there
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__, module.__loader__ = self._own
+        assert module.__spec__ is not None
+        if module.__spec__.loader_state is not None:
+            module.__spec__, module.__loader__ = module.__spec__.loader_state
 
 
 def keep_old_names() -> None:
-    """Once a process. At the end of the path: it is asked only for what is not there."""
+    """Once a process. First of the finders: those after it would load `kit.sections.model` as a second module from its file."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())

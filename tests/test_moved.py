@@ -4,32 +4,88 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from kit.moved import MOVED
+import kit
+from kit.moved import DIVIDED, MOVED, MovedModules, new_name
+
+pytestmark = pytest.mark.filterwarnings("ignore:kit.* is now:FutureWarning")
+ROOT = Path(__file__).parents[1]
+LOADS_MUCH = {"kit.training.engine_side", "kit.training.evaluating"}  # seven seconds of TRL and transformers
 
 
-@pytest.mark.parametrize("new", sorted(set(MOVED.values())))
-def test_what_an_old_name_stands_for_is_there(new: str) -> None:
-    assert importlib.util.find_spec(new) is not None
+@pytest.fixture(autouse=True)
+def not_imported_yet() -> Iterator[None]:
+    """Old names leave no trace, so that each test imports them anew."""
+    yield
+    for name in [name for name in sys.modules if name in DIVIDED or new_name(name) is not None]:
+        del sys.modules[name]
+        parent, _, last = name.rpartition(".")
+        vars(sys.modules.get(parent, kit)).pop(last, None)
 
 
-def test_an_old_name_is_the_module_itself_and_warns() -> None:
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_an_old_name_can_be_imported_and_nothing_else_has_it(old: str) -> None:
+    assert importlib.util.find_spec(old) is not None
+    assert importlib.util.find_spec(MOVED[old]) is not None
+    assert not (ROOT / old.replace(".", "/")).with_suffix(".py").exists()
+    assert not (ROOT / old.replace(".", "/") / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("old", [old for old in sorted(MOVED) if old not in LOADS_MUCH])
+def test_an_old_name_is_the_module_itself(old: str) -> None:
+    new = MOVED[old]
+    module = importlib.import_module(new)
+    spec, loader = module.__spec__, module.__loader__
+    assert importlib.import_module(old) is module
+    assert (module.__spec__, module.__loader__) == (spec, loader)
+
+
+def test_it_warns() -> None:
     with pytest.warns(FutureWarning, match=r"kit\.run is now kit\.api\.run"):
-        old = importlib.import_module("kit.run")
-    new = importlib.import_module("kit.api.run")
-    assert old is new
-    assert new.__spec__ is not None
-    assert new.__spec__.name == "kit.api.run"
-    assert old.Run.__module__ == "kit.api.run"
+        importlib.import_module("kit.run")
+    with pytest.warns(FutureWarning, match=r"kit\.training is now kit\.models, .* and kit\.runner"):
+        importlib.import_module("kit.training")
 
 
-def test_a_name_that_never_was_is_not_found() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("kit.nonsense")
+@pytest.mark.parametrize(
+    "old", [old for old in sorted(MOVED) if importlib.util.find_spec(MOVED[old]).submodule_search_locations]
+)
+def test_modules_of_a_package_have_one_class_under_both_names(old: str) -> None:
+    names = [module.name for module in pkgutil.iter_modules(importlib.import_module(MOVED[old]).__path__)]
+    assert names
+    for name in names:
+        assert importlib.import_module(f"{old}.{name}") is importlib.import_module(f"{MOVED[old]}.{name}")
+
+
+def test_from_imports() -> None:
+    from kit.sections.model import ModelConfig as old  # type: ignore[import-not-found]
+
+    from kit.config.sections.model import ModelConfig
+    from kit.training import trainer  # type: ignore[import-not-found]
+
+    assert old is ModelConfig
+    assert trainer is importlib.import_module("kit.trainer.trainer")
+
+
+@pytest.mark.parametrize(
+    "name", ["kit.nonsense", "kit.training.nonsense", "kit.sections.nonsense", "kit.training.loss"]
+)
+def test_a_name_that_is_not_among_them_is_not_found_and_is_the_one_named(name: str) -> None:
+    assert importlib.util.find_spec(name) is None
+    with pytest.raises(ModuleNotFoundError, match=f"^No module named '{name}'$"):
+        importlib.import_module(name)
+
+
+def test_others_modules_are_none_of_its_business() -> None:
+    finder = MovedModules()
+    assert finder.find_spec("kitchen.training") is finder.find_spec("training") is finder.find_spec("kit") is None
 
 
 def test_import_kit_loads_none_of_them() -> None:
