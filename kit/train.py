@@ -138,7 +138,7 @@ def check(
     if fresh and first:
         check_run_id(config)
     past = look_back(config, adopt=adopt) if resume and first else None
-    threads = use_threads(config.run.threads or (past.threads if past else None))
+    threads = use_threads(config.run.threads or (past.threads if past else None), config.model.name)
     parts = prepare(config, fresh=fresh)
     return Checked(parts, threads, past, check_resumable(past, parts, force=force) if past else None)
 

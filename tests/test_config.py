@@ -30,6 +30,11 @@ def test_every_preset_is_valid_commented_and_survives_saving(name: str, tmp_path
         assert load_config(file) == config
 
 
+def test_no_preset_says_how_many_threads() -> None:
+    """A larger model of the user's, put into a copy of it, would keep to them: `use_threads` decides by the model."""
+    assert {load_config(name).run.threads for name in preset_names()} == {None}
+
+
 def test_the_presets_that_the_documentation_names_exist() -> None:
     assert {"quickstart", "gsm8k", "my-data", "custom-reward"} <= set(preset_names())
 

@@ -47,7 +47,7 @@ class Talker:
 
         self.source, note = open_source(run, checkpoint, None)
         config, files = self.source.config, self.source.files
-        use_threads(config.run.threads)
+        use_threads(config.run.threads, config.model.name)
         self.interaction = load_interaction(config.generation)
         check_turns(self.interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
         # The rows of evaluations, in their order: a number means the same problem there and here.

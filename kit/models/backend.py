@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kit.config import ModelConfig
+from kit.config import EMBEDDED_MODELS, ModelConfig
 from kit.errors import EnvironmentUnsupported, ModelError
 
 if TYPE_CHECKING:
@@ -302,17 +302,19 @@ def is_unsloths(base: type) -> bool:
 # --- device -----------------------------------------------------------------------------------------------------------
 
 
-def use_threads(threads: int | None) -> int:
+def use_threads(threads: int | None, model: str) -> int:
     """Sets torch's CPU threads and returns the number: as many as asked for, else OMP_NUM_THREADS, else one a physical core.
 
-    Cores are those that this process may use; processes that a launcher has started on one machine share them.
+    Cores are those that this process may use; processes that a launcher has started on one machine share them. The embedded
+    models gain little from a second thread, and on crowded cores two wait for each other: they get one.
     """
     import torch
 
     given, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
     if threads is None and processes is None and given.isdecimal():  # launchers set it by themselves
-        threads = int(given)
-    threads = threads or max(1, physical_cores() // int(processes or "1"))
+        threads = int(given) or None
+    if threads is None:
+        threads = 1 if model in EMBEDDED_MODELS else max(1, physical_cores() // int(processes or "1"))
     torch.set_num_threads(threads)
     return threads
 

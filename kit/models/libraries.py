@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 UNUSED = ("sklearn", "trackio")
 """For assisted generation, and a tracker, which the kit runs in a process of its own."""
 OF_LARGE_MODELS = ("bitsandbytes", "torchao")
-"""For quantised weights and optimizers."""
+"""For quantised weights and optimizers. Hidden for the embedded models, which have none: transformers asks once and remembers,
+so in such a process its `is_bitsandbytes_available()` and `is_torchao_available()` go on saying no."""
 
 
 def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
@@ -59,7 +60,7 @@ def hidden(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         for name in names:
-            del sys.modules[name]
+            sys.modules.pop(name, None)  # gone already where somebody has imported it by other means
 
 
 @contextmanager

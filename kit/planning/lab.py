@@ -80,7 +80,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
         config = load_config(request["config"])
         places = [int(place) for place in request["rows"]][:MOST_ROWS]
-        use_threads(config.run.threads)
+        use_threads(config.run.threads, config.model.name)
         parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
         with explained(), reporter.bar("Writing completions") as bar:

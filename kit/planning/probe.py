@@ -148,7 +148,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     with logs.collecting(), explained():
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
-        use_threads(config.run.threads)
+        use_threads(config.run.threads, config.model.name)
         load_libraries(config.model)
         parts = prepare(config, fresh=False)
         reporter.say(

@@ -272,7 +272,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         from kit.runner.prepare import prepare
 
         config = load_config(request["config"])
-        use_threads(config.run.threads)
+        use_threads(config.run.threads, config.model.name)
         parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
         with explained(), reporter.bar("Sampling the base model") as bar:

@@ -56,7 +56,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     from kit.models.failures import Memory
     from kit.models.loading import find_model, load_model
 
-    use_threads(config.run.threads)
+    use_threads(config.run.threads, config.model.name)
     # Nothing trains here, and what Unsloth trained are transformers' weights and PEFT's adapters, on any machine.
     config.model.backend = "transformers"
     if config.model.lora is None:

@@ -323,18 +323,23 @@ def test_preparing_a_run_leaves_trl_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "processes", "threads"),
+    ("asked", "given", "processes", "model", "threads"),
     [
-        (3, "1", None, 3),
-        (None, "2", None, 2),
-        (None, "", None, 8),
-        (None, "0", None, 8),
-        (None, "x", None, 8),
-        (None, "1", "4", 2),
+        (3, "1", None, "some/model", 3),
+        (None, "2", None, "some/model", 2),
+        (None, "", None, "some/model", 8),
+        (None, "0", None, "some/model", 8),
+        (None, "x", None, "some/model", 8),
+        (None, "1", "4", "some/model", 2),
+        (3, "2", None, "embedded", 3),
+        (None, "2", None, "embedded", 2),
+        (None, "", None, "embedded", 1),
+        (None, "0", None, "embedded-tools", 1),
+        (None, "4", "4", "embedded", 1),
     ],
 )
 def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, given: str, processes: str | None, threads: int
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, given: str, processes: str | None, model: str, threads: int
 ) -> None:
     import torch
 
@@ -348,5 +353,5 @@ def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     else:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    assert backend.use_threads(asked) == threads
+    assert backend.use_threads(asked, model) == threads
     assert set_to == [threads]

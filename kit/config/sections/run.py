@@ -29,7 +29,8 @@ class RunSection(Section):
     """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
     at most), or end the run."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of torch; null: OMP_NUM_THREADS, or else the number of physical cores that this process may use."""
+    """CPU threads of torch; null: OMP_NUM_THREADS, or else one for the embedded models, and for others the number of physical
+    cores that this process may use."""
     report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
     """Trackers that mirror the metrics. The run directory stays the truth."""
 
