@@ -8,8 +8,6 @@ With `final`, an answer also has to be worked out as far as the reference, see `
 import gc
 import logging
 import re
-import signal
-import threading
 from collections.abc import Sequence
 
 from rewards.components.math_anywhere import found_anywhere, with_point
@@ -35,42 +33,14 @@ _LETTER = re.compile(
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
-class Overrun(BaseException):
-    """The comparison took too long. No `Exception`, which SymPy catches in many places."""
-
-    overrun = True
-
-
-def judge(
-    answer: str, reference: str, seconds: float | None = None, final: bool = False, anywhere: bool = False
-) -> str:
+def judge(answer: str, reference: str, final: bool = False, anywhere: bool = False) -> str:
     """`equal`, `different`, `unread` (the answer), `reference` (cannot be read itself) or `too_large` to evaluate.
 
     With `final`, `unevaluated` for an answer that is not worked out as far as the reference: one that is no plain number
     where the reference is one, or that equals the reference and is not in `math_form.worked_out`. `answer` is a text that
     holds the answer `anywhere`: then it is also looked for as Math-Verify does, and a comma may be a decimal point; what was
     found and is equal stands behind `equal: `.
-
-    Raises:
-        Overrun: `seconds` were over. An alarm says so, in a main thread and between two steps of the interpreter; what
-            it cannot stop is for the caller to kill, at the cost of loading SymPy again.
     """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        return _judged(answer, reference, final, anywhere)
-    before = signal.signal(signal.SIGALRM, _ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        return _judged(answer, reference, final, anywhere)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _ring(*_: object) -> None:
-    raise Overrun
-
-
-def _judged(answer: str, reference: str, final: bool, anywhere: bool) -> str:
     verdict = _verdict(answer, reference, final)
     if not anywhere or verdict in ("equal", "reference"):
         return verdict

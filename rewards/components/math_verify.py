@@ -33,7 +33,7 @@ _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "tag": tagged_answer,
 }
 MAX_NESTED = 3
-_GRACE = 0.5  # seconds; the comparison stops itself at the deadline, and loading SymPy anew would cost more
+_GRACE = 0.5  # seconds; the comparison can be interrupted, and loading SymPy anew would cost more
 _BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 ANSWER_PLACES = ("any", *_SCANNERS)
 BOXES = ("one", "last")
@@ -72,7 +72,8 @@ class MathVerify(IsolatedComponent):
         lenient: the last answer counts of several, text may follow a tag or line, and where no answer stands in its place
             it is looked for as Math-Verify does. A box, tag or think block that is opened and not closed is no answer in
             either case.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            are tried last; one for which no time was left is `infra`: no score, and no word on the answer.
     """
 
     name: str = "accuracy"
@@ -110,7 +111,7 @@ class MathVerify(IsolatedComponent):
         plainly = final and number(one) is not None and "," not in expected and not anywhere
         if plainly and not _COMPARED_AS_TEXT.search(other):
             return self._settled("unevaluated", sample, found.value)
-        arguments = (found.value, expected, self.deadline, final, anywhere)
+        arguments = (found.value, expected, final, anywhere)
         return Task("rewards.components.math_judge:judge", arguments, info, grace=_GRACE)
 
     def verdict(self, sample: Sample, result: Any) -> Score:

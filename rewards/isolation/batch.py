@@ -17,14 +17,16 @@ _CHUNK_SECONDS = 0.02  # work sent ahead of its answer: enough to hide the pipe,
 _MAX_CHUNK = 64
 _MAX_CHUNK_BYTES = 1 << 20
 _DEATHS = 3  # workers in a row that end before they answer anything
+_FIRST_TRY = 1 / 8  # of the deadline: what has not ended by then waits until all others were tried
 
 
 @dataclass(frozen=True)
 class Task:
     """A call to make in a worker.
 
-    A function that stops by itself at the deadline may say so with an exception that has an attribute `overrun` of
-    True: a `timeout` that costs no worker.
+    A function that can be interrupted says so with a `grace`: at the deadline an alarm raises `Overrun`, a BaseException,
+    in it, which is a `timeout` that costs no worker. In a batch with a budget such a function is first given an eighth of
+    the deadline, and all of it when every other task was tried. So may any exception with a true attribute `overrun`.
 
     Args:
         function: `package.module:function`. Its module is imported in the worker, outside the deadline; when the module
@@ -32,8 +34,8 @@ class Task:
         arguments: plain picklable values.
         info: what a score says beside the reason when the call fails, for instance the extracted answer.
         repeatable: the same arguments always give the same result, so that it may come from a cache.
-        grace: seconds after the deadline before the worker is killed, for a function that stops by itself at the
-            deadline: on a busy machine it may be late to hear of it.
+        grace: seconds after the deadline before the worker is killed, for a function that can be interrupted: on a busy
+            machine, or inside a library's C code, it may be late to hear of the alarm. 0: it is killed at the deadline.
     """
 
     function: str
@@ -47,8 +49,9 @@ class Task:
 class Outcome:
     """What became of a task: its result as JSON would give it back (tuples as lists), or why there is none.
 
-    `status` is `ok`; `timeout` for an overrun of the deadline or of the batch's budget; `error` for what the function
-    raised, a crash, or memory that ran out; `infra` where no worker could be had at all.
+    `status` is `ok`; `timeout` for an overrun of the deadline; `error` for what the function raised, a crash, or memory
+    that ran out; `infra` where no worker could be had at all, or the batch's budget was spent before the task had had its
+    whole deadline: that is the neighbours' doing, and says nothing about the task.
     """
 
     status: Literal["ok", "timeout", "error", "infra"]
@@ -66,6 +69,8 @@ class Batch:
         self.budget = budget
         self.end = None if budget is None else time.monotonic() + budget
         self.graces = [task.grace for task in tasks]
+        self._tried: set[int] = set()  # given a part of the deadline
+        self._slow: deque[Call] = deque()  # ... which was too little
         self.outcomes: list[Outcome | None] = [None] * len(tasks)
         self.pending: deque[Call] = deque()
         self.calls: dict[int, Call] = {}
@@ -75,7 +80,7 @@ class Batch:
         self._answered = 0
         for item, task in enumerate(tasks):
             try:
-                call = Call(item, _checked(task.function), pickle.dumps(task.arguments))
+                call = Call(item, _checked(task.function), pickle.dumps(task.arguments), self._alarm(item, first=True))
             except Exception as failure:
                 self.outcomes[item] = Outcome("error", None, f"cannot be sent to a worker: {failure_reason(failure)}")
             else:
@@ -88,9 +93,20 @@ class Batch:
         return None if self.end is None else max(0.0, self.end - time.monotonic())
 
     def finished(self) -> list[Outcome]:
-        late = Outcome("timeout", None, f"not reached within the batch's budget of {self.budget or 0:g} s")
-        lost = Outcome("infra", None, f"no worker process could be started: {self.no_worker}"[:300])
-        return [outcome or (late if self.left() == 0 and not self.no_worker else lost) for outcome in self.outcomes]
+        if self.no_worker or self.left() != 0:
+            lost = Outcome("infra", None, f"no worker process could be started: {self.no_worker}"[:300])
+            return [outcome or lost for outcome in self.outcomes]
+        spent = f"the batch's budget of {self.budget or 0:g} s was spent by others"
+        reasons = [f"{'tried in part' if item in self._tried else 'not tried'}: {spent}" for item in self.calls]
+        for item, reason in zip(self.calls, reasons, strict=True):
+            self.outcomes[item] = self.outcomes[item] or Outcome("infra", None, reason)
+        return [outcome for outcome in self.outcomes if outcome is not None]
+
+    def _alarm(self, item: int, *, first: bool) -> float:
+        """Seconds after which the task is interrupted; 0 for one that cannot be."""
+        if not self.graces[item]:
+            return 0.0
+        return self.deadline * _FIRST_TRY if first and self.budget is not None else self.deadline
 
     def work(
         self,
@@ -102,11 +118,14 @@ class Batch:
         die; one with nothing left to do is given back."""
         while workers:
             for worker in list(workers):
+                if not self.pending and self._slow:
+                    self.pending, self._slow = self._slow, deque()
                 if not worker.waiting and self.pending:
                     worker.send(self.memory, self._chunk(len(workers)))
                 elif not worker.waiting:
                     give_back(workers, worker)
             if not workers or self.left() == 0:
+                self._tried.update(worker.running for worker in workers if worker.running is not None)
                 return
             self._poll(workers)
             for worker in [w for w in workers if self._is_over(w)]:
@@ -151,6 +170,12 @@ class Batch:
         self._deaths = 0
         self._busy += reply.seconds
         self._answered += 1
+        call = self.calls[reply.item]
+        if reply.late and 0 < call.alarm < self.deadline:
+            self._tried.add(reply.item)
+            self.calls[reply.item] = again = call._replace(alarm=self._alarm(reply.item, first=False))
+            self._slow.append(again)
+            return
         status: Literal["ok", "timeout", "error"] = "timeout" if reply.late else "error" if reply.failed else "ok"
         value, reason = (None, str(reply.value)) if reply.failed else (reply.value, None)
         if reply.late:

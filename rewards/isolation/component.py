@@ -29,7 +29,7 @@ class IsolatedComponent(ItemComponent):
     Args:
         deadline: seconds an item may take.
         memory_mb: address space that an item may take, MiB.
-        budget: seconds for a whole batch, or None; items without a result by then are `timeout`.
+        budget: seconds for a whole batch, or None; items that had not had their whole deadline by then are `infra`.
         cache: results kept on disk, or None for this process's memory only.
     """
 

@@ -47,7 +47,7 @@ class Pool:
             tasks: calls to make, shared out among the workers.
             deadline: seconds a task may take; then, or after its `grace`, its worker is killed, and the others go on.
             memory_mb: address space a task may take beside the code that was loaded for it, MiB.
-            budget: seconds for all tasks together; what has no result by then is a `timeout`.
+            budget: seconds for all tasks together; what had not had its whole deadline by then is `infra`.
 
         Raises:
             ValueError: a deadline or memory limit that leaves nothing to work with.

@@ -29,11 +29,13 @@ _SINGLE_THREADED = {
 
 
 class Call(NamedTuple):
-    """One item as it travels: its number, `module:function`, and pickled arguments."""
+    """One item as it travels: its number, `module:function`, pickled arguments, and the seconds after which it is
+    interrupted (0: never)."""
 
     item: int
     function: str
     arguments: bytes
+    alarm: float = 0.0
 
 
 class Reply(NamedTuple):

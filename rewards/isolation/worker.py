@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import signal
 import struct
 import sys
 import time
@@ -23,8 +24,14 @@ LOADING = b"L"  # importing the item's function; number: monotonic seconds
 STARTED = b"S"  # number: monotonic seconds at which the item began
 RESULT = b"R"  # number: seconds the item took; payload: its JSON
 FAILED = b"E"  # number: seconds the item took; payload: the reason as JSON
-LATE = b"T"  # the function noticed itself that its time was over (an exception with a true `overrun`); as FAILED
+LATE = b"T"  # the function was interrupted, its time was over (an exception with a true `overrun`); as FAILED
 MAX_RESULT = 16_000_000  # bytes of JSON
+
+
+class Overrun(BaseException):
+    """The item's time is over. No `Exception`, which libraries catch in many places."""
+
+    overrun = True
 
 
 class Worker:
@@ -44,8 +51,8 @@ class Worker:
             self.memory = memory
             self.limit(memory)
             waiting = b""  # the reply before goes out with the next start: one write an item
-            for item, function, arguments in items:
-                waiting, exhausted = self.answer(item, function, arguments, waiting)
+            for item, function, arguments, alarm in items:
+                waiting, exhausted = self.answer(item, function, arguments, alarm, waiting)
                 if exhausted:
                     self.write(waiting)
                     return
@@ -53,7 +60,7 @@ class Worker:
             if address_space() > self.baseline + memory // 2:
                 return
 
-    def answer(self, item: int, function: str, arguments: bytes, waiting: bytes) -> tuple[bytes, bool]:
+    def answer(self, item: int, function: str, arguments: bytes, alarm: float, waiting: bytes) -> tuple[bytes, bool]:
         """The item's reply, and whether memory ran out, after which nothing in this process can be relied on."""
         start = time.monotonic()
         try:
@@ -63,7 +70,7 @@ class Worker:
                 self.load(function)
                 start = time.monotonic()
             self.write(waiting + HEADER.pack(STARTED, item, start, 0))
-            payload = json.dumps(self.functions[function](*pickle.loads(arguments)), allow_nan=False).encode()
+            payload = json.dumps(self.called(function, pickle.loads(arguments), alarm), allow_nan=False).encode()
             if len(payload) > MAX_RESULT:
                 raise ValueError(f"the result is {len(payload)} bytes of JSON, more than {MAX_RESULT}")
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException too
@@ -72,6 +79,18 @@ class Worker:
             reply = HEADER.pack(kind, item, time.monotonic() - start, len(reason)) + reason
             return reply, isinstance(failure, MemoryError)
         return HEADER.pack(RESULT, item, time.monotonic() - start, len(payload)) + payload, False
+
+    def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
+        """What the function returns; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
+        of the interpreter. What that cannot stop is for the parent to kill."""
+        if not alarm:
+            return self.functions[function](*arguments)
+        signal.signal(signal.SIGALRM, _ring)
+        signal.setitimer(signal.ITIMER_REAL, alarm)
+        try:
+            return self.functions[function](*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def load(self, function: str) -> None:
         """Imports without a limit, and calls the module's `warm_up()` if it has one."""
@@ -99,6 +118,10 @@ class Worker:
         view = memoryview(frames)
         while view:
             view = view[os.write(self.replies, view) :]
+
+
+def _ring(*_: object) -> None:
+    raise Overrun
 
 
 def describe(failure: BaseException) -> str:

@@ -80,7 +80,8 @@ def math_verify(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed.
@@ -125,7 +126,8 @@ def math_boxed(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or the box could outweigh the answer.

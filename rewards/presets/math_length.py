@@ -49,7 +49,8 @@ def math_dapo(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or the lengths make no interval.
@@ -118,7 +119,8 @@ def math_cosine(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
@@ -179,7 +181,8 @@ def math_kimi_length(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or length could outweigh the answer.
@@ -241,7 +244,8 @@ def math_length_budget(
         lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
             Math-Verify does.
         deadline: seconds that one comparison may take.
-        batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit.
+        batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or a number is out of its range.

@@ -197,9 +197,22 @@ def test_a_batch_has_a_budget_that_grows_with_it():
     preset = load("math-verify", deadline=5.0, budget=1.5, final_form=False)
     start = time.monotonic()
     evaluation = preset.score(build_samples(["?"] * 40, texts, reference=["2"] * 40))
-    assert evaluation.statuses["accuracy"] == ["timeout"] * 40
+    assert evaluation.statuses["accuracy"] == ["infra"] * 40
+    assert evaluation.totals == [None] * 40
     assert "budget of 1.5 s" in evaluation.infos["accuracy"][-1]["reason"]
     assert time.monotonic() - start < 10
+
+
+def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
+    texts = [rf"\boxed{{{HANGING}+2{at}}}" for at in range(14)] + [rf"\boxed{{{at}y+x}}" for at in range(2, 52)]
+    references = ["2"] * 14 + [f"x+{at}y" for at in range(2, 52)]
+    preset = load("math-verify", deadline=1.2, budget=4.0, final_form=False)
+    preset.score(build_samples(["?"], [r"\boxed{y+9x}"], reference=["9x+y"]))  # warm
+    evaluation = preset.score(build_samples(["?"] * 64, texts, reference=references))
+    assert evaluation.statuses["accuracy"][14:] == ["ok"] * 50
+    hanging = set(zip(evaluation.statuses["accuracy"][:14], evaluation.values["accuracy"][:14], strict=True))
+    assert hanging <= {("timeout", 0.0), ("infra", None)}
+    assert ("infra", None) in hanging
 
 
 def test_a_box_that_holds_nothing_but_a_box_is_that_one():
