@@ -29,7 +29,7 @@ from typing import Any
 from kit.api import launch as api
 from kit.runs.process import identity
 from kit.runs.store import RunDir, RunStore
-from kit.runs.supervisor import Watch
+from kit.runs.supervisor import Heartbeat
 
 LIMITS = {"overhead_ms": 20.0, "ps_seconds": 0.5, "load_seconds": 1.0, "stop_beyond_a_step_seconds": 5.0}
 KEYS = 60
@@ -56,7 +56,7 @@ def overhead(folder: Path) -> dict[str, float]:
     run, draw, steps = RunStore(folder).create("overhead"), random.Random(0), 300
     run.write_status("running")
     lines = [metric_line(step, draw) for step in range(steps)]
-    watch, taken = Watch(run, adopted=False), []
+    watch, taken = Heartbeat(run, adopted=False), []
     cpu = time.process_time()
     with watch:
         watch.started(os.getpid())

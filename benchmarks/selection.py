@@ -80,7 +80,7 @@ def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
     from kit.evaluation.heldout import HeldOut, evaluating, scoring_context
     from kit.models.backend import use_threads
     from kit.models.loading import load_model
-    from kit.runner.logging import silence_steps
+    from kit.runner.console import silence_steps
     from kit.train import seed_everything
     from kit.trainer.arguments import grpo_config
     from kit.trainer.trainer import make_trainer_class

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "kit.api.smoke": "kit.api.notebook",
     "kit.comparison": "kit.studies.arms",
     "kit.evaluation.compare": "kit.studies.compare",
     "kit.evaluation.compare_scores": "kit.studies.scores",
@@ -24,7 +25,7 @@ MOVED = {
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
     "kit.sections": "kit.config.sections",
-    "kit.smoke": "kit.api.smoke",
+    "kit.smoke": "kit.api.notebook",
     "kit.sweeps": "kit.studies.sweep",
     "kit.training.arguments": "kit.trainer.arguments",
     "kit.training.backend": "kit.models.backend",
@@ -41,7 +42,7 @@ MOVED = {
     "kit.training.packing": "kit.scoring.packing",
     "kit.training.precision": "kit.models.backend",
     "kit.training.preparation": "kit.runner.prepare",
-    "kit.training.quiet": "kit.runner.logging",
+    "kit.training.quiet": "kit.runner.console",
     "kit.training.savings": "kit.trainer.savings",
     "kit.training.selection": "kit.trainer.selection",
     "kit.training.step_phases": "kit.trainer.step_phases",

@@ -19,12 +19,11 @@ from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.models.failures import Memory
-    from kit.runner.console import Reporter
-    from kit.runner.distributed import Processes
-    from kit.runner.logging import LogBook
-    from kit.runner.parts import Parts
-    from kit.runner.previous_run import Past, Resumption
-    from kit.runner.stop import Stop
+    from kit.runner.console import LogCapture, Reporter
+    from kit.runner.distributed import DistributedContext
+    from kit.runner.lifecycle import StopSignal
+    from kit.runner.prepare import Parts
+    from kit.runner.resume import PreviousRun, Resumption
     from kit.runner.trackers import Trackers
     from kit.runs.store import RunDir
 
@@ -42,13 +41,12 @@ def run(
     that a face has made (or claimed) the directory for this process already.
     """
     from kit.models.libraries import load_libraries
-    from kit.runner.console import Reporter
+    from kit.runner.console import LogCapture, Reporter
     from kit.runner.distributed import join
-    from kit.runner.logging import LogBook
 
     processes = join()
-    config = processes.of_first(config)
-    reporter, logs = Reporter(quiet or not processes.is_first), LogBook()
+    config = processes.broadcast(config)
+    reporter, logs = Reporter(quiet or not processes.is_first), LogCapture()
     with logs.collecting():
         reporter.say(f"grpo-kit: run '{config.run.id}'{processes.note()}")
         load_libraries(config.model)
@@ -63,7 +61,7 @@ class Checked:
 
     parts: Parts
     threads: int
-    past: Past | None
+    previous: PreviousRun | None
     resumption: Resumption | None
 
 
@@ -74,8 +72,8 @@ class Job:
     parts: Parts
     folder: RunDir
     reporter: Reporter
-    processes: Processes
-    stop: Stop
+    processes: DistributedContext
+    stop: StopSignal
     resumption: Resumption | None
 
     @property
@@ -86,25 +84,25 @@ class Job:
 def _run(
     config: RunConfig,
     reporter: Reporter,
-    logs: LogBook,
-    processes: Processes,
+    logs: LogCapture,
+    processes: DistributedContext,
     *,
     resume: bool,
     force: bool,
     adopt: bool,
 ) -> RunDir:
     from kit.models.backend import running_on
-    from kit.runner.distributed import Onlooker, seen_from
+    from kit.runner.distributed import ReadOnlyRunDir
     from kit.runner.lifecycle import create_run_directory, following, lifecycle
-    from kit.runner.rewind import rewind
+    from kit.runner.resume import truncate_to_checkpoint
     from kit.runner.trackers import Trackers
 
     first = processes.is_first
     look = partial(check, config, reporter, processes, resume=resume, force=force, adopt=adopt)
-    found = processes.first_then_others(look)
+    found = processes.main_process_first(look)
     parts, config = found.parts, found.parts.config
-    folder = processes.first_then_others(
-        lambda: create_run_directory(config, resume=resume, adopt=adopt) if first else Onlooker.of(config)
+    folder = processes.main_process_first(
+        lambda: create_run_directory(config, resume=resume, adopt=adopt) if first else ReadOnlyRunDir.of(config)
     )
     life = lifecycle(folder, logs, reporter) if first else following(folder, processes)
 
@@ -112,35 +110,36 @@ def _run(
 
     with life as stop, backend, Trackers(folder, reporter.say) as trackers:
         if first and found.resumption is not None:
-            rewind(found.resumption, reporter.say)
-        resumption = seen_from(folder, processes.of_first(found.resumption))
+            truncate_to_checkpoint(found.resumption, reporter.say)
+        resumption = processes.broadcast(found.resumption)
+        resumption = resumption and resumption.seen_from(folder)
         folder.write_text("config.yaml", config.to_yaml())
         folder.write_json("data.json", parts.data.info)
         reporter.data(parts.data.info)
         job = Job(parts, folder, reporter, processes, stop, resumption)
-        job, trainer, memory = build_anyhow(job, found.threads, trackers)
-        learn(job, trainer, memory, found.past.step if found.past else 0)
+        job, trainer, memory = build_with_fallback(job, found.threads, trackers)
+        learn(job, trainer, memory, found.previous.step if found.previous else 0)
     return folder
 
 
 def check(
-    config: RunConfig, reporter: Reporter, processes: Processes, *, resume: bool, force: bool, adopt: bool
+    config: RunConfig, reporter: Reporter, processes: DistributedContext, *, resume: bool, force: bool, adopt: bool
 ) -> Checked:
     """Looks at everything that can be wrong, before anything is written. Raises `KitError`."""
     from kit.models.backend import use_threads
     from kit.runner.distributed import check_division
     from kit.runner.lifecycle import check_run_id
     from kit.runner.prepare import prepare
-    from kit.runner.resume import check_resumable, look_back
+    from kit.runner.resume import check_resumable, load_previous_run
 
     first, fresh = processes.is_first, not (resume or adopt)
     check_division(config, processes.size)
     if fresh and first:
         check_run_id(config)
-    past = look_back(config, adopt=adopt) if resume and first else None
-    threads = use_threads(config.run.threads or (past.threads if past else None), config.model.name)
+    previous = load_previous_run(config, adopt=adopt) if resume and first else None
+    threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
     parts = prepare(config, fresh=fresh)
-    return Checked(parts, threads, past, check_resumable(past, parts, force=force) if past else None)
+    return Checked(parts, threads, previous, check_resumable(previous, parts, force=force) if previous else None)
 
 
 def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | None]:
@@ -151,12 +150,11 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
-    from kit.runner.compatibility import inputs
-    from kit.runner.distributed import Gathered
+    from kit.runner.console import silence_steps
+    from kit.runner.distributed import GatheringSink
     from kit.runner.environment import environment
-    from kit.runner.logging import silence_steps
-    from kit.runner.recording import CompletionWriter, FailureWatch
-    from kit.runner.resume import with_past
+    from kit.runner.recording import CompletionWriter, FailureMonitor
+    from kit.runner.resume import inputs, with_history
     from kit.trainer.arguments import changes, grpo_config
     from kit.trainer.engine import engine_settings
     from kit.trainer.savings import switches
@@ -171,13 +169,13 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     engine = record(config, parts.engine, loaded.backend.name)
     stands_on = environment(loaded.backend, threads, args, config.run.seed, engine)
     stands_on |= {"inputs": inputs(parts)}
-    stands_on = with_past(stands_on, job.resumption) if job.resumption else stands_on
+    stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
     folder.write_json("env.json", stands_on)
     trackers.start(config)
 
     batches = config.optimisation.steps // config.optimisation.iterations
-    writer = Gathered(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
-    watch = FailureWatch(rewards, config.reward.max_failure_share, say, batches)
+    writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
+    watch = FailureMonitor(rewards, config.reward.max_failure_share, say, batches)
     told = partial(tell_halved, folder, say)
     memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
     if parts.engine.note:
@@ -216,7 +214,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     return trainer, memory
 
 
-def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
+def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
     """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
     from kit.models.failures import release
 
@@ -228,11 +226,11 @@ def build_anyhow(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, 
             raise
         reason = str(error)
     release()  # the first model, which the error's traceback has kept until here
-    job = without_vllm(job, reason)
+    job = fall_back_to_hf(job, reason)
     return job, *build(job, threads, trackers)
 
 
-def without_vllm(job: Job, reason: str) -> Job:
+def fall_back_to_hf(job: Job, reason: str) -> Job:
     """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
     from kit.generation.engine import Engine, resolved
 
@@ -247,11 +245,10 @@ def without_vllm(job: Job, reason: str) -> Job:
 def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     """Held-out score before, GRPO from step `start` on, held-out score after."""
     from kit.evaluation.heldout import HeldOut
-    from kit.runner.callbacks import Agreement, Recorder
     from kit.runner.environment import peak_memory
-    from kit.runner.evaluation import Evaluator, Watcher, conclude, make_judge
-    from kit.runner.resume import train_on
-    from kit.runner.rewind import earlier_scores
+    from kit.runner.evaluation import AlertCallback, EvaluationCallback, conclude, make_policy
+    from kit.runner.recording import Recorder, SyncCallback
+    from kit.runner.resume import earlier_scores, train_on
 
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
     rows, settings = parts.data.heldout.to_list(), (config.evaluation, config.generation)
@@ -259,7 +256,7 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     heldout = HeldOut(
         rows, parts.preset, parts.files.tokenizer, *settings, parts.checker, memory, parts.interaction, processor=shown
     )
-    judge = make_judge(folder, config.evaluation, parts.checker, job.reporter.say)
+    policy = make_policy(folder, config.evaluation, parts.checker, job.reporter.say)
     scores = earlier_scores(job.resumption) if job.resumption else {}
 
     def score(model: Any, name: str, step: int) -> dict[str, Any]:
@@ -278,9 +275,9 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     with job.reporter.bar("Training", start) as advance:
         if first:
             trainer.add_callback(Recorder(folder, stop, advance))
-            trainer.add_callback(Watcher(judge))
-            trainer.add_callback(Evaluator(judge, score, stop))
-        trainer.add_callback(Agreement(job.processes, stop, folder))
+            trainer.add_callback(AlertCallback(policy))
+            trainer.add_callback(EvaluationCallback(policy, score, stop))
+        trainer.add_callback(SyncCallback(job.processes, stop, folder))
         job.processes.wait()
         try:
             train_on(trainer, job.resumption)
@@ -289,7 +286,7 @@ def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
     if first:
         folder.append_event("memory", step=trainer.state.global_step, **peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-        conclude(judge, stop, trainer, score)
+        conclude(policy, stop, trainer, score)
         job.reporter.result(folder, config, stop.reason)
 
 
@@ -310,15 +307,15 @@ def main(request: dict[str, Any], quiet: bool) -> None:
 
 def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The request that a face has written (JSON), or one for a YAML file or a preset's name. Raises `ConfigError`."""
-    from kit.runner.request import prepare
-    from kit.runs.child import read_json
+    from kit.runner.request import resolve_config
+    from kit.runs.worker import read_json
 
     if source.endswith(".json"):
         return read_json(source)
-    return {"config": prepare(source, overrides).model_dump(mode="json")}
+    return {"config": resolve_config(source, overrides).model_dump(mode="json")}
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(main, read=read_request))

@@ -104,8 +104,8 @@ def attempt(
     """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`."""
     import kit.train
     from kit.config import load_config
-    from kit.runs.child import serve
     from kit.runs.store import RunDir
+    from kit.runs.worker import serve
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kit.runner.console.draw_curves", lambda *_: None)  # a second of drawing, another's test

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from kit import __version__
 from kit.cli import app as cli
 from kit.config import load_config
-from kit.runs.child import Outcome
 from kit.runs.store import RunStore
+from kit.runs.worker import Outcome
 
 
 @pytest.fixture(autouse=True)

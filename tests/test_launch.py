@@ -16,8 +16,8 @@ import yaml
 from kit.config import load_config
 from kit.errors import ConfigError, ModelError, RunError
 from kit.runner.distributed import (
-    Onlooker,
-    Processes,
+    DistributedContext,
+    ReadOnlyRunDir,
     check_division,
     clear_failures,
     is_gone,
@@ -73,7 +73,7 @@ import torch
 torch.set_num_threads(1)
 import kit.train
 import trl.trainer.grpo_trainer
-from kit.runs.child import serve
+from kit.runs.worker import serve
 
 YAML, PORT = sys.argv[1], int(sys.argv[2])
 
@@ -251,11 +251,11 @@ def test_a_batch_is_shared_evenly_or_refused(batch: int, micro: int | None, proc
 def test_one_process_waits_for_nobody() -> None:
     alone = join()
     assert (alone.rank, alone.size, alone.note()) == (0, 1, "")
-    assert alone.everyone("x") == ["x"]
-    assert alone.of_first("x") == "x"
-    assert alone.first_then_others(lambda: 3) == 3
+    assert alone.all_gather_object("x") == ["x"]
+    assert alone.broadcast("x") == "x"
+    assert alone.main_process_first(lambda: 3) == 3
     with pytest.raises(ModelError, match="no"):
-        alone.first_then_others(lambda: (_ for _ in ()).throw(ModelError("no")))
+        alone.main_process_first(lambda: (_ for _ in ()).throw(ModelError("no")))
     alone.leave()
 
 
@@ -264,21 +264,21 @@ def test_what_another_process_failed_of_is_told_in_place_of_the_lost_connection(
     assert is_gone(GLOO)
     assert not is_gone(RuntimeError("shape mismatch"))
     assert "ended without a word" in str(told_failure(run, GLOO))
-    note_failure(run, Processes(1, 2), GLOO)  # follows from the end of another one: no news
+    note_failure(run, DistributedContext(1, 2), GLOO)  # follows from the end of another one: no news
     assert "ended without a word" in str(told_failure(run, GLOO))
-    note_failure(run, Processes(1, 2), ModelError("out of memory"))
+    note_failure(run, DistributedContext(1, 2), ModelError("out of memory"))
     told = told_failure(run, GLOO)
     assert isinstance(told, ModelError)
     assert str(told) == "Process 2 of 2 failed. out of memory"
     clear_failures(run)
-    note_failure(run, Processes(2, 4), ValueError("odd"))
+    note_failure(run, DistributedContext(2, 4), ValueError("odd"))
     told = told_failure(run, GLOO)
     assert type(told) is RunError
     assert str(told) == "Process 3 of 4 failed. ValueError: odd"
 
 
 def test_the_other_processes_write_nothing(tmp_path: Path) -> None:
-    run = Onlooker(tmp_path)
+    run = ReadOnlyRunDir(tmp_path)
     run.write_status("running", step=1)
     run.append_metrics({"step": 1})
     run.append_event("out_of_memory", step=1)

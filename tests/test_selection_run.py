@@ -12,7 +12,7 @@ import pytest
 from kit.config import SelectionConfig, load_config
 from kit.config.sections.selection import REMOVED
 from kit.errors import ConfigError
-from kit.runner.validate import check
+from kit.runner.prepare import validate
 
 ROOT = Path(__file__).parents[1]
 METHODS = [
@@ -47,7 +47,7 @@ def test_validate_refuses_what_cannot_be(overrides: list[str], words: str, tree:
     (tmp_path / "mine.py").write_text("def make(prompts, trainer):\n    return {}\n")
     overrides = [each.replace("mine.py", str(tmp_path / "mine.py")) for each in overrides]
     with pytest.raises(ConfigError, match=words):
-        check(load_config(tree, overrides))
+        validate(load_config(tree, overrides))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [(name, nearest) for name, (_, nearest) in REMOVED.items()])
@@ -66,7 +66,7 @@ def test_a_removed_method_is_refused_with_what_comes_nearest_and_read_where_it_i
 def test_validate_refuses_several_processes(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes"):
-        check(load_config(tree, ["selection.cppo={keep: 2}"]))
+        validate(load_config(tree, ["selection.cppo={keep: 2}"]))
 
 
 def test_what_is_logged_is_in_the_page() -> None:

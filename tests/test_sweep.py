@@ -22,8 +22,8 @@ from kit.api import launch as api
 from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RewardError, RunError
-from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunDir, RunStore
+from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
 from kit.studies.sweep import carry_out, history, look, run_trial, table
 from kit.studies.sweep_config import SweepConfig, check, load_sweep, trial_config
 from kit.studies.sweep_study import Study

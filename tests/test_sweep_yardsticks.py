@@ -17,8 +17,8 @@ from kit.api import launch as api
 from kit.cli import app as cli
 from kit.config import RunConfig
 from kit.errors import ConfigError
-from kit.runs.child import DONE, Outcome
 from kit.runs.store import RunDir, RunStore
+from kit.runs.worker import DONE, Outcome
 from kit.studies.sweep import carry_out, run_trial
 from kit.studies.sweep_config import SweepConfig, check, load_sweep, trial_config
 

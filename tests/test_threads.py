@@ -62,7 +62,7 @@ def test_other_settings_of_openmp_leave_it_to_the_kit() -> None:
 
 
 def test_processes_that_the_kit_starts_get_the_setting() -> None:
-    shown = python("import json; from kit.runs.child import environment; print(json.dumps(environment()))").stdout
+    shown = python("import json; from kit.runs.worker import environment; print(json.dumps(environment()))").stdout
     assert SLEEPY.items() <= json.loads(shown).items()
 
 

@@ -11,7 +11,7 @@ import kit
 
 def test_the_status_says_when_held_out_problems_are_scored(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.evaluation.heldout import HeldOut
-    from kit.runner.callbacks import Recorder
+    from kit.runner.recording import Recorder
 
     seen: list[tuple[str, object]] = []
     score, step = HeldOut.score, Recorder.on_step_end

@@ -1,4 +1,4 @@
-"""kit.runner.validate: what `grpo-kit validate` says, and what it refuses, without a run."""
+"""kit.runner.prepare: what `grpo-kit validate` says, and what it refuses, without a run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from kit.errors import (
     RewardError,
     RunError,
 )
-from kit.runner.prepare import check_environment, prepare
-from kit.runner.validate import check
+from kit.runner.prepare import check_environment, prepare, validate
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def notes_of(tree: Any, *overrides: str) -> str:
-    return "\n".join(check(load_config(tree, overrides)))
+    return "\n".join(validate(load_config(tree, overrides)))
 
 
 def test_notes_name_the_methods_of_selection_and_their_settings(tree: Any) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from kit.api.run import Run
 from kit.errors import RunError
-from kit.runner.request import prepare
-from kit.runs.child import DONE, Outcome
+from kit.runner.request import resolve_config
 from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import cut_short, detach, settle, supervise
+from kit.runs.worker import DONE, Outcome
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -42,7 +42,7 @@ def train(
         KitError: the kind of error that the user made, before or during the run.
         RunError: the training process crashed.
     """
-    run, outcome = launch(prepare(config, overrides, **shortcuts), quiet=not progress)
+    run, outcome = launch(resolve_config(config, overrides, **shortcuts), quiet=not progress)
     if outcome.error is not None:
         raise outcome.error
     if run is None:
@@ -52,7 +52,7 @@ def train(
 
 def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outcome]:
     """Runs a prepared configuration, and says how it ended; the run is None when it never got a directory."""
-    assert config.run.id is not None, "prepare() gives every run an id"
+    assert config.run.id is not None, "resolve_config() gives every run an id"
     folder = RunDir(Path(config.run.root) / config.run.id)
     request = {"config": config.model_dump(mode="json")}
     make = functools.partial(_make, config)
@@ -80,7 +80,7 @@ def start(
     Follow it by the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Mistakes that show only when data and
     model are read end the run as `failed`, with the reason; those of the configuration itself raise `ConfigError`.
     """
-    resolved = prepare(config, overrides, **shortcuts)
+    resolved = resolve_config(config, overrides, **shortcuts)
     folder = _make(resolved)
     detach(folder, {"config": resolved.model_dump(mode="json")}, module=TRAINER)
     return Run(folder.id, resolved.run.root)
@@ -88,7 +88,7 @@ def start(
 
 def _make(config: RunConfig) -> RunDir:
     """The directory of a new run, for a training process to adopt."""
-    assert config.run.id is not None, "prepare() gives every run an id"
+    assert config.run.id is not None, "resolve_config() gives every run an id"
     return RunStore(config.run.root).create(
         config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps, face=True
     )

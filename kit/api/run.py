@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, RunError
-from kit.runs.child import STOPPED, call
 from kit.runs.store import ALIVE, RunDir, RunStore
+from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
     from array import array

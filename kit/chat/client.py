@@ -23,8 +23,8 @@ from typing import Any
 import kit.errors
 from kit.chat.protocol import IDLE, SIDES, decode, encode
 from kit.errors import ConfigError, KitError, RunError
-from kit.runs.child import environment
 from kit.runs.store import RunDir
+from kit.runs.worker import environment
 
 SERVER = "kit.chat.server"
 START_SECONDS = 600.0

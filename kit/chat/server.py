@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kit.chat.protocol import decode, encode
-from kit.runs.child import is_user_error
+from kit.runs.worker import is_user_error
 
 if TYPE_CHECKING:
     from kit.chat.answering import Talker
@@ -76,10 +76,10 @@ class Wire:
 
 def serve(request: dict[str, Any], wire: Wire) -> None:
     """Loads, says `ready`, and answers until there is nothing more to answer."""
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture
     from kit.runs.store import RunDir
 
-    with LogBook().collecting():
+    with LogCapture().collecting():
         try:
             from kit.chat.answering import Talker
 

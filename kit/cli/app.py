@@ -14,16 +14,13 @@ import typer
 from typer.core import TyperGroup
 
 from kit import __version__
-from kit.cli import export as cli_export
+from kit.cli import chat as cli_chat
 from kit.cli import plan as cli_plan
 from kit.cli import runs as cli_runs
-from kit.cli import study as cli_study
-from kit.cli import ui as cli_ui
-from kit.cli.model import model_app
 from kit.cli.objective import objective_app
 from kit.cli.reward import reward_app
 from kit.cli.tables import print_table
-from kit.runs.child import CRASHED, STOPPED, USER_ERROR, is_user_error
+from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -61,7 +58,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(reward_app, name="reward")
 app.add_typer(objective_app, name="objective")
 app.add_typer(data_app, name="data")
-app.add_typer(model_app, name="model")
+app.add_typer(cli_plan.model_app, name="model")
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")]
 Overrides = Annotated[
@@ -114,9 +111,9 @@ def train(
 
 def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
     from kit.api.launch import launch
-    from kit.runner.request import prepare
+    from kit.runner.request import resolve_config
 
-    prepared = prepare(config, override or [], **shortcuts)
+    prepared = resolve_config(config, override or [], **shortcuts)
     if detach:
         cli_runs.start_detached(prepared)
         return
@@ -131,9 +128,9 @@ def validate(config: ConfigArgument, override: Overrides = None, skip_bad_rows: 
     """Check CONFIG without running it."""
     loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
 
-    from kit.runner.validate import check
+    from kit.runner import prepare
 
-    for note in check(loaded):
+    for note in prepare.validate(loaded):
         typer.echo(f"  {note}")
     typer.echo(f"{config} can be run.")
 
@@ -165,13 +162,36 @@ app.command()(cli_runs.ps)
 app.command()(cli_runs.logs)
 app.command()(cli_runs.stop)
 app.command()(cli_runs.resume)
-app.command("eval")(cli_study.evaluate)
-app.command()(cli_study.report)
-app.command()(cli_export.export)
-app.command()(cli_export.chat)
-app.command()(cli_study.compare)
-app.command()(cli_study.sweep)
-app.command()(cli_ui.ui)
+app.command("eval")(cli_runs.evaluate)
+app.command()(cli_runs.report)
+app.command()(cli_chat.export)
+app.command()(cli_chat.chat)
+app.command()(cli_runs.compare)
+app.command()(cli_runs.sweep)
+
+
+@app.command()
+def ui(
+    host: Annotated[str, typer.Option(help="Address to serve at; any but 127.0.0.1 needs --auth.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 7860,
+    root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
+    auth: Annotated[
+        str | None,
+        typer.Option(metavar="FILE_OR_ENV", help="Lines `user:password`: a file, or an environment variable's name."),
+    ] = None,
+    hooks: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A Python file whose functions the page may use as rewards and hooks."),
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Also at a public address of Gradio's relay; needs --auth.")
+    ] = False,
+) -> None:
+    """Open the web page: make runs, watch them, try the results. Runs outlive the page."""
+    from kit.ui.server import serve
+    from kit.ui.settings import Settings, read_accounts
+
+    serve(Settings(host, port, root, read_accounts(auth), tuple(hooks or ()), share))
 
 
 @config_app.command("schema")

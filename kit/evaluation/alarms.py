@@ -1,6 +1,6 @@
 """What looks wrong in a run, in plain words: pure functions over metric lines and evaluations. No torch.
 
-`Watch` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
+`AlertMonitor` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
 hold, and again only after it has not held for `QUIET` lines. Nothing but the lines decides, so feeding it the file
 again gives the same alerts. The conditions, over lines that have the quantity:
 
@@ -52,7 +52,7 @@ class Alert:
     severity: str = "warning"
 
 
-class Watch:
+class AlertMonitor:
     """Takes metric lines in their order and says what has begun to look wrong."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Watch:
 
 def alerts(lines: Iterable[Line]) -> list[Alert]:
     """All alerts of a run's metric lines, in the order of their steps."""
-    watch = Watch()
+    watch = AlertMonitor()
     return [alert for line in lines for alert in watch.see(line)]
 
 

@@ -124,7 +124,7 @@ def standing(results: Sequence[Result], key: str, min_delta: float = 0.0) -> Sta
 
 def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
     """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
-    from kit.runs.checkpoints import is_whole
+    from kit.runs.store import is_whole
 
     whole = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_whole(path)}
     there = f"Its checkpoints: {', '.join(map(str, whole)) or 'none yet'}."

@@ -21,6 +21,6 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(job))

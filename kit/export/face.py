@@ -10,8 +10,8 @@ from typing import Any
 from kit.errors import ConfigError, RunError
 from kit.export import target as places
 from kit.export.formats import PUSHED, format_name, quantization_name
-from kit.runs.child import STOPPED, call
 from kit.runs.store import ALIVE, RunDir
+from kit.runs.worker import STOPPED, call
 
 JOB = "kit.export.job"
 DTYPES = ("auto", "float16", "bfloat16")

@@ -34,11 +34,10 @@ PACKAGES = ("grpo-kit", "torch", "transformers", "peft", "bitsandbytes", "safete
 
 def export_run(request: dict[str, Any], quiet: bool) -> None:
     """Exports as requested. What came of it is filed as export/FORMAT.json in the run."""
-    from kit.runner.console import Reporter
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture, Reporter
     from kit.runs.store import RunDir
 
-    run, logs = RunDir(Path(request["run_dir"])), LogBook()
+    run, logs = RunDir(Path(request["run_dir"])), LogCapture()
     with logs.collecting(), logs.written_to(run.log):
         export(run, request, Reporter(quiet))
 
@@ -348,6 +347,6 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(export_run))

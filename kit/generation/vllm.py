@@ -19,7 +19,7 @@ from trl.generation import vllm_generation
 
 from kit.errors import EngineError
 from kit.models.failures import EngineSettings, engine_failure
-from kit.runs.watchdog import Watchdog
+from kit.runs.worker import Watchdog
 
 if TYPE_CHECKING:
     from kit.models.failures import EngineSettings

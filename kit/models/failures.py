@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from kit.errors import EngineError, KitError, ModelError, RunError
-from kit.runs.watchdog import Hung
+from kit.runs.worker import Hung
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir

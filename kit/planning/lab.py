@@ -17,7 +17,7 @@ from kit.runs.files import to_json
 if TYPE_CHECKING:
     from kit.evaluation.heldout import Progress
     from kit.planning.signal import BaseModel
-    from kit.runner.parts import Parts
+    from kit.runner.prepare import Parts
 
 MOST_ROWS, MOST_EACH = 16, 16
 
@@ -66,10 +66,9 @@ def _said(base: BaseModel, prompt: Any, completion: Any) -> str:
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
-    from kit.runner.console import Reporter
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture, Reporter
 
-    reporter, logs = Reporter(quiet), LogBook()
+    reporter, logs = Reporter(quiet), LogCapture()
     with logs.collecting():
         from transformers import set_seed
 
@@ -90,6 +89,6 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(job))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import RunError
-from kit.runs.child import call
+from kit.runs.worker import call
 
 if TYPE_CHECKING:
-    from kit.runner.parts import Parts
+    from kit.runner.prepare import Parts
 
 MODULE = "kit.planning.probe"
 STEPS = 2
@@ -80,7 +80,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
     from kit.planning.worst_step import WorstStep, peak
-    from kit.runner.logging import silence_steps
+    from kit.runner.console import silence_steps
     from kit.trainer.arguments import grpo_config
     from kit.trainer.engine import engine_settings
     from kit.trainer.savings import switches
@@ -140,11 +140,10 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     from kit.models.backend import use_threads
     from kit.models.failures import explained
     from kit.models.libraries import load_libraries
-    from kit.runner.console import Reporter
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture, Reporter
     from kit.runner.prepare import prepare
 
-    reporter, logs = Reporter(quiet), LogBook()
+    reporter, logs = Reporter(quiet), LogCapture()
     with logs.collecting(), explained():
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
@@ -159,6 +158,6 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(job))

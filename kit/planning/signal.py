@@ -32,10 +32,10 @@ from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilso
 from kit.generation.multi_turn import own_tokens
 from kit.planning.timing import estimate_update
 from kit.planning.verdict import Signal, judge
-from kit.runs.child import STOPPED, call
+from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
-    from kit.runner.parts import Parts
+    from kit.runner.prepare import Parts
     from rewards import Evaluation
 
 MODULE = "kit.planning.signal"
@@ -259,10 +259,9 @@ def _quantile(ordered: Sequence[float], level: float) -> float:
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
-    from kit.runner.console import Reporter
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture, Reporter
 
-    reporter, logs = Reporter(quiet), LogBook()
+    reporter, logs = Reporter(quiet), LogCapture()
     with logs.collecting():
         from transformers import set_seed
 
@@ -282,6 +281,6 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(job))

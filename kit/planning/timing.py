@@ -10,7 +10,7 @@ from kit.models.memory import ModelShape, Workload, fixed_terms, workload
 from kit.planning.cards import Card
 
 if TYPE_CHECKING:
-    from kit.runner.parts import Parts
+    from kit.runner.prepare import Parts
 
 GPU_EFFICIENCY = 0.35
 """Share of a card's stated arithmetic that transformers reaches in training."""

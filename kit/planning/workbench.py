@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import DataError
-from kit.runs.child import is_user_error
 from kit.runs.files import to_json
+from kit.runs.worker import is_user_error
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -291,9 +291,9 @@ def plan(config: RunConfig, request: Request) -> dict[str, Any]:
 
 def validate(config: RunConfig, request: Request) -> list[str]:
     """The notes of `grpo-kit validate`."""
-    from kit.runner.validate import check
+    from kit.runner import prepare
 
-    return check(config)
+    return prepare.validate(config)
 
 
 def doctor(config: RunConfig, request: Request) -> dict[str, Any]:

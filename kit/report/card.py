@@ -13,7 +13,7 @@ from markupsafe import Markup
 from kit.report import comparison, html, overview, story
 from kit.report.record import Record, read
 from kit.report.run_report import chart
-from kit.runs.curves import is_number, panels
+from kit.runs.metrics import is_number, panels
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kit.report.scale import number, ticks
-from kit.runs.curves import MOST_POINTS, Point, downsample, trend
+from kit.runs.metrics import MOST_POINTS, Point, downsample, trend
 
 Band = Sequence[tuple[float, float, float]]  # (x, low, high)
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 170.0, 48.0, 12.0, 30.0, 38.0

@@ -11,7 +11,7 @@ from kit.report import charts, html
 from kit.report.record import Record
 from kit.report.scale import number
 from kit.report.scores import Difference, Scores, difference, estimates
-from kit.runs.curves import last_step, result_of, step_of
+from kit.runs.metrics import last_step, result_of, step_of
 
 SHOWN = 8
 LONGEST = 2500

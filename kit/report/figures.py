@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.errors import RunError
-from kit.runs.curves import Evaluations, Metrics, Panel, Point, Range, panels, step_of, trend
+from kit.runs.metrics import Evaluations, Metrics, Panel, Point, Range, panels, step_of, trend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

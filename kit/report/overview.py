@@ -10,7 +10,7 @@ from markupsafe import Markup
 from kit.report import html
 from kit.report.record import Record
 from kit.report.scale import number
-from kit.runs.curves import is_number, last_step, placed, points, result_of
+from kit.runs.metrics import is_number, last_step, placed, points, result_of
 
 MOST_ALERTS = 4
 LAST = 10

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from kit.report import charts, comparison, groups, html, overview, setting, story
 from kit.report.page import Section, page
 from kit.report.record import Record, read
-from kit.runs.curves import Panel, panels
 from kit.runs.files import write_atomic
+from kit.runs.metrics import Panel, panels
 from kit.runs.secrets import redact
 from kit.runs.store import RunDir
 

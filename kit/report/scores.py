@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from kit.evaluation.problems import problem_scores
 from kit.evaluation.statistics import bootstrap_mean
-from kit.runs.curves import is_number
+from kit.runs.metrics import is_number
 
 Scores = Mapping[str, Any]
 CERTAIN = 0.05

@@ -12,8 +12,8 @@ from kit.report import html
 from kit.report.overview import clock
 from kit.report.record import Record, Tree
 from kit.report.scale import number
-from kit.runs.curves import is_number
 from kit.runs.files import human_size
+from kit.runs.metrics import is_number
 
 MOST_OF_A_KIND = 12
 """Events of one kind that are listed one by one; more are counted."""

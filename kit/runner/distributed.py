@@ -22,7 +22,6 @@ from kit.runs.files import write_atomic
 from kit.runs.store import RunDir
 
 if TYPE_CHECKING:
-    from kit.runner.previous_run import Resumption
     from kit.trainer.rollout import Rollout
 
 PATIENCE = timedelta(days=2)
@@ -31,7 +30,7 @@ GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", 
 Result = TypeVar("Result")
 
 
-class Processes:
+class DistributedContext:
     """Those of this run; `rank` is this one's number among `size`. Every method is called by all of them."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
@@ -48,9 +47,9 @@ class Processes:
 
     def wait(self) -> None:
         """Until all are here; however long the others take, as long as they live."""
-        self.everyone(None)
+        self.all_gather_object(None)
 
-    def everyone(self, value: Result) -> list[Result]:
+    def all_gather_object(self, value: Result) -> list[Result]:
         """The value of every process, in their order."""
         if self.size == 1:
             return [value]
@@ -60,7 +59,7 @@ class Processes:
         dist.all_gather_object(found, value, group=self.group)
         return found
 
-    def of_first(self, value: Result) -> Result:
+    def broadcast(self, value: Result) -> Result:
         """The value of the first process."""
         if self.size == 1:
             return value
@@ -70,7 +69,7 @@ class Processes:
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]  # type: ignore[no-any-return]
 
-    def first_then_others(self, work: Callable[[], Result]) -> Result:
+    def main_process_first(self, work: Callable[[], Result]) -> Result:
         """The work of each process, the first one's before that of the others, which find what it has made.
 
         An error of the user's in one process ends them all: it is raised there, and the others leave without a word.
@@ -90,7 +89,7 @@ class Processes:
             return None, error
 
     def _all_well(self, error: Exception | None) -> None:
-        failed = any(self.everyone(error is not None))
+        failed = any(self.all_gather_object(error is not None))
         if error is not None:
             raise error
         if failed:
@@ -105,10 +104,10 @@ class Processes:
             dist.destroy_process_group()
 
 
-def join() -> Processes:
+def join() -> DistributedContext:
     """The processes that a launcher has started, connected; one where there was none."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return Processes()
+        return DistributedContext()
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise EnvironmentUnsupported(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but RANK or MASTER_ADDR is not set. Start several processes with "
@@ -119,7 +118,7 @@ def join() -> Processes:
     from accelerate import PartialState
 
     PartialState(cpu=not torch.cuda.is_available())  # chooses the GPU and the engine (NCCL or gloo) as the trainer will
-    return Processes(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+    return DistributedContext(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def check_division(config: RunConfig, processes: int) -> None:
@@ -139,7 +138,7 @@ def check_division(config: RunConfig, processes: int) -> None:
     )
 
 
-class Onlooker(RunDir):
+class ReadOnlyRunDir(RunDir):
     """The run directory as the other processes see it: what they would write, the first one does.
 
     `pending` keeps events that only this process knows of, until the first one takes them.
@@ -150,7 +149,7 @@ class Onlooker(RunDir):
         self.pending: list[dict[str, Any]] = []
 
     @classmethod
-    def of(cls, config: RunConfig) -> Onlooker:
+    def of(cls, config: RunConfig) -> ReadOnlyRunDir:
         """The directory of a run that the first process has made."""
         return cls(Path(config.run.root) / str(config.run.id))
 
@@ -173,10 +172,10 @@ class Onlooker(RunDir):
         return self.path / name
 
 
-class Gathered:
+class GatheringSink:
     """A sink that hands the rollouts of all processes to another one, as one rollout, in the first process."""
 
-    def __init__(self, sink: Callable[[Rollout], None], processes: Processes) -> None:
+    def __init__(self, sink: Callable[[Rollout], None], processes: DistributedContext) -> None:
         self.sink, self.processes = sink, processes
 
     def __call__(self, rollout: Rollout) -> None:
@@ -185,7 +184,7 @@ class Gathered:
             return
         advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
         mine = dataclasses.replace(rollout, rewards=rollout.rewards.cpu(), advantages=advantages.cpu())
-        found = self.processes.everyone(mine)
+        found = self.processes.all_gather_object(mine)
         if self.processes.is_first:
             self.sink(joined(found))
 
@@ -219,13 +218,6 @@ def joined(parts: list[Rollout]) -> Rollout:
     )
 
 
-def seen_from(run: RunDir, resumption: Resumption | None) -> Resumption | None:
-    """The resumption of the first process, with this process's view of the run."""
-    if resumption is None:
-        return None
-    return dataclasses.replace(resumption, past=dataclasses.replace(resumption.past, run=run))
-
-
 # --- a failure in one process is told by the first one ----------------------------------------------------------------
 
 
@@ -235,7 +227,7 @@ def clear_failures(run: RunDir) -> None:
         note.unlink(missing_ok=True)
 
 
-def note_failure(run: RunDir, processes: Processes, error: BaseException) -> None:
+def note_failure(run: RunDir, processes: DistributedContext, error: BaseException) -> None:
     """Leaves word for the first process, which only notices that this one is gone."""
     if is_gone(error):
         return
@@ -245,7 +237,7 @@ def note_failure(run: RunDir, processes: Processes, error: BaseException) -> Non
 
 
 @contextmanager
-def heard(run: RunDir) -> Iterator[None]:
+def reraise_peer_failure(run: RunDir) -> Iterator[None]:
     """In the first process: what another one has failed of is raised in the place of what follows from it."""
     try:
         yield

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """Scores a run's weights with the run's own data, reward and settings, `overrides` aside."""
-    from kit.runner.console import Reporter
-    from kit.runner.logging import LogBook
+    from kit.runner.console import LogCapture, Reporter
     from kit.runs.store import RunDir
 
-    run, logs = RunDir(Path(request["run_dir"])), LogBook()
+    run, logs = RunDir(Path(request["run_dir"])), LogCapture()
     with logs.collecting(), logs.written_to(run.log):
         return _evaluate(run, request, Reporter(quiet))
 
@@ -99,6 +98,6 @@ def unchanged(run: RunDir, data: DataSplit) -> DataSplit:
 
 
 if __name__ == "__main__":
-    from kit.runs.child import serve
+    from kit.runs.worker import serve
 
     sys.exit(serve(evaluate_run))

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from kit.config import EvaluationConfig
-from kit.evaluation.alarms import Alert, Watch
+from kit.evaluation.alarms import Alert, AlertMonitor
 from kit.evaluation.decision import Decision, decide
 from kit.evaluation.selection import BEST_FILE, Mark, Result, course, metric_key, read_best
-from kit.runner.stop import Stop, Stopped
-from kit.runs.checkpoints import step_of
+from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runs.files import disk_errors
-from kit.runs.store import RunDir
+from kit.runs.store import RunDir, step_of
 
 if TYPE_CHECKING:
     from rewards import Preset
@@ -29,7 +28,7 @@ TRAINING_STATE = (
 """Files of a checkpoint that are about training, not about the model."""
 
 
-class Judge:
+class EvaluationPolicy:
     """Reads the evaluations of a run, decides, and files what was decided. It keeps nothing between two calls."""
 
     def __init__(self, run: RunDir, config: EvaluationConfig, key: str, tell: Callable[[str], None]) -> None:
@@ -73,11 +72,11 @@ class Judge:
         self.tell(f"Training ends early at step {last.step}: {decision.reason()}")
 
 
-class Evaluator(TrainerCallback):  # type: ignore[misc]
+class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out problems every `evaluation.every` steps, before the step is saved, and acts on the result."""
 
-    def __init__(self, judge: Judge, score: Score, stop: Stop) -> None:
-        self.judge, self.score, self.stop = judge, score, stop
+    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal) -> None:
+        self.policy, self.score, self.stop = policy, score, stop
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """In a resumed run: the best so far, as the files say, and the evaluation that a stop had cut short."""
@@ -86,26 +85,26 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             return
         if self._is_due(step, state) and not self._file(step).exists():
             self._evaluate(model, state, control)
-        self._mark_best(state, self.judge.decision(step))
-        self.judge.file_best(self.judge.decision(step).standing.best_trained)
+        self._mark_best(state, self.policy.decision(step))
+        self.policy.file_best(self.policy.decision(step).standing.best_trained)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.judge.config.every:
-            self.judge.file_best(self.judge.decision(state.global_step).standing.best_trained)
+        if self.policy.config.every:
+            self.policy.file_best(self.policy.decision(state.global_step).standing.best_trained)
 
     def _is_due(self, step: int, state: Any) -> bool:
-        every = self.judge.config.every
+        every = self.policy.config.every
         return bool(every) and step > 0 and step % every == 0 and step < state.max_steps
 
     def _file(self, step: int) -> Path:
-        return self.judge.run.eval / f"step-{step:05d}.json"
+        return self.policy.run.eval / f"step-{step:05d}.json"
 
     def _evaluate(self, model: Any, state: Any, control: Any) -> None:
-        step, run = state.global_step, self.judge.run
+        step, run = state.global_step, self.policy.run
         try:
             result = self.score(model, self._file(step).stem, step)
         except Stopped:  # the score is given up, but what was learned is saved
@@ -113,14 +112,14 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
             return
         run.append_event("evaluation", step=step, seconds=result["seconds"])
-        decision = self.judge.decision(step)
+        decision = self.policy.decision(step)
         if alert := decision.alert():
-            self.judge.alert(alert)
+            self.policy.alert(alert)
         self._mark_best(state, decision)
-        if decision.new_best and self.judge.config.keep_best:
+        if decision.new_best and self.policy.config.keep_best:
             control.should_save = True
         if decision.cause is not None:
-            self.judge.file_end(decision)
+            self.policy.file_end(decision)
             self.stop.ended = decision.reason()
             run.write_status("running", step=step)
             control.should_save = control.should_training_stop = True
@@ -128,41 +127,43 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     def _mark_best(self, state: Any, decision: Decision) -> None:
         """Lets the trainer spare the best checkpoint when it removes old ones."""
         best = decision.standing.best_trained
-        if self.judge.config.keep_best and best is not None:
+        if self.policy.config.keep_best and best is not None:
             # Not best_global_step: it makes the trainer of this process wait for the others, which have not got one.
             state.best_metric = best.value
-            state.best_model_checkpoint = str(self.judge.run.path / f"checkpoint-{best.step}")
+            state.best_model_checkpoint = str(self.policy.run.path / f"checkpoint-{best.step}")
 
 
-class Watcher(TrainerCallback):  # type: ignore[misc]
+class AlertCallback(TrainerCallback):  # type: ignore[misc]
     """Files alerts on what the metric lines show, each once an episode."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge, self.watch = judge, Watch()
+    def __init__(self, policy: EvaluationPolicy) -> None:
+        self.policy, self.watch = policy, AlertMonitor()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """In a resumed run: the lines up to here, whose alerts are filed already."""
-        self.watch = Watch()
-        for line in self.judge.run.metrics() if state.global_step else ():
+        self.watch = AlertMonitor()
+        for line in self.policy.run.metrics() if state.global_step else ():
             if int(line.get("step") or 0) <= state.global_step:
                 self.watch.see(line)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
             for alert in self.watch.see({"step": state.global_step, **logs}):
-                self.judge.alert(alert)
+                self.policy.alert(alert)
 
 
-def make_judge(run: RunDir, config: EvaluationConfig, checker: Preset, tell: Callable[[str], None]) -> Judge:
-    """The judge of a run by its evaluation.metric."""
-    return Judge(run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), tell)
+def make_policy(
+    run: RunDir, config: EvaluationConfig, checker: Preset, tell: Callable[[str], None]
+) -> EvaluationPolicy:
+    """The policy of a run by its evaluation.metric."""
+    return EvaluationPolicy(run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), tell)
 
 
-def conclude(judge: Judge, stop: Stop, trainer: Any, score: Score) -> None:
+def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score) -> None:
     """The end of training: the result in adapter/, and unless somebody stopped the run its score and what follows."""
-    run = judge.run
+    run = policy.run
     step = trainer.state.global_step or max((step_of(path) for path in run.checkpoints), default=0)
-    decision = judge.decision(step)
+    decision = policy.decision(step)
     if stop.asked() or not decision.rollback:
         trainer.save_model(str(run.adapter))
     if stop.asked():
@@ -170,36 +171,36 @@ def conclude(judge: Judge, stop: Stop, trainer: Any, score: Score) -> None:
     if decision.standing.last is not None and decision.standing.last.step == step:
         stop.ended = decision.reason()  # said by the callback already, unless this is a resumed run
     if decision.rollback:
-        roll_back(judge, decision, step)
-    if judge.config.after:
-        _score_result(judge, decision, step, lambda: score(trainer.model, "after", step))
+        roll_back(policy, decision, step)
+    if policy.config.after:
+        _score_result(policy, decision, step, lambda: score(trainer.model, "after", step))
 
 
-def _score_result(judge: Judge, decision: Decision, step: int, score: Callable[[], object]) -> None:
+def _score_result(policy: EvaluationPolicy, decision: Decision, step: int, score: Callable[[], object]) -> None:
     """The evaluation `after`, of the weights in adapter/: not made again where it is there under another name."""
-    known = _result_at(judge.run, kept(decision) if decision.rollback else step)
+    known = _result_at(policy.run, kept(decision) if decision.rollback else step)
     if known is not None:
-        judge.run.write_json("eval/after.json", known)
+        policy.run.write_json("eval/after.json", known)
         return
     score()
-    final = judge.decision()
+    final = policy.decision()
     if alert := final.alert():
-        judge.alert(alert)
-    judge.file_best(final.standing.best_trained)
+        policy.alert(alert)
+    policy.file_best(final.standing.best_trained)
     if final.rollback:
-        roll_back(judge, final, step)
-        judge.run.write_json("eval/after.json", _result_at(judge.run, kept(final)))
+        roll_back(policy, final, step)
+        policy.run.write_json("eval/after.json", _result_at(policy.run, kept(final)))
 
 
-def roll_back(judge: Judge, decision: Decision, step: int) -> None:
+def roll_back(policy: EvaluationPolicy, decision: Decision, step: int) -> None:
     """Puts the model of the best checkpoint into adapter/, in place of that of the last step."""
-    run, source = judge.run, judge.run.path / f"checkpoint-{kept(decision)}"
+    run, source = policy.run, policy.run.path / f"checkpoint-{kept(decision)}"
     with disk_errors(run.adapter):
         shutil.rmtree(run.adapter, ignore_errors=True)
         shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
     if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
         run.append_event("rollback", step=step, to_step=kept(decision), checkpoint=source.name)
-    judge.tell(f"Rolled back to the best checkpoint, step {kept(decision)}: adapter/ holds its weights.")
+    policy.tell(f"Rolled back to the best checkpoint, step {kept(decision)}: adapter/ holds its weights.")
 
 
 def kept(decision: Decision) -> int:

@@ -1,23 +1,24 @@
-"""A run from its directory to its last word: whatever ends it stands in status.json."""
+"""A run from its directory to its last word: whatever ends it stands in status.json. And asking it to end: by signal, by file."""
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import RunError
-from kit.runs.checkpoints import MANIFEST, is_whole
+from kit.runs.store import MANIFEST, RunDir, is_whole
 from kit.trainer.checkpoint_writer import clear_staging
 
 if TYPE_CHECKING:
-    from kit.runner.console import Reporter
-    from kit.runner.distributed import Processes
-    from kit.runner.logging import LogBook
-    from kit.runner.stop import Stop
+    from kit.runner.console import LogCapture, Reporter
+    from kit.runner.distributed import DistributedContext
     from kit.runs.store import RunDir
 
 SPACE_AT_START = 200 * 1024 * 1024
@@ -56,15 +57,14 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 
 
 @contextmanager
-def lifecycle(folder: RunDir, logs: LogBook, reporter: Reporter) -> Iterator[Stop]:
+def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[StopSignal]:
     """Writes how the run ends, whatever ends it, and lets Ctrl-C end it in order."""
     from kit.models.failures import explained
-    from kit.runner.distributed import clear_failures, heard
-    from kit.runner.stop import Stop
+    from kit.runner.distributed import clear_failures, reraise_peer_failure
 
-    stop, reserve = Stop(folder), folder.path / ".reserve"
+    stop, reserve = StopSignal(folder), folder.path / ".reserve"
     try:
-        with explained(), heard(folder), stop.listening(reporter.say):
+        with explained(), reraise_peer_failure(folder), stop.listening(reporter.say):
             reserve.write_bytes(bytes(RESERVE))
             clear_failures(folder)
             with logs.written_to(folder.log):
@@ -99,13 +99,12 @@ def _end(folder: RunDir, state: str, reason: str | None, code: int) -> None:
 
 
 @contextmanager
-def following(folder: RunDir, processes: Processes) -> Iterator[Stop]:
+def following(folder: RunDir, processes: DistributedContext) -> Iterator[StopSignal]:
     """The same for the other processes of a run: they listen, and leave it to the first one to write."""
     from kit.models.failures import explained
     from kit.runner.distributed import note_failure
-    from kit.runner.stop import Stop
 
-    stop = Stop(folder)
+    stop = StopSignal(folder)
     try:
         with explained(), stop.listening(lambda text: None):
             yield stop
@@ -125,3 +124,66 @@ def clear_up(folder: RunDir) -> None:
             not is_whole(checkpoint) and not (checkpoint / MANIFEST).exists()
         ):  # one that was whole is not ours to remove
             shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+LAUNCHER_SECONDS = 5.0
+"""How long after a signal torchrun and accelerate may pass on the same one."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Work that has nothing to save was given up, because somebody wants the run to end."""
+
+
+class StopSignal:
+    """A wish to end soon, by Ctrl-C, SIGTERM or the run's `control/stop` file. The work looks at it between steps."""
+
+    def __init__(self, run: RunDir | None = None) -> None:
+        self.run = run
+        self.reason: str | None = None
+        self.echo = 0.0  # seconds in which a launcher passes on a signal that this process has heard itself
+        self.ended: str | None = None  # why training ended before its last step, although nobody asked
+
+    def asked(self) -> bool:
+        """Whether somebody wants the run to end."""
+        if self.reason is None and self.run is not None and (self.run.control / "stop").exists():
+            self.reason = "control/stop"
+        return self.reason is not None
+
+    def check(self) -> None:
+        """Raises `Stopped` if somebody wants the run to end; for work that has nothing to save."""
+        if self.asked():
+            raise Stopped
+
+    @contextmanager
+    def listening(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """Turns the first Ctrl-C or SIGTERM into a wish; a second one interrupts at once."""
+
+        heard = 0.0
+
+        def wish(number: int, frame: Any) -> None:
+            nonlocal heard
+            if self.reason is not None:
+                if time.monotonic() - heard < self.echo:
+                    return
+                raise KeyboardInterrupt
+            self.reason, heard = signal.Signals(number).name, time.monotonic()
+            with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
+                tell("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
+
+        before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self.run is not None and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._terminal_closed)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _terminal_closed(self, number: int, frame: Any) -> None:
+        """The run goes on; what it still prints goes to its log."""
+        assert self.run is not None
+        with suppress(OSError):
+            log = os.open(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            os.close(log)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHORTCUTS = {"steps": "optimisation.steps", "seed": "run.seed", "objective": "objective", "run_id": "run.id"}
 
 
-def prepare(
+def resolve_config(
     config: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), **shortcuts: Any
 ) -> RunConfig:
     """The configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`."""

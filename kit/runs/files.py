@@ -1,7 +1,8 @@
-"""Writing that survives a crash: files by replacement, lines by one append, and clear words when a disk refuses."""
+"""Files of a run: written so that they survive a crash, read while they grow, and clear words when a disk refuses."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import gc
@@ -10,11 +11,14 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kit.errors import RunError
+
+BLOCK = 65536
+"""Bytes that are read at once from the end of a log."""
 
 
 def free_bytes(path: Path) -> int | None:
@@ -184,6 +188,53 @@ def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
             if isinstance(record, dict):
                 yield record
+
+
+class Log:
+    """A text file and how far it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode: int | None = None
+        self._position = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def tail(self, lines: int) -> str:
+        """The last `lines` lines; nothing where there is no file. What follows is `added`."""
+        return self._read(lambda file: self._last(file, lines))
+
+    def added(self) -> str:
+        """What was added since the last look."""
+        return self._read(self._rest)
+
+    def _read(self, part: Callable[[BinaryIO], bytes]) -> str:
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._position:
+                    self._inode, self._position = found.st_ino, 0
+                    self._decoder.reset()
+                return self._decoder.decode(part(file))
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+
+    def _rest(self, file: BinaryIO) -> bytes:
+        file.seek(self._position)
+        data = file.read()
+        self._position = file.tell()
+        return data
+
+    def _last(self, file: BinaryIO, lines: int) -> bytes:
+        start = self._position = file.seek(0, os.SEEK_END)
+        data = b""
+        while start > 0 and data.count(b"\n") <= lines:  # one more than wanted: the first may be a part of a line
+            size = min(BLOCK, start)
+            start -= size
+            file.seek(start)
+            data = file.read(size) + data
+        return b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

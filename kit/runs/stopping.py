@@ -18,8 +18,7 @@ from typing import Any
 from kit.errors import RunError
 from kit.runs.lock import try_lock
 from kit.runs.process import kill_all, runs, send_signal
-from kit.runs.record import is_copy, is_elsewhere, silent_words
-from kit.runs.store import ALIVE, RunDir
+from kit.runs.store import ALIVE, RunDir, is_copy, is_elsewhere, silent_words
 
 POLL_SECONDS = 0.1
 GRACE_UNKNOWN = 120.0

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, environment
-from kit.runs.columns import MetricsCache
 from kit.runs.lock import GpuLock, gpus
+from kit.runs.metrics import MetricsCache
 from kit.runs.process import identity
 from kit.runs.store import ALIVE, RunDir
+from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, environment
 
 HEARTBEAT_SECONDS = 5.0
 QUEUE_POLL_SECONDS = 0.5
@@ -54,7 +54,7 @@ def supervise(
     try:
         if not _queue(run, request, lock, tell, make, face) or not _wanted(run, request):
             return Outcome(STOPPED)
-        watch = Watch(run, bool(request.get("adopt")))
+        watch = Heartbeat(run, bool(request.get("adopt")))
         try:
             with watch:
                 folder = run.control if request.get("adopt") else None
@@ -116,7 +116,7 @@ def _given_up(run: RunDir, reason: str) -> bool:
     return False
 
 
-class Watch:
+class Heartbeat:
     """Signs of life while the job runs: that it lives, and who watches. Not that it gets on: that is the job's to say."""
 
     def __init__(self, run: RunDir, adopted: bool) -> None:

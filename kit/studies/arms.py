@@ -18,9 +18,9 @@ from typing import Any
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.metrics import check_metric
-from kit.runs.child import STOPPED, USER_ERROR, Outcome
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
+from kit.runs.worker import STOPPED, USER_ERROR, Outcome
 from kit.studies.compare import FOLDER, at_a_glance, compare_runs, file_page
 from kit.studies.scores import last_evaluation, method
 

@@ -21,7 +21,7 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.problems import problem_scores
 from kit.evaluation.selection import course, value_of
-from kit.runs.curves import Point, downsample, is_number, points, result_of
+from kit.runs.metrics import Point, downsample, is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, block_bootstrap, difference, scalar_difference
 

@@ -19,10 +19,10 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.selection import course, metric_key, read_result, value_of
 from kit.report import charts, html
 from kit.report.page import Section, page
-from kit.runs.child import STOPPED
-from kit.runs.curves import last_step, result_of, step_of
 from kit.runs.files import to_json, write_atomic
+from kit.runs.metrics import last_step, result_of, step_of
 from kit.runs.store import RunDir
+from kit.runs.worker import STOPPED
 from kit.studies.arms import stopped_by_hand
 from kit.studies.sweep_config import SweepConfig, metric_of, trial_config
 from kit.studies.sweep_study import DATABASE, Proposal, Result, Study, folder_of

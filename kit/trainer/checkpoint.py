@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerState
 
 from kit.objective import Objective
-from kit.runs.checkpoints import PREFIX, STATE
+from kit.runs.store import PREFIX, STATE
 from kit.trainer.checkpoint_writer import STAGING, save_aside
 from kit.trainer.progress import Stateful, load_progress, save_progress
 from kit.trainer.sanity_checks import FirstSteps

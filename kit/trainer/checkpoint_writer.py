@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.runs.checkpoints import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
 from kit.runs.files import disk_errors, write_atomic
+from kit.runs.store import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
 
 log = logging.getLogger("kit")
 STAGING = ".saving"

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from kit.errors import EngineError
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
 from kit.objective import Mean
-from kit.runs.checkpoints import PREFIX, is_whole
+from kit.runs.store import PREFIX, is_whole
 
 if TYPE_CHECKING:
     from kit.config import RunConfig

@@ -21,8 +21,8 @@ from typing import Any
 import kit.errors
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
-from kit.runs.child import STOPPED, call, environment
 from kit.runs.process import kill_group
+from kit.runs.worker import STOPPED, call, environment
 
 MODULE = "kit.planning.workbench"
 SECONDS = 120.0

@@ -23,7 +23,7 @@ import orjson
 from numpy.typing import NDArray
 
 from kit.errors import RunError
-from kit.runs.curves import MOST_POINTS, SIMPLE, STANDARD_DEVIATION, Panel, panels
+from kit.runs.metrics import MOST_POINTS, SIMPLE, STANDARD_DEVIATION, Panel, panels
 from kit.runs.store import RunDir
 
 Numbers = NDArray[np.float64]

@@ -17,9 +17,8 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.export.face import exports
 from kit.export.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
 from kit.export.target import MARKER
-from kit.runs.checkpoints import step_of, whole_checkpoints
 from kit.runs.files import human_size
-from kit.runs.store import ALIVE, RunDir
+from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.home import Reading

@@ -13,8 +13,8 @@ import gradio as gr
 
 from kit.errors import KitError, RunError
 from kit.report.story import words
-from kit.runs.curves import MOST_POINTS
 from kit.runs.files import read_lines
+from kit.runs.metrics import MOST_POINTS
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import explorer, run_view
 from kit.ui import markup as m

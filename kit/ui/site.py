@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 
 from kit.errors import ConfigError, RunError
-from kit.runs.child import is_user_error
 from kit.runs.store import RUN_ID, RunDir, RunStore
+from kit.runs.worker import is_user_error
 from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 

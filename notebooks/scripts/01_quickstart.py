@@ -44,7 +44,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %%
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT_SMOKE=1 asks for a run of seconds
 

@@ -69,7 +69,7 @@ if HOST == "Colab":
 from pathlib import Path
 
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 SETTINGS = [
     "model.backend=unsloth",

@@ -98,7 +98,7 @@ def leaky_clip(batch):
 
 # %%
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 run = kit.train(
     "quickstart",

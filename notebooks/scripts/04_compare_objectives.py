@@ -51,7 +51,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %%
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 comparison = kit.compare(
     "quickstart",

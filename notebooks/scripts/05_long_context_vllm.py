@@ -56,7 +56,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 from pathlib import Path
 
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 LARGE = "A100" in GPU or "H100" in GPU
 SETTINGS = [

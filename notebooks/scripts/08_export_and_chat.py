@@ -38,7 +38,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
 
 # %%
 import kit
-from kit.api.smoke import smoke
+from kit.api.notebook import smoke
 
 run = kit.train("quickstart", steps=30, overrides=smoke())
 

@@ -226,11 +226,13 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
     import kit
     import kit.api.launch
-    from kit.api.smoke import SHORT
+    from kit.api.notebook import SHORT
 
-    prepare = kit.runner.request.prepare
+    resolve = kit.runner.request.resolve_config
     monkeypatch.setattr(
-        kit.api.launch, "prepare", lambda config, overrides=(), **short: prepare(config, [*overrides, *SHORT], **short)
+        kit.api.launch,
+        "resolve_config",
+        lambda config, overrides=(), **short: resolve(config, [*overrides, *SHORT], **short),
     )
     monkeypatch.chdir(request.getfixturevalue("tmp_path"))
     made: dict[str, Any] = {"kit": kit}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.evaluation.alarms import Watch, alerts, reward_hacking
+from kit.evaluation.alarms import AlertMonitor, alerts, reward_hacking
 
 SOUND = {
     "reward": 0.5, "groups/zero_spread": 0.4, "completions/clipped_ratio": 0.05, "completions/mean_length": 200.0,
@@ -82,7 +82,7 @@ def test_lines_from_the_file_and_lines_as_they_come_say_the_same() -> None:
 def test_a_watch_that_was_fed_the_past_goes_on_as_if_it_had_never_stopped() -> None:
     course = lines(90, groups_zero_spread=lambda s: 1.0 if s % 40 < 25 else 0.0, kl=lambda s: 3.0 if s == 50 else 0.02)
     for cut in (5, 30, 49, 50, 62):
-        resumed = Watch()
+        resumed = AlertMonitor()
         for line in course[:cut]:
             resumed.see(line)
         rest = [alert for line in course[cut:] for alert in resumed.see(line)]

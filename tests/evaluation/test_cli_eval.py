@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import kit.api.run
 from kit.cli import app as cli
 from kit.config import load_config
-from kit.runs.child import DONE, STOPPED, Outcome
 from kit.runs.store import RunDir, RunStore
+from kit.runs.worker import DONE, STOPPED, Outcome
 
 
 @pytest.fixture

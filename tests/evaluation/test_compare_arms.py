@@ -17,8 +17,8 @@ from kit.api import launch as api
 from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
-from kit.runs.child import DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.store import RunStore
+from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
 from kit.studies.arms import carry_out, make_plan, parse_change, parse_seeds, run_once
 
 CLIP = "objective.clip.eps_high=0.4"

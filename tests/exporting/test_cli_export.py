@@ -14,8 +14,8 @@ from kit.cli import app as cli
 from kit.config import load_config
 from kit.errors import RunError
 from kit.export import face
-from kit.runs.child import DONE, STOPPED, Outcome
 from kit.runs.store import RunDir, RunStore
+from kit.runs.worker import DONE, STOPPED, Outcome
 
 
 @pytest.fixture

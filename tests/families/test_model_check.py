@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.cli.app import app
-from kit.cli.model import verdict
+from kit.cli.plan import verdict
 from kit.model_check.check import Card, listed_architectures, vllm_support
 
 runner = CliRunner()

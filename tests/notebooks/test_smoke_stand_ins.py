@@ -16,7 +16,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_model_is_a_folder_that_loads_in_the_architecture_that_was_asked_for() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kit.api.smoke import smoke_model
+    from kit.api.notebook import smoke_model
 
     assert AutoModelForCausalLM.from_pretrained(smoke_model()).config.model_type == "qwen3"
     folder = smoke_model("olmo2", "unlisted")
@@ -28,7 +28,7 @@ def test_the_model_is_a_folder_that_loads_in_the_architecture_that_was_asked_for
 
 
 def test_the_sums_are_right_and_differ() -> None:
-    from kit.api.smoke import smoke_sums
+    from kit.api.notebook import smoke_sums
 
     rows = smoke_sums(32)
     assert len(rows) == 32

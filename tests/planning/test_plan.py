@@ -125,11 +125,11 @@ def test_the_reference_copy_of_full_training_is_counted(
 
 
 def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.runner.validate import check
+    from kit.runner.prepare import validate
 
-    assert any(line.startswith("memory: ") and "planned" in line for line in check(load_config(tree)))
+    assert any(line.startswith("memory: ") and "planned" in line for line in validate(load_config(tree)))
     monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e8)
-    assert any("It will not fit: see grpo-kit plan" in line for line in check(load_config(tree)))
+    assert any("It will not fit: see grpo-kit plan" in line for line in validate(load_config(tree)))
 
 
 def test_the_note_compares_the_peak_with_what_is_free(tree: Any, shape: ModelShape) -> None:

@@ -15,7 +15,7 @@ import pytest
 import rewards
 from kit.config import load_config
 from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
-from kit.runs.child import Outcome
+from kit.runs.worker import Outcome
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 Rule = Callable[[Sample], Score]

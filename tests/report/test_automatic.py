@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from kit.errors import RewardError
-from kit.runner.console import Reporter, draw_report
+from kit.runner.console import LogCapture, Reporter, draw_report
 from kit.runner.lifecycle import lifecycle
-from kit.runner.logging import LogBook
 from kit.runs.store import RunDir
 
 Make = Callable[..., RunDir]
@@ -21,7 +20,7 @@ Make = Callable[..., RunDir]
 def ended(run: RunDir, error: BaseException | None = None) -> str:
     """Lets a run end, by `error` if there is one; returns its report."""
     run.write_status("running", step=7, total_steps=20)
-    with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogBook(), Reporter(quiet=True)):
+    with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True)):
         if error is not None:
             raise error
     return (run.path / "report.html").read_text(encoding="utf-8")
@@ -57,7 +56,7 @@ def test_a_report_that_cannot_be_made_ends_no_run(
     run = make_run()
     monkeypatch.setattr("kit.report.run_report.write_report", fail)
     run.write_status("running", step=20)
-    with lifecycle(run, LogBook(), Reporter(quiet=True)):
+    with lifecycle(run, LogCapture(), Reporter(quiet=True)):
         pass
     assert run.status()["state"] == "finished"
     assert not (run.path / "report.html").exists()
@@ -71,7 +70,7 @@ def test_the_last_word_is_written_even_when_the_report_is_interrupted(
 
     run = make_run()
     monkeypatch.setattr("kit.report.run_report.write_report", interrupt)
-    with pytest.raises(KeyboardInterrupt), lifecycle(run, LogBook(), Reporter(quiet=True)):
+    with pytest.raises(KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True)):
         pass
     assert json.loads(run.status_file.read_text())["state"] == "finished"
 

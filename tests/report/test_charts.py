@@ -1,4 +1,4 @@
-"""kit.report.charts, kit.report.scale and kit.runs.curves: what is drawn of numbers, and what is chosen to be drawn."""
+"""kit.report.charts, kit.report.scale and kit.runs.metrics: what is drawn of numbers, and what is chosen to be drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kit.report.charts import bars, intervals, lines
 from kit.report.page import Section, page
 from kit.report.scale import number, ticks
-from kit.runs.curves import downsample, panels, placed, points, running_mean, step_of
+from kit.runs.metrics import downsample, panels, placed, points, running_mean, step_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(-1e6, 1e6)

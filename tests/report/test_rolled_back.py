@@ -1,4 +1,4 @@
-"""kit.report, kit.runs.curves: after a rollback the result is that of the weights that were kept, not of the last step."""
+"""kit.report, kit.runs.metrics: after a rollback the result is that of the weights that were kept, not of the last step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kit.report.comparison import ends
 from kit.report.overview import figures
 from kit.report.record import read
-from kit.runs.curves import placed, result_of
+from kit.runs.metrics import placed, result_of
 from kit.runs.store import RunDir
 
 from .conftest import score

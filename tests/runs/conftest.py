@@ -20,7 +20,7 @@ from kit.runs.store import RunDir, RunStore
 
 JOB = """
 import os, signal, sys, time
-from kit.runs.child import serve
+from kit.runs.worker import serve
 from kit.runs.store import RunStore
 
 def job(request, quiet):

@@ -26,7 +26,7 @@ def verb(*arguments: str, code: int = 0) -> str:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.runner.validate.check", lambda config: [])
+    monkeypatch.setattr("kit.runner.prepare.validate", lambda config: [])
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_configuration_that_cannot_run_is_refused_before_it_is_started(
     assert "optimisation.batch_size" in verb(
         "train", "quickstart", "--detach", "-o", "optimisation.batch_size=9", code=2
     )
-    monkeypatch.setattr("kit.runner.validate.check", _refuse)
+    monkeypatch.setattr("kit.runner.prepare.validate", _refuse)
     assert "no such rows" in verb("quickstart", "--detach", code=2)
     assert not Path("runs").exists()
 

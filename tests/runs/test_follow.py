@@ -1,4 +1,4 @@
-"""kit.runs.follow: what `tail -n` and `tail -F` show, until the run has ended."""
+"""kit.runs.files.Log and `grpo-kit logs -f`: what `tail -n` and `tail -F` show, until the run has ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.cli.runs import added_text
 from kit.errors import RunError
-from kit.runs.follow import BLOCK, Log, follow
+from kit.runs.files import BLOCK, Log
 from kit.runs.store import RunDir, RunStore
 
 
@@ -65,7 +66,7 @@ def test_following_ends_with_the_run_and_misses_nothing(run: RunDir) -> None:
         if len(asleep) == 3:
             run.write_status("finished")
 
-    assert "".join(follow(run, 2, sleep)) == "2\n3\nmore 1\nmore 2\nmore 3\n"
+    assert "".join(added_text(run, 2, sleep)) == "2\n3\nmore 1\nmore 2\nmore 3\n"
     assert len(asleep) == 3
 
 
@@ -81,13 +82,13 @@ def test_the_words_between_the_last_look_and_the_end_are_told(run: RunDir, monke
         return found
 
     monkeypatch.setattr(RunDir, "status", ends_after_the_look)
-    assert "last words\n" in "".join(follow(run, 0, lambda seconds: None))
+    assert "last words\n" in "".join(added_text(run, 0, lambda seconds: None))
 
 
 def test_following_a_dead_run_ends_at_once(run: RunDir) -> None:
     run.log.write_text("words\n")
     run.write_status("running", pid=2**22 + 1)
-    assert "".join(follow(run, 10, lambda seconds: pytest.fail("it waited"))) == "words\n"
+    assert "".join(added_text(run, 10, lambda seconds: pytest.fail("it waited"))) == "words\n"
 
 
 def test_a_log_that_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:

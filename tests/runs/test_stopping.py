@@ -19,10 +19,10 @@ from patience import dead, kill, wait_for
 from kit.api import launch as api
 from kit.errors import RunError
 from kit.runs import stopping, supervisor
-from kit.runs.child import STOPPED
 from kit.runs.process import descendants, identity, runs
 from kit.runs.stopping import GRACE_LEAST, GRACE_STARTING, GRACE_UNKNOWN, grace, stop
 from kit.runs.store import ALIVE, RunDir, RunStore
+from kit.runs.worker import STOPPED
 
 Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]

@@ -19,10 +19,10 @@ from kit.api import launch as api
 from kit.cli.runs import ending
 from kit.errors import ConfigError, DataError, RunError
 from kit.runs import supervisor
-from kit.runs.child import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import detach, settle
+from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
 
 Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
@@ -560,13 +560,13 @@ def test_signs_of_life_come_while_the_job_is_silent(store: RunStore, monkeypatch
     monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.02)
     run = store.create("one")
     run.write_status("running", heartbeat=1.0)
-    watch = supervisor.Watch(run, adopted=False)
+    watch = supervisor.Heartbeat(run, adopted=False)
     with watch:
         watch.started(os.getpid())
         wait_for(lambda: run.status()["heartbeat"] > 1.0)
     assert run.status()["supervisor"]["pid"] == os.getpid()
     run.write_status("finished", heartbeat=1.0)
-    with supervisor.Watch(run, adopted=False) as _:
+    with supervisor.Heartbeat(run, adopted=False) as _:
         time.sleep(0.1)
     assert run.status()["heartbeat"] == 1.0
 

@@ -1,4 +1,4 @@
-"""kit.runner.logging: what libraries log goes to the run's log, not to the terminal."""
+"""kit.runner.console: what libraries log goes to the run's log, not to the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.runner.logging import LogBook
+from kit.runner.console import LogCapture
 
 
 def test_what_torch_logs_goes_to_the_file_and_its_own_handlers_come_back(
@@ -19,7 +19,7 @@ def test_what_torch_logs_goes_to_the_file_and_its_own_handlers_come_back(
     logger = logging.getLogger("torch.utils.anything")
     before = logging.getLogger("torch").handlers, logging.getLogger("torch").propagate
     assert before[0], "torch prints by a handler of its own; if it no longer does, _torch_quiet can go"
-    logs = LogBook()
+    logs = LogCapture()
     with logs.collecting():
         logger.warning("early")
         with logs.written_to(tmp_path / "log.txt"):

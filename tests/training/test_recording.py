@@ -14,7 +14,7 @@ import torch
 from kit.errors import RewardError, RunError
 from kit.generation.turns import readable
 from kit.runner import recording
-from kit.runner.recording import CompletionWriter, FailureWatch, columns
+from kit.runner.recording import CompletionWriter, FailureMonitor, columns
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
@@ -129,7 +129,7 @@ class Rewards:
 
 
 def batches_until_stopped(*shares: float, limit: float = 0.2, batches: int = 99) -> int | None:
-    watch = FailureWatch(Rewards(*shares), limit, lambda text: None, batches)  # type: ignore[arg-type]
+    watch = FailureMonitor(Rewards(*shares), limit, lambda text: None, batches)  # type: ignore[arg-type]
     for number in range(1, len(shares) + 1):
         try:
             watch(rollout())
@@ -155,7 +155,7 @@ def test_a_run_is_stopped_after_five_bad_batches_in_a_row(shares: list[float], b
 
 
 def test_the_message_has_the_share_the_limit_and_the_reason() -> None:
-    watch = FailureWatch(Rewards(*[0.5] * 5), 0.2, lambda text: None)  # type: ignore[arg-type]
+    watch = FailureMonitor(Rewards(*[0.5] * 5), 0.2, lambda text: None)  # type: ignore[arg-type]
     for _ in range(4):
         watch(rollout())
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_the_message_has_the_share_the_limit_and_the_reason() -> None:
 
 def test_the_first_failure_is_told_and_only_that() -> None:
     told: list[str] = []
-    watch = FailureWatch(Rewards(0.0, 0.1, 0.1), 0.2, told.append)  # type: ignore[arg-type]
+    watch = FailureMonitor(Rewards(0.0, 0.1, 0.1), 0.2, told.append)  # type: ignore[arg-type]
     for step in range(3):
         watch(rollout(step))
     (line,) = told

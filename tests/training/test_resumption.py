@@ -17,13 +17,19 @@ import torch
 
 from kit.config import load_config
 from kit.errors import RunError
-from kit.runner.compatibility import differences, inputs
-from kit.runner.previous_run import Past, Resumption
-from kit.runner.recording import FailureWatch
-from kit.runner.resume import check_resumable, look_back, with_past
-from kit.runner.rewind import earlier_scores, rewind
-from kit.runs.checkpoints import MANIFEST, is_whole, numbered, whole_checkpoints
-from kit.runs.store import RunDir, RunStore
+from kit.runner.recording import FailureMonitor
+from kit.runner.resume import (
+    PreviousRun,
+    Resumption,
+    check_resumable,
+    differences,
+    earlier_scores,
+    inputs,
+    load_previous_run,
+    truncate_to_checkpoint,
+    with_history,
+)
+from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
 
 from .rollouts import adapter
@@ -198,10 +204,10 @@ def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
 def test_a_failure_watch_remembers() -> None:
     verdict = SimpleNamespace(failure_share=0.9, statuses={"a": ["error"]}, infos={"a": [{"reason": "x"}]})
     rewards, told = SimpleNamespace(last_evaluation=verdict), []
-    first = FailureWatch(rewards, 0.5, told.append)
+    first = FailureMonitor(rewards, 0.5, told.append)
     for step in range(4):
         first(SimpleNamespace(step=step))
-    second = FailureWatch(rewards, 0.5, told.append)
+    second = FailureMonitor(rewards, 0.5, told.append)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     with pytest.raises(Exception, match="5 batches in a row"):
         second(SimpleNamespace(step=4))
@@ -236,8 +242,8 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def past(run: RunDir, **changes: Any) -> Past:
-    return replace(look_back(load_config(run.config)), **changes)
+def past(run: RunDir, **changes: Any) -> PreviousRun:
+    return replace(load_previous_run(load_config(run.config)), **changes)
 
 
 def listing(run: RunDir) -> set[str]:
@@ -248,7 +254,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunD
     told: list[str] = []
     before = listing(run)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
-    rewind(Resumption(past(run), [], forced=False), told.append)
+    truncate_to_checkpoint(Resumption(past(run), [], forced=False), told.append)
     assert run.metrics_file.read_bytes() == b"".join(lines[:6]), "byte for byte"
     assert before - listing(run) == {
         "completions/step-00007.parquet", "completions/step-00008.partial", "eval/step-00007.json", "eval/after.json",
@@ -261,10 +267,10 @@ def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunD
 
 
 def test_cutting_twice_is_cutting_once(run: RunDir) -> None:
-    rewind(Resumption(past(run), [], forced=False), print)
+    truncate_to_checkpoint(Resumption(past(run), [], forced=False), print)
     first = {name: (run.path / name).read_bytes() for name in listing(run) - {"status.json", "events.jsonl"}}
     run.write_status("interrupted")
-    rewind(Resumption(past(run), [], forced=False), print)
+    truncate_to_checkpoint(Resumption(past(run), [], forced=False), print)
     assert first == {name: (run.path / name).read_bytes() for name in listing(run) - {"status.json", "events.jsonl"}}
 
 
@@ -276,7 +282,7 @@ def test_without_a_checkpoint_the_run_starts_again_in_its_directory(run: RunDir)
     found = past(run)
     assert (found.checkpoint, found.step, found.over) == (None, 0, False)
     resumption = Resumption(found, [], forced=False)
-    rewind(resumption, told.append)
+    truncate_to_checkpoint(resumption, told.append)
     assert listing(run) == {"config.yaml", "data.json", "status.json", "metrics.jsonl", "events.jsonl"}
     assert run.metrics() == []
     assert [(event["kind"], event["step"]) for event in run.events()] == [("resumed", 7), ("resumed", 0)]
@@ -285,10 +291,10 @@ def test_without_a_checkpoint_the_run_starts_again_in_its_directory(run: RunDir)
         "Resuming: its 7 steps had no checkpoint, so the run starts again from the beginning, with its id and seed 0"
     ]
     told.clear()
-    rewind(resumption, told.append)
+    truncate_to_checkpoint(resumption, told.append)
     assert told[0].startswith("Resuming: nothing had been trained, so the run starts again from the beginning")
     new = {"packages": {"torch": "2"}}
-    assert with_past(new, Resumption(replace(found, env={"packages": {"torch": "1"}}), [], forced=False)) == new
+    assert with_history(new, Resumption(replace(found, env={"packages": {"torch": "1"}}), [], forced=False)) == new
 
 
 def test_weights_are_thrown_away_only_where_that_is_forced(run: RunDir, parts: Any) -> None:
@@ -302,7 +308,7 @@ def test_weights_are_thrown_away_only_where_that_is_forced(run: RunDir, parts: A
         check_resumable(past(run), parts(), force=False)
     resumption = check_resumable(past(run), parts(), force=True)
     assert (resumption.changes, resumption.forced) == ([], True)
-    rewind(resumption, print)
+    truncate_to_checkpoint(resumption, print)
     assert (run.checkpoints, run.adapter.exists()) == ([], False)
     run.write_status("interrupted")
     assert check_resumable(past(run), parts(), force=False).forced is False
@@ -326,13 +332,13 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
         asked = load_config(run.config, overrides)
         made = parts(sha256=sha256)
         made.config = explicit(asked, build_objective(asked))
-        return check_resumable(look_back(asked), made, force=False)
+        return check_resumable(load_previous_run(asked), made, force=False)
 
     assert (now().changes, now().forced) == ([], False)
     changed = now("optimisation.learning_rate=0.5", "run.save_every=7", sha256="b" * 64)
     assert [line.split(":")[0] for line in changed.changes] == ["optimisation.learning_rate", "data"]
     told: list[str] = []
-    rewind(changed, told.append)
+    truncate_to_checkpoint(changed, told.append)
     assert told[1].startswith("Changed since then: optimisation.learning_rate: ")
     assert told[2].startswith("Changed since then: data: the rows of here are others")
     assert run.events()[-1]["changes"] == changed.changes
@@ -345,7 +351,7 @@ def test_what_a_full_disk_left_damaged_is_made_again(run: RunDir, content: str) 
     lines = run.metrics_file.read_text().split("\n")
     run.metrics_file.write_text("\n".join([*lines[:2], "5", *lines[2:]]))
     resumption = Resumption(past(run), [], forced=False)
-    rewind(resumption, print)
+    truncate_to_checkpoint(resumption, print)
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert not (run.path / "best.json").exists()
     assert set(earlier_scores(resumption)) == {"step-00005"}
@@ -355,17 +361,17 @@ def test_an_empty_configuration_is_not_taken_for_the_defaults(run: RunDir) -> No
     config = load_config(run.config)
     run.config.write_text("\n")
     with pytest.raises(RunError, match=r"config.yaml is empty, so how run 'it' was configured"):
-        look_back(config)
+        load_previous_run(config)
 
 
 def test_an_event_that_the_kill_left_out_is_added(run: RunDir) -> None:
     run.events_file.write_text("")
-    rewind(Resumption(past(run), [], forced=False), print)
+    truncate_to_checkpoint(Resumption(past(run), [], forced=False), print)
     assert [(event["kind"], event["step"]) for event in run.events()] == [("checkpoint", 6), ("resumed", 6)]
 
 
 def test_the_last_score_of_a_run_that_is_made_longer_is_one_of_its_course(run: RunDir) -> None:
-    rewind(Resumption(past(run, longer=True), [], forced=False), print)
+    truncate_to_checkpoint(Resumption(past(run, longer=True), [], forced=False), print)
     assert json.loads((run.eval / "step-00006.json").read_text()) == {"name": "after"}
     assert not (run.eval / "after.json").exists()
 
@@ -373,7 +379,7 @@ def test_the_last_score_of_a_run_that_is_made_longer_is_one_of_its_course(run: R
 def test_a_live_run_is_not_resumed(run: RunDir) -> None:
     run.write_status("running")
     with pytest.raises(RunError, match=f"'it' is running.*process {os.getpid()}.*grpo-kit stop it"):
-        look_back(load_config(run.config))
+        load_previous_run(load_config(run.config))
 
 
 def test_a_finished_run_is_not_resumed_unless_it_is_to_be_longer(run: RunDir) -> None:
@@ -382,17 +388,17 @@ def test_a_finished_run_is_not_resumed_unless_it_is_to_be_longer(run: RunDir) ->
     with pytest.raises(
         RunError, match=r"finished after 10 of 10 steps; there is nothing to resume.*optimisation\.steps=N"
     ):
-        look_back(load_config(run.config))
-    found = look_back(load_config(run.config, ["optimisation.steps=12"]))
+        load_previous_run(load_config(run.config))
+    found = load_previous_run(load_config(run.config, ["optimisation.steps=12"]))
     assert (found.longer, found.over, found.step) == (True, False, 10)
 
 
 def test_what_a_face_had_claimed_counts_as_it_was_before(run: RunDir) -> None:
     run.write_status("starting", before={"state": "finished", "reason": None})
     with pytest.raises(RunError, match="is finished"):
-        look_back(load_config(run.config), adopt=True)
+        load_previous_run(load_config(run.config), adopt=True)
     run.write_status("starting", before={"state": "stopped", "reason": "SIGINT"})
-    assert look_back(load_config(run.config), adopt=True).state == "stopped"
+    assert load_previous_run(load_config(run.config), adopt=True).state == "stopped"
 
 
 def test_after_its_last_step_only_the_closing_work_is_left(run: RunDir) -> None:
@@ -406,7 +412,7 @@ def test_after_its_last_step_only_the_closing_work_is_left(run: RunDir) -> None:
 
 def test_fewer_steps_than_were_made_are_refused(run: RunDir) -> None:
     with pytest.raises(RunError, match=r"has made 6 steps, and optimisation\.steps is 5 now"):
-        look_back(load_config(run.config, ["optimisation.steps=5"]))
+        load_previous_run(load_config(run.config, ["optimisation.steps=5"]))
 
 
 # --- what has changed -------------------------------------------------------------------------------------------------
@@ -529,7 +535,7 @@ def test_a_refusal_lists_all_and_force_notes_all(run: RunDir, parts: Any) -> Non
     resumption = check_resumable(past(run), now, force=True)
     assert (len(resumption.changes), resumption.forced) == (2, True)
     told: list[str] = []
-    rewind(resumption, told.append)
+    truncate_to_checkpoint(resumption, told.append)
     assert run.events()[-1]["changes"] == resumption.changes
     assert sum("--force" in line for line in told) == 2
 
@@ -537,8 +543,8 @@ def test_a_refusal_lists_all_and_force_notes_all(run: RunDir, parts: Any) -> Non
 def test_the_environment_is_noted_anew_only_where_something_changed(run: RunDir) -> None:
     old = {"packages": {"torch": "1"}, "threads": 1}
     found = past(run, env=old)
-    assert with_past({"packages": {"torch": "2"}}, Resumption(found, [], forced=False)) == old
-    forced = with_past({"packages": {"torch": "2"}}, Resumption(found, ["torch"], forced=True))
+    assert with_history({"packages": {"torch": "2"}}, Resumption(found, [], forced=False)) == old
+    forced = with_history({"packages": {"torch": "2"}}, Resumption(found, ["torch"], forced=True))
     assert forced == {"packages": {"torch": "2"}, "earlier": [old | {"until_step": 6}]}
     assert found.threads == 1
 

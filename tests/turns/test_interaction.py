@@ -153,18 +153,18 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
 
 def test_the_configuration_is_checked_as_a_whole(attempt: Any, tree: dict[str, Any], tool_folder: Path) -> None:
     from kit.config import load_config
-    from kit.runner.validate import check
+    from kit.runner.prepare import validate
 
     calculator = "generation.environment=kit.environments.calculator:Calculator"
     with pytest.raises(ModelError, match="does not render calls"):
-        check(load_config(tree, [calculator]))
+        validate(load_config(tree, [calculator]))
     tree["model"]["name"] = str(tool_folder)
     tree["data"]["max_prompt_tokens"] = 100
-    check(load_config(tree, [calculator]))
+    validate(load_config(tree, [calculator]))
     from kit.errors import ObjectiveError
 
     with pytest.raises(ObjectiveError, match="their calls would act twice"):
-        check(load_config(tree, [calculator, "objective.recipe=remax"]))
+        validate(load_config(tree, [calculator, "objective.recipe=remax"]))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ WORK = """
 import json, sys, time
 from pathlib import Path
 from kit.errors import DataError
-from kit.runs.child import serve
+from kit.runs.worker import serve
 
 def job(request, quiet):
     print("half way", flush=True)

@@ -14,7 +14,7 @@ import pytest
 from made_runs import line, make
 
 from kit.errors import RunError
-from kit.runs.curves import MOST_POINTS
+from kit.runs.metrics import MOST_POINTS
 from kit.ui.curves import MISSING, TOP, Growing, Library, pack, parted, quantised, run_panels, steps_of
 
 

@@ -1,4 +1,4 @@
-"""kit.runs.columns: the numbers of a long run at once, and never those of another file."""
+"""kit.runs.metrics: the numbers of a long run at once, and never those of another file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from patience import wait_for
 
 from kit.errors import RunError
-from kit.runs import columns, supervisor
-from kit.runs.columns import MetricsCache
+from kit.runs import metrics, supervisor
+from kit.runs.metrics import MetricsCache
 from kit.runs.store import RunDir, RunStore
 
 
 @pytest.fixture
 def run(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(columns, "LINES", 10)
+    monkeypatch.setattr(metrics, "LINES", 10)
     return store.create("one")
 
 
@@ -76,7 +76,7 @@ def test_null_texts_and_keys_that_come_and_go_are_nan(run: RunDir) -> None:
 def test_kept_numbers_are_read_and_not_parsed_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write(run, lines(30))
     first = run.columns()
-    monkeypatch.setattr(columns, "parse_lines", lambda lines, *_: [] if not lines else pytest.fail("parsed again"))
+    monkeypatch.setattr(metrics, "parse_lines", lambda lines, *_: [] if not lines else pytest.fail("parsed again"))
     assert run.columns() == first
 
 
@@ -130,7 +130,7 @@ def test_whoever_watches_a_run_keeps_up_with_it(run: RunDir, monkeypatch: pytest
         assert kept() == blocks
     write(run, lines(20, seed=1))  # cut by a resumed run
     cache.keep_up()
-    monkeypatch.setattr(columns, "parse_lines", lambda lines, *_: [] if not lines else pytest.fail("parsed again"))
+    monkeypatch.setattr(metrics, "parse_lines", lambda lines, *_: [] if not lines else pytest.fail("parsed again"))
     assert list(run.columns()["reward"]) == [line["reward"] for line in lines(20, seed=1)]
 
 
@@ -138,7 +138,7 @@ def test_a_supervised_run_is_kept_up_with(run: RunDir, monkeypatch: pytest.Monke
     monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.02)
     run.write_status("running")
     write(run, lines(25))
-    watch = supervisor.Watch(run, adopted=False)
+    watch = supervisor.Heartbeat(run, adopted=False)
     with watch:
         watch.started(os.getpid())
         wait_for(lambda: len(list((run.path / ".metrics").glob("0*"))) == 2)

@@ -1,4 +1,4 @@
-"""kit.runs.child and kit.api.launch: how a job in another process is started, interrupted and reported."""
+"""kit.runs.worker and kit.api.launch: how a job in another process is started, interrupted and reported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import kit
 from kit.api import launch as api
 from kit.api import run as run_module
 from kit.errors import ConfigError, KitError, RunError
-from kit.runs import child
+from kit.runs import worker
 
 JOB = """
 import sys, time, os, signal
-from kit.runs.child import serve
+from kit.runs.worker import serve
 from kit.runs.store import RunStore
 
 def job(request, quiet):
@@ -231,15 +231,15 @@ def test_an_unknown_argument_is_met_with_the_nearest() -> None:
 
 
 def test_an_objective_is_a_name_or_a_mapping() -> None:
-    assert api.prepare("quickstart", objective="grpo").objective.recipe == "grpo"
+    assert api.resolve_config("quickstart", objective="grpo").objective.recipe == "grpo"
     mapping = {"recipe": "dapo", "clip": {"eps_high": 0.3}}
-    assert api.prepare("quickstart", objective=mapping).objective.clip == {"eps_high": 0.3}
+    assert api.resolve_config("quickstart", objective=mapping).objective.clip == {"eps_high": 0.3}
     with pytest.raises(ConfigError, match="takes a recipe's name or a mapping"):
-        api.prepare("quickstart", objective=object())
+        api.resolve_config("quickstart", objective=object())
 
 
 def test_a_run_id_of_digits_stays_text() -> None:
-    assert api.prepare("quickstart", run_id="20260101").run.id == "20260101"
+    assert api.resolve_config("quickstart", run_id="20260101").run.id == "20260101"
 
 
 def test_the_public_names_exist_and_the_light_ones_resolve() -> None:
@@ -264,7 +264,7 @@ def test_the_child_finds_the_kit_where_only_sys_path_was_changed(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     home = str(Path(kit.__file__).parents[1])
-    path = child.environment().get("PYTHONPATH", "").split(os.pathsep)
+    path = worker.environment().get("PYTHONPATH", "").split(os.pathsep)
     assert home in path or Path(home).name in ("site-packages", "dist-packages")
 
 
@@ -278,8 +278,8 @@ def test_the_request_is_whole_json(write_job) -> None:
 def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert child.environment()["CUDA_VISIBLE_DEVICES"] == "0"
+    assert worker.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,2"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert child.environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)
+            assert worker.environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs.watchdog import Hung, Watchdog
+from kit.runs.worker import Hung, Watchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,9 +72,9 @@ def test_a_slow_call_within_the_time_is_waited_for() -> None:
 
 def test_native_code_that_keeps_pythons_lock_ends_the_process() -> None:
     code = (
-        "import ctypes, kit.runs.watchdog as watchdog; watchdog.LAST_RESORT_SECONDS = 0.3;"
+        "import ctypes, kit.runs.worker as watchdog; watchdog.LAST_RESORT_SECONDS = 0.3;"
         "watchdog.Watchdog(0.2).call(lambda: ctypes.PyDLL(None).sleep(60))"  # PyDLL calls without giving the lock up
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
-    assert "watchdog.py" in done.stderr, "the traceback says where it hung"
+    assert "worker.py" in done.stderr, "the traceback says where it hung"
