@@ -57,12 +57,11 @@ def test_it_warns() -> None:
         importlib.import_module("kit.training")
 
 
-@pytest.mark.parametrize("old", ["kit.sections", "kit.sweeps"])
-def test_modules_of_a_package_have_one_class_under_both_names(old: str) -> None:
-    names = [module.name for module in pkgutil.iter_modules(importlib.import_module(MOVED[old]).__path__)]
+def test_modules_of_a_package_have_one_class_under_both_names() -> None:
+    names = [module.name for module in pkgutil.iter_modules(importlib.import_module("kit.config.sections").__path__)]
     assert names
     for name in names:
-        assert importlib.import_module(f"{old}.{name}") is importlib.import_module(f"{MOVED[old]}.{name}")
+        assert importlib.import_module(f"kit.sections.{name}") is importlib.import_module(f"kit.config.sections.{name}")
 
 
 def test_from_imports() -> None:
