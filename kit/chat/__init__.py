@@ -1,9 +1,6 @@
 """Talking to a run: the base model and the tuned one, side by side, in a process that keeps them loaded.
 
-client.py     the session that faces hold: spawns the process, asks, streams, cancels (standard library only)
-protocol.py   what the two say to each other: JSON lines over stdin and stdout
+client.py     the session that faces hold, and the protocol: JSON lines over stdin and stdout (standard library only)
 server.py     the process
-answering.py  the models, the answers, the rewards
-generating.py  an answer made as held-out evaluation makes one, word by word
-terminal.py   `grpo-kit chat`
+answering.py  the models, the answers made as held-out evaluation makes them, word by word, and their rewards
 """

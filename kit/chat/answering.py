@@ -1,4 +1,7 @@
-"""The two models of a chat and what they say: the adapter off and on in one model, the same seed for both."""
+"""The two models of a chat and what they say: the adapter off and on in one model, the same seed for both.
+
+An answer is made as the run's held-out evaluation makes one, but for sampling settings of one's own and words as they come.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kit.data.columns import IDS
 from kit.data.images import IMAGES
+from kit.data.rows import IDS
 from kit.errors import ConfigError
+from kit.evaluation.heldout import Completion, HeldOut, scoring_context
 from kit.export.source import Source, end_ids, open_source
-from kit.generation.images import has_pictures
 from kit.generation.multi_turn import Conversation, own_tokens
+from kit.generation.prompts import has_pictures, is_plain, tell_of_thinking
 
 if TYPE_CHECKING:
-    from kit.evaluation.heldout import Completion
     from kit.runs.store import RunDir
+    from rewards import Evaluation
 
 SAMPLING = {"seed": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int}
 LEAST = {"seed": 0, "temperature": 0.0, "top_p": 1e-6, "top_k": 0, "min_p": 0.0, "max_tokens": 1}
@@ -37,9 +41,8 @@ class Talker:
     """Both models loaded, the run's data and reward at hand."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
-        from kit.chat.generating import Answerer
         from kit.data import load_data
-        from kit.generation.images import fit_pictures
+        from kit.generation.prompts import fit_pictures
         from kit.generation.tools import check_turns, load_interaction
         from kit.models.backend import use_threads
         from kit.runner.evaluate import unchanged
@@ -133,8 +136,6 @@ class Talker:
         """One side's answer; `say` gets its text piece by piece, `cancelled` ends it."""
         import torch
 
-        from kit.chat.generating import Stream
-
         started, most = time.perf_counter(), asked.sampling["max_tokens"]
         model = self.tuned if side == "tuned" else self.base
         stream = Stream(self.source.tokenizer, self.ends, say, lambda length: self._check_length(length + most))
@@ -203,3 +204,116 @@ def _base_of(source: Source) -> Any:
 
     config = source.config.model.model_copy(update={"name": source.run_name})
     return load_model(find_model(config, chat=source.config.data.chat), config).model.eval()
+
+
+# --- one completion, word by word -------------------------------------------------------------------------------------
+
+
+class Answerer(HeldOut):
+    """Ids, pictures, tools and environments of a row as in training. `sampling` as `kit.chat.answering.Talker.sampling`."""
+
+    sampling: Mapping[str, Any]
+
+    def ask(
+        self,
+        model: Any,
+        row: dict[str, Any],
+        sampling: Mapping[str, Any],
+        stream: Stream,
+        cancelled: Callable[[], bool],
+    ) -> Completion:
+        """One completion; with its turns where the model may call tools."""
+        self.sampling, self.plain = sampling, is_plain([row["prompt"]])
+        tell_of_thinking(self.preset, self.tokenizer, [row["prompt"]])
+        if self.talker is not None:
+            self.talker.limit = sampling["max_tokens"]
+        stop = [lambda ids, scores, **_: _all(cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"]), ids)]
+        self.further = {"streamer": stream, "stopping_criteria": stop}
+        (done,) = self._ended(model, [self._prompt(row)], True, stream.ends)
+        return done
+
+    def judge(self, row: dict[str, Any], done: Completion) -> Evaluation:
+        """The run's reward of a completion, what its environment says of it included."""
+        return self._verdict(self._as_samples([row], [done]), [done], scoring_context())
+
+    def _generation_config(self, sample: bool, ends: list[int]) -> Any:
+        from transformers import GenerationConfig
+
+        greedy = self.sampling["temperature"] == 0
+        drawn = {} if greedy else {name: self.sampling[name] for name in ("temperature", "top_p", "top_k")}
+        if not greedy and self.sampling["min_p"]:
+            drawn["min_p"] = self.sampling["min_p"]
+        return GenerationConfig(
+            do_sample=not greedy,
+            max_new_tokens=self.sampling["max_tokens"],
+            eos_token_id=ends,
+            pad_token_id=self.tokenizer.pad_token_id,
+            repetition_penalty=self.generation.repetition_penalty,
+            disable_compile=True,
+            **drawn,
+        )
+
+
+def _all(stop: bool, ids: Any) -> Any:
+    import torch
+
+    return torch.full((ids.shape[0],), stop, device=ids.device, dtype=torch.bool)
+
+
+class Stream:
+    """What `generate` tells of each token: turned into text that only ever grows, what tools answer included.
+
+    `check` is given the length of the first prompt.
+    """
+
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], say: Callable[[str], None], check: Callable[[int], None]
+    ) -> None:
+        self.tokenizer, self.ends, self.say, self.check = tokenizer, list(ends), say, check
+        self.ids: list[int] = []  # of the turn under way
+        self.text = ""
+        self._turn, self._known = "", list[int]()  # this turn's text so far; prompt and turn before it
+        self._asked, self._prompt = 0, True
+
+    def is_full(self, length: int, most: int) -> bool:
+        """Whether the conversation has `most` tokens behind its first prompt."""
+        return length >= self._asked + most
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt first, then one token after the other; likewise in each further turn."""
+        ids = value.flatten().tolist()
+        if not self._prompt:
+            self.ids += ids
+            self._grow(final=False)
+            return
+        self._prompt = False
+        if not self._known:
+            self._asked = len(ids)
+            self.check(len(ids))
+        else:
+            between = ids[len(self._known) :] if ids[: len(self._known)] == self._known else []
+            self._say(f"\n{self._decoded(between).strip()}\n")
+        self._known, self.ids, self._turn = ids, [], ""
+
+    def end(self) -> None:
+        """Says what was held back."""
+        self._grow(final=True)
+        self._known, self._prompt = self._known + self.ids, True
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode([each for each in ids if each not in self.ends], skip_special_tokens=True))
+
+    def _grow(self, *, final: bool) -> None:
+        text = self._decoded(self.ids)
+        if not final and text.endswith("\ufffd"):  # half a character
+            return
+        if len(text) > len(self._turn) and text.startswith(self._turn):
+            self._say(text[len(self._turn) :])
+            self._turn = text
+        elif final and text != self._turn:  # the tokenizer wrote earlier words anew
+            self.text = self.text.removesuffix(self._turn) + text
+            self._turn = text
+
+    def _say(self, text: str) -> None:
+        self.text += text
+        self.say(text)

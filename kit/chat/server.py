@@ -1,4 +1,4 @@
-"""The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See protocol.py for what it reads and writes.
+"""The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See client.py for what it reads and writes.
 
 It ends when it is told to, when nobody has asked for a while, when its stdin ends, and when the process that started it is
 gone, also in the middle of an answer.
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kit.chat.protocol import decode, encode
+from kit.chat.client import decode, encode
 from kit.runs.worker import is_user_error
 
 if TYPE_CHECKING:

@@ -1,22 +1,32 @@
-"""The whole way of the data: read, map, check, split. One function, read from top to bottom."""
+"""The whole way of the data: read, map, check, split. `load_data` reads from top to bottom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
-from kit.data.columns import Mapping, map_columns
-from kit.data.rows import SHOWN_IN_INFO, Fault, Record, Rows, Source, collect_rows, refuse_bad_rows
+from kit.data.images import IMAGES
+from kit.data.rows import (
+    IDS,
+    SHOWN_IN_INFO,
+    Fault,
+    Mapping,
+    Record,
+    Rows,
+    Source,
+    collect_rows,
+    map_columns,
+    refuse_bad_rows,
+)
 from kit.data.sources import read_source
-from kit.data.split import Sides, split_rows
-from kit.data.table import build_dataset
 from kit.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
 
 SIDES = ("train", "heldout")
 
@@ -112,3 +122,108 @@ def _info(config: DataConfig, source: Source, mapping: Mapping, result: Rows, si
         "seed": config.seed,
         "notes": notes,
     }
+
+
+# --- train and held-out -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Row indices. `train` in source order; `heldout` by hash, one a prompt; `doubles`: other rows of those prompts."""
+
+    train: list[int]
+    heldout: list[int]
+    doubles: list[int]
+    notes: list[str] = field(default_factory=list)
+
+
+def split_rows(keys: Sequence[str], contents: Sequence[str], heldout: int, seed: int) -> Sides:
+    """Sets `heldout` rows apart: those whose prompt has the smallest hash salted with `seed`.
+
+    keys: what identifies the prompt of each row; contents: what identifies the row. A prompt that occurs several times
+    stays on one side: all its rows are trained on, or one (smallest hash of its content) is held out and the others are
+    dropped. At most half of the different prompts are held out. Raises `DataError` if none could be left to train on.
+    """
+    by_key: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        by_key.setdefault(key, []).append(index)
+    if heldout and len(by_key) < 2:
+        raise DataError(
+            f"data.heldout: {heldout} rows cannot be set apart: there is only {len(by_key)} different prompt, and none "
+            "would be left to train on. Bring more prompts (for a generated task: other data.task_params), or set "
+            "data.heldout: 0 and evaluation.before and evaluation.after: false."
+        )
+    count = min(heldout, len(by_key) // 2)
+    chosen = sorted(by_key, key=lambda key: _salted(key, seed))[:count]
+    kept = [min(by_key[key], key=lambda index: (_salted(contents[index], seed), index)) for key in chosen]
+    doubles = sorted({index for key in chosen for index in by_key[key]} - set(kept))
+    away = {*kept, *doubles}
+    notes = []
+    if count < heldout:
+        notes.append(
+            f"data.heldout asks for {heldout} rows; there are {len(by_key)} different prompts, and half of them, "
+            f"{count}, were set apart."
+        )
+    if doubles:
+        notes.append(f"{len(doubles)} rows repeat the prompt of a held-out row and are left out.")
+    return Sides([index for index in range(len(keys)) if index not in away], kept, doubles, notes)
+
+
+def _salted(text: str, seed: int) -> str:
+    return hashlib.sha256(f"heldout {seed} {text}".encode()).hexdigest()
+
+
+# --- rows to a dataset ------------------------------------------------------------------------------------------------
+
+
+def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bool) -> tuple[Dataset, list[str]]:
+    """The rows as a dataset in memory, and notes on columns that were changed.
+
+    known: `datasets` feature types by column name (images, class labels); the types of other columns are inferred. A
+    column whose values have no common type becomes JSON text.
+    """
+    import pyarrow as pa
+    from datasets import Dataset, DatasetInfo, Features, Image, List, Value
+
+    message = {"role": Value("string"), "content": Value("string")}
+    fixed = {
+        "prompt": List(message) if chat else Value("string"),
+        "reference": Value("string"),
+        IDS: List(Value("int64")),
+    }
+    fixed[IMAGES] = List(Image(mode="RGB"))
+    arrays, features, notes = {}, Features(), []
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        feature = fixed.get(name, known.get(name))
+        array = _typed(values, feature) if feature is not None else None
+        if array is None:
+            array, changed = _inferred(values)
+            feature = Features.from_arrow_schema(pa.schema([(name, array.type)]))[name]
+            if changed:
+                notes.append(f"Column '{name}' has values without a common type; it reaches the reward as JSON text.")
+        arrays[name], features[name] = array, feature
+    table = pa.table(arrays).cast(features.arrow_schema)
+    return Dataset(table, info=DatasetInfo(features=features)), notes
+
+
+def _typed(values: list[Any], feature: Any) -> Any | None:
+    """An Arrow array of the feature's storage type, or None where the values do not fit."""
+    import pyarrow as pa
+    from datasets import Features
+
+    try:
+        return pa.array(values, type=Features({"column": feature}).arrow_schema.field("column").type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _inferred(values: list[Any]) -> tuple[Any, bool]:
+    """An Arrow array, and whether the values had to be turned into JSON text."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values), False
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        texts = [None if value is None else json.dumps(value, ensure_ascii=False, default=str) for value in values]
+        return pa.array(texts, type=pa.string()), True

@@ -1,28 +1,385 @@
-"""The records of `data.source`, whatever it is: a task, a folder, a file, a hub id."""
+"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Parquet), a folder, a hub id, a generated task.
+
+`read_source` chooses. Images and audio are not decoded here.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
-from kit.data.formats import TASK_PREFIX, read_files
-from kit.data.rows import Source
+from kit.data.rows import Fault, Record, Source
 from kit.errors import DataError
+from kit.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+TASK_PREFIX = "reasoning-gym:"
 
 
 def read_source(config: DataConfig) -> Source:
     """The records of `config.source`, whatever it is. Raises `DataError` if it is not there or cannot be read."""
-    from kit.data import folders, hub, tasks
-
     if config.source.startswith(TASK_PREFIX):
-        return tasks.read_task(config.source.removeprefix(TASK_PREFIX), config)
+        from kit.data.tasks import read_task
+
+        return read_task(config.source.removeprefix(TASK_PREFIX), config)
     path = Path(config.source).expanduser()
     try:
         if path.is_dir():
-            return folders.read_folder(path, config)
+            return read_folder(path, config)
         if path.is_file():
             return read_files([path])
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    hub.refuse_unless_hub_id(config.source)
-    return hub.read_hub(config.source, config)
+    refuse_unless_hub_id(config.source)
+    return read_hub(config.source, config)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_files(paths: Sequence[Path]) -> Source:
+    """The records of files of one kind, in the given order. Raises `DataError` for a kind that is not known."""
+    several = len(paths) > 1
+    parts = [_reader(path)(path, path.name if several else None) for path in paths]
+    same = all(part.features == parts[0].features for part in parts)
+    return Source(
+        records=chain.from_iterable(part.records for part in parts),
+        columns=list(dict.fromkeys(column for part in parts for column in part.columns)),
+        total=sum(part.total for part in parts),
+        features=parts[0].features if same else {},
+        files=[path.name for path in paths],
+    )
+
+
+def read_jsonl(path: Path, file: str | None) -> Source:
+    """One JSON object a line; blank lines are passed over. Broken lines are faults, numbered as editors do."""
+    records: list[Record | Fault] = []
+    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(_as_record(json.loads(line.decode()), number, file))
+        except UnicodeDecodeError:
+            records.append(Fault(number, "the line is not UTF-8", file))
+        except json.JSONDecodeError as error:
+            records.append(Fault(number, f"broken JSON: {error.msg} at column {error.colno}", file))
+        except (ValueError, RecursionError) as error:
+            records.append(Fault(number, f"broken JSON: {error}", file))
+    return _listed(records)
+
+
+def read_json(path: Path, file: str | None) -> Source:
+    """A list of JSON objects. Raises `DataError` for anything else at the top."""
+    text = _read_text(path)
+    if not text.strip():
+        return _listed([])
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        lines = " Its lines look like JSON Lines: call it .jsonl." if text.lstrip().startswith("{") else ""
+        raise DataError(f"{path} is not valid JSON: {error}.{lines}") from None
+    if not isinstance(items, list):
+        keys = f" with the keys {', '.join(items)}" if isinstance(items, dict) else ""
+        raise DataError(f"{path} holds one {type(items).__name__}{keys}; expected a list of objects.")
+    return _listed([_as_record(item, number, file) for number, item in enumerate(items, start=1)])
+
+
+def read_csv(path: Path, file: str | None) -> Source:
+    """Comma-separated with a header line, UTF-8. Values are text; an empty one is None. Row 1 follows the header."""
+    rows = csv.reader(io.StringIO(_read_text(path), newline=""))
+    records: list[Record | Fault] = []
+    header: list[str] = []
+    try:
+        header = next(rows, [])
+        for number, row in enumerate((row for row in rows if row), start=1):
+            if len(row) == len(header):
+                records.append(
+                    Record(number, {name: text or None for name, text in zip(header, row, strict=True)}, file)
+                )
+            else:
+                records.append(Fault(number, f"{len(row)} values, but the header has {len(header)} columns", file))
+    except csv.Error as error:
+        raise DataError(
+            f"{path} is not valid CSV near line {rows.line_num}: {error}. JSONL has no such limits."
+        ) from None
+    if len(set(header)) < len(header):
+        raise DataError(f"{path} has two columns of one name: {', '.join(header)}.")
+    return Source(records, header, len(records))
+
+
+def read_parquet(path: Path, file: str | None) -> Source:
+    """Parquet, read in batches. Column types of `datasets` are kept."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Features
+
+    try:
+        with pq.ParquetFile(path) as parquet:
+            schema, total = parquet.schema_arrow, parquet.metadata.num_rows
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is not valid Parquet: {error}.") from None
+    try:
+        features = dict(Features.from_arrow_schema(schema))
+    except (TypeError, ValueError):  # an Arrow type that `datasets` has no name for
+        features = {}
+
+    def batches() -> Iterator[Any]:
+        try:
+            with pq.ParquetFile(path) as parquet:
+                yield from parquet.iter_batches(BATCH)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is damaged: {error}.") from None
+
+    return Source(arrow_records(batches(), features, file), schema.names, total, storable(features))
+
+
+READERS: dict[str, Callable[[Path, str | None], Source]] = {
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+
+
+def _reader(path: Path) -> Callable[[Path, str | None], Source]:
+    try:
+        return READERS[path.suffix.lower()]
+    except KeyError:
+        raise DataError(
+            f"{path}: files of kind '{path.suffix or 'no suffix'}' are not read. Kinds: {', '.join(READERS)}."
+        ) from None
+
+
+def _as_record(item: Any, number: int, file: str | None) -> Record | Fault:
+    if isinstance(item, dict):
+        return Record(number, item, file)
+    return Fault(number, f"a JSON {type(item).__name__}; expected an object with named columns", file)
+
+
+def _listed(records: list[Record | Fault]) -> Source:
+    columns = dict.fromkeys(name for record in records if isinstance(record, Record) for name in record.values)
+    return Source(records, list(columns), len(records))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}. Save it as UTF-8.") from None
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|training|test|testing|validation|valid|val|dev|eval)(?=$|[-_.\d])")
+
+
+def read_folder(path: Path, config: DataConfig) -> Source:
+    """The records of a folder. Raises `DataError` if it holds nothing readable, or files of several kinds."""
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return _read_saved(path, config)
+    files = _data_files(path)
+    nested = any(_data_files(child) for child in path.iterdir() if child.is_dir())
+    if (path / "README.md").is_file() or (nested and not files):
+        return read_hub(str(path.resolve()), config)
+    if not files:
+        names = ", ".join(sorted(child.name for child in path.iterdir())[:10]) or "nothing"
+        raise DataError(f"The folder {path} has no {', '.join(READERS)} file. It holds: {names}.")
+    kinds = Counter(file.suffix.lower() for file in files)
+    if len(kinds) > 1:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise DataError(
+            f"The folder {path} has files of several kinds: {listed}. Name one file, or keep one kind in it."
+        )
+    chosen, notes = _of_split(files, path, config.split)
+    source = read_files(chosen)
+    source.notes += notes
+    return source
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Files of a known kind directly in the folder, by name."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix.lower() in READERS and not file.name.startswith((".", "_"))
+    )
+
+
+def _of_split(files: list[Path], folder: Path, split: str) -> tuple[list[Path], list[str]]:
+    """Where file names tell splits (train-0.jsonl, test.jsonl), the files of the wanted one; else all of them."""
+    words = {file: found.group(1) for file in files if (found := SPLIT_WORD.search(file.stem.lower()))}
+    if not words:
+        return files, []
+    chosen = [file for file in files if words.get(file) == split]
+    if not chosen:
+        raise DataError(
+            f"data.split: the folder {folder} has no file of the split '{split}'.{did_you_mean(split, words.values())} "
+            f"Its files: {', '.join(file.name for file in files)}."
+        )
+    left_out = [file.name for file in files if file not in chosen]
+    return chosen, [f"Files of other splits are left out: {', '.join(left_out)}."] if left_out else []
+
+
+def _read_saved(path: Path, config: DataConfig) -> Source:
+    """A folder written by `save_to_disk`."""
+    from datasets import DatasetDict, load_from_disk
+
+    saved: Any
+    try:
+        saved = load_from_disk(str(path))
+    except Exception as error:  # a damaged folder fails in many ways
+        raise DataError(f"{path} looks like a saved dataset, but cannot be loaded: {error}") from error
+    if isinstance(saved, DatasetDict):
+        if config.split not in saved:
+            raise DataError(
+                f"data.split: {path} has no split '{config.split}'.{did_you_mean(config.split, saved)} "
+                f"Splits: {', '.join(saved)}."
+            )
+        saved = saved[config.split]
+    return source_from_dataset(saved, [path.name])
+
+
+# --- hub layout -------------------------------------------------------------------------------------------------------
+
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+
+
+def refuse_unless_hub_id(source: str) -> None:
+    """Raises `DataError` if a source that is not on this disk cannot be a hub id; the message names what is near."""
+    path = Path(source).expanduser()
+    is_path = path.suffix.lower() in READERS or source.startswith(("/", ".", "~")) or "\\" in source
+    if is_path or source.count("/") > 1:
+        raise DataError(_missing_file(path))
+    if not HUB_ID.fullmatch(source):
+        near = did_you_mean(source.partition(":")[0] + ":", [TASK_PREFIX]) if ":" in source else ""
+        raise DataError(
+            f"data.source: '{source}' is no file or folder here, and cannot be a hub id.{near} Expected "
+            f"{TASK_PREFIX}TASK, a {', '.join(READERS)} file, a folder, or owner/name."
+        )
+
+
+def read_hub(source: str, config: DataConfig) -> Source:
+    """One split of a dataset that `datasets.load_dataset` finds, downloaded if need be. Raises `DataError`."""
+    from datasets import Dataset, load_dataset
+
+    try:
+        dataset = load_dataset(source, config.subset, split=config.split, revision=config.revision)
+    except Exception as error:  # the loader raises whatever its parsers and its network layer raise
+        raise DataError(_explain(error, source, config)) from error
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"data.split: '{config.split}' of {config.source} is not one split; name a single one, e.g. train."
+        )
+    return source_from_dataset(dataset, [])
+
+
+def _missing_file(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"data.source: there is no file {path}; its folder {folder} does not exist, either."
+    names = _data_names(folder)
+    listed = f" Data files and folders in {folder}: {', '.join(names[:10])}." if names else ""
+    return f"data.source: there is no file or folder {path}.{did_you_mean(path.name, names)}{listed}"
+
+
+def _data_names(folder: Path) -> list[str]:
+    """Names in a folder that could be a source; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() or child.suffix.lower() in READERS)
+
+
+def _explain(error: Exception, source: str, config: DataConfig) -> str:
+    """What was tried, what went wrong, what to do."""
+    wanted = f"split '{config.split}'" + (f" of subset '{config.subset}'" if config.subset else "")
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    if error.__cause__ is not None and type(error).__name__.startswith("DatasetGeneration"):
+        reason += f" ({str(error.__cause__).strip().partition(chr(10))[0]})"
+    if Path(source).is_absolute():
+        return (
+            f"The folder {config.source}, read as a dataset in hub layout, did not give {wanted}: {reason}\n"
+            "Check data.split and data.subset, or name one of its files."
+        )
+    near = did_you_mean(Path(source).name, _data_names(Path(source).parent))
+    local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was taken for a hub id. "
+    if isinstance(error, ConnectionError):
+        return (
+            f"{local}The hub could not be reached: {reason}.\nCheck the connection (and HF_HUB_OFFLINE), or download "
+            f"the dataset elsewhere and give its folder as data.source.{_near_task(source)}"
+        )
+    if type(error).__name__ == "DatasetNotFoundError":
+        return (
+            f"{local}The hub has no dataset of that name, or it is private or gated: {reason}.\nCheck the name; for a "
+            f"private one, log in with `hf auth login`.{_near_task(source)}"
+        )
+    return (
+        f"{local}The hub dataset did not give {wanted}: {reason}\n"
+        "Check data.subset, data.split and data.revision on the dataset's page."
+    )
+
+
+def _near_task(source: str) -> str:
+    """A hint for someone who wrote a task without its prefix."""
+    from kit.data.tasks import task_names
+
+    return f" Did you mean '{TASK_PREFIX}{source}'?" if "/" not in source and source in task_names() else ""
+
+
+# --- Arrow ------------------------------------------------------------------------------------------------------------
+
+
+BATCH = 1000
+
+
+def source_from_dataset(dataset: Dataset, files: list[str]) -> Source:
+    """A `datasets.Dataset` as a stream of records. Class labels arrive as their names."""
+    features = dict(dataset.features)
+    batches = dataset.with_format("arrow").iter(BATCH)
+    return Source(
+        records=arrow_records(batches, features),
+        columns=list(dataset.column_names),
+        total=len(dataset),
+        features=storable(features),
+        files=files,
+    )
+
+
+def arrow_records(batches: Iterable[Any], features: dict[str, Any], file: str | None = None) -> Iterator[Record]:
+    """One record a row, numbered from 1. batches: `pyarrow` tables or record batches."""
+    decoders = {name: decoder for name, feature in features.items() if (decoder := _decoder(feature))}
+    number = 0
+    for batch in batches:
+        for values in batch.to_pylist():
+            number += 1
+            for name, decoder in decoders.items():
+                values[name] = decoder(values[name])
+            yield Record(number, values, file)
+
+
+def storable(features: dict[str, Any]) -> dict[str, Any]:
+    """The feature types that hold for the values of `arrow_records`: all but the decoded ones."""
+    return {name: feature for name, feature in features.items() if _decoder(feature) is None}
+
+
+def _decoder(feature: Any) -> Callable[[Any], Any] | None:
+    from datasets import ClassLabel, Features
+
+    if isinstance(feature, ClassLabel):
+        return lambda value: None if value is None or value < 0 else feature.int2str(value)
+    # `datasets` stores objects of mixed shape as JSON text, possibly below a list; only its own decoder knows where.
+    if "Json(" in repr(feature):
+        column = Features({"column": feature})
+        return lambda value: None if value is None else column.decode_example({"column": value})["column"]
+    return None

@@ -13,20 +13,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig
-from kit.data.columns import IDS
 from kit.data.images import IMAGES, digest
+from kit.data.rows import IDS
 from kit.evaluation.answers import votes
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
-from kit.generation.images import Pictured, has_pictures, model_inputs
-from kit.generation.multi_turn import Conversation, Talker, environment_rewards, own_tokens
-from kit.generation.prompts import Asked, is_plain
+from kit.generation.multi_turn import Conversation, Talker, environment_rewards, own_tokens, readable
+from kit.generation.prompts import Asked, Pictured, has_pictures, is_plain, model_inputs
 from kit.generation.prompts import count_tokens as count_tokens
 from kit.generation.prompts import encode as encode
 from kit.generation.prompts import lengths_of as lengths_of
 from kit.generation.prompts import question as question
 from kit.generation.prompts import render as render
 from kit.generation.prompts import tell_of_thinking as tell_of_thinking
-from kit.generation.turns import readable
 
 if TYPE_CHECKING:
     from kit.generation.tools import Interaction

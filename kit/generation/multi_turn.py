@@ -1,7 +1,8 @@
-"""Completions of several turns apart from the trainer: held-out evaluation and the signal check talk as training does.
+"""Completions of several turns: how they ended and read, and how they are made apart from the trainer.
 
-The loop of calls and answers is TRL's own (`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a
-trainer; kit.trainer.trl_compat holds TRL to the version of which that is known.
+Held-out evaluation and the signal check talk as training does. The loop of calls and answers is TRL's own
+(`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a trainer; kit.trainer.trl_compat holds TRL to
+the version of which that is known.
 """
 
 from __future__ import annotations
@@ -10,14 +11,56 @@ import asyncio
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kit.generation.turns import finish_reason
-
 if TYPE_CHECKING:
     from kit.generation.tools import Interaction
+
+
+def finish_reason(ids: Sequence[int], ends: Collection[int], completion: Any = None) -> str:
+    """`stop`: the model ended; `length`: its tokens were cut; `tool_calls`: its last call was not answered any more.
+
+    The last happens where no call is left (generation.max_tool_calling_iterations) or the answer does not fit into the
+    completion.
+    """
+    if unanswered(completion):
+        return "tool_calls"
+    return "stop" if ids and ids[-1] in ends else "length"
+
+
+def unanswered(completion: Any) -> bool:
+    """Whether a completion ends with a call that nothing answered."""
+    last = completion[-1] if isinstance(completion, list) and completion else {}
+    return isinstance(last, Mapping) and bool(last.get("tool_calls"))
+
+
+def readable(completion: Any) -> str:
+    """A completion as text for people: of messages the contents, what was called, and what the tools answered."""
+    if isinstance(completion, str):
+        return completion
+    if len(completion) == 1 and not completion[0].get("tool_calls"):
+        return str(completion[0].get("content") or "")
+    return "\n".join(line for message in completion for line in _lines(message))
+
+
+def _lines(message: Mapping[str, Any]) -> list[str]:
+    content = message.get("content") or ""
+    content = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    if message.get("role") == "tool":
+        return [f"[{message.get('name', 'tool')}] {content}"]
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    spoken = [content] if content else []
+    return spoken + [
+        f"{call.get('name')}({', '.join(f'{key}={value!r}' for key, value in (call.get('arguments') or {}).items())})"
+        for call in calls
+    ]
+
+
+# --- several turns apart from the trainer -----------------------------------------------------------------------------
+
 
 Generate = Callable[[list[list[int]]], list[list[int]]]  # ids of prompts -> ids of completions, each up to its end
 UNLIMITED = 10**9

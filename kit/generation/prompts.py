@@ -1,18 +1,24 @@
-"""What the model is given of a row: its prompt rendered, tokenised and counted."""
+"""What the model is given of a row: its prompt rendered, with its pictures, tokenised and counted."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kit.data.columns import IDS
+from kit.data.images import IMAGES, opened
+from kit.data.rows import IDS
+from kit.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.data import DataSplit
+    from kit.models.loading import ModelFiles
     from rewards import Preset
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Asked:
     """A row whose prompt is rendered when it is asked, with the tools that may be called."""
 
@@ -64,3 +70,116 @@ def lengths_of(tokenizer: Any, rows: Any, tools: Sequence[Any] = ()) -> list[int
 def question(prompt: str | list[dict[str, Any]]) -> str:
     """What was asked, for people: the last message's text, or the text itself."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """A row with pictures, rendered when it is asked."""
+
+    row: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(str(self.row["prompt"]))
+
+
+def has_pictures(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a picture."""
+    return bool(row.get(IMAGES))
+
+
+def with_pictures(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The prompt as messages of parts, the pictures before the first user message's text: as the trainer gives them."""
+    left = [{"type": "image", "image": picture} for picture in opened(list(row.get(IMAGES) or ()))]
+    messages = []
+    for message in row["prompt"]:
+        text = {"type": "text", "text": message["content"]}
+        pictures, left = (left, []) if message["role"] == "user" else ([], left)
+        messages.append({**message, "content": [*pictures, text]})
+    return messages
+
+
+def model_inputs(processor: Any, rows: Sequence[Mapping[str, Any]], accepts: frozenset[str]) -> Any:
+    """Inputs of a model that takes those called `accepts`, padded on the left."""
+    batch = processor.apply_chat_template(
+        [with_pictures(row) for row in rows],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True, "padding_side": "left"},
+    )
+    for name in [name for name in batch if name not in accepts]:
+        del batch[name]
+    return batch
+
+
+def count_tokens_with_images(processor: Any, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens of each prompt with its pictures. What pictures take depends on their sizes only, and is counted once a size."""
+    known: dict[tuple[tuple[int, int], ...], int] = {}
+    counts = []
+    for row in rows:
+        bare = len(_ids(processor, {**row, IMAGES: []}))
+        sizes = tuple(picture.size for picture in opened(list(row.get(IMAGES) or ())))
+        if sizes and sizes not in known:
+            known[sizes] = len(_ids(processor, row)) - bare
+        counts.append(bare + known.get(sizes, 0))
+    return counts
+
+
+def _ids(processor: Any, row: Mapping[str, Any]) -> list[int]:
+    made = processor.apply_chat_template(
+        [with_pictures(row)], add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    ids: list[int] = made["input_ids"][0]
+    return ids
+
+
+def check_pictures(config: RunConfig, data: DataSplit, files: ModelFiles | None) -> None:
+    """Refuses pictures for a model that takes none. Raises `KitError`."""
+    if IMAGES not in data.train.column_names or files is None:
+        return
+    column = data.info["mapping"]["images"]
+    if files.processor is not None:
+        return
+    if files.family is not None and files.family.multimodal:
+        raise ModelError(
+            f"{config.model.name}: the rows have pictures (column '{column}'), and the model comes without a processor "
+            "(processor_config.json or preprocessor_config.json). Copy it from the model it was made of, or set "
+            "data.image_column: none to train on the text alone."
+        )
+    raise ConfigError(
+        f"The rows have pictures (column '{column}'), and {config.model.name} takes text only. Choose a model that takes both "
+        "(a '...ForConditionalGeneration' architecture, e.g. Qwen2.5-VL), or set data.image_column: none."
+    )
+
+
+def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataSplit:
+    """Leaves out rows that are longer than `data.max_prompt_tokens` with their pictures. Raises `DataError` if none is left."""
+    if IMAGES not in data.train.column_names or config.data.max_prompt_tokens is None or files.processor is None:
+        return data
+    from kit.data import filter_by_length
+
+    return filter_by_length(
+        data, partial(count_tokens_with_images, files.processor), config.data.max_prompt_tokens, whole=True
+    )
+
+
+def without_pictures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as rewards see them: text alone."""
+    return [{name: value for name, value in row.items() if name != IMAGES} for row in rows]
+
+
+def text_of(prompt: Any) -> Any:
+    """A prompt whose messages are made of parts, as messages of text; anything else as it is."""
+    if not isinstance(prompt, list) or all(not isinstance(message.get("content"), list) for message in prompt):
+        return prompt
+    return [{**message, "content": _text(message.get("content"))} for message in prompt]
+
+
+def _text(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

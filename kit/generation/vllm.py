@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from trl.generation import vllm_generation
@@ -20,9 +20,6 @@ from trl.generation import vllm_generation
 from kit.errors import EngineError
 from kit.models.failures import EngineSettings, engine_failure
 from kit.runs.worker import Watchdog
-
-if TYPE_CHECKING:
-    from kit.models.failures import EngineSettings
 
 CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """GiB of cache, and no thread pinned to a core: the trainer uses the same cores. What the user has set stands."""

@@ -49,7 +49,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
 
     from peft import PeftModel
 
-    from kit.generation.images import fit_pictures
+    from kit.generation.prompts import fit_pictures
     from kit.generation.tools import check_turns, load_interaction
     from kit.models.backend import use_threads
     from kit.models.failures import Memory

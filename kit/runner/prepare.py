@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
-from kit.generation.backend_checks import settle
-from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps
+from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, settle
 from kit.generation.tools import NOTHING, Interaction, open_row
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
     from kit.evaluation.heldout import tell_of_thinking
-    from kit.generation.images import check_pictures, fit_pictures
+    from kit.generation.prompts import check_pictures, fit_pictures
     from kit.generation.tools import check_rows, check_turns, load_interaction
     from kit.models.memory import check_memory
     from kit.runner.lifecycle import check_run_id
@@ -222,7 +221,7 @@ def trial_samples(
 ) -> tuple[list[Sample], list[str]]:
     """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
     import rewards
-    from kit.generation.images import without_pictures
+    from kit.generation.prompts import without_pictures
 
     first = data.train.select(range(min(64, len(data.train)))).to_list()
     chosen = sorted(first, key=lambda row: row.get("reference") is None)[:PROBE_ROWS]
@@ -311,7 +310,7 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
     Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
     """
     from kit.data import filter_by_length
-    from kit.data.vocabulary import keep_known, tell_ids
+    from kit.data.tokens import keep_known, tell_ids
     from kit.evaluation.heldout import count_tokens, encode
 
     tools = interaction.all_tools()

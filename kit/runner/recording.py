@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from kit.data.columns import IDS
+from kit.data.rows import IDS
 from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
-from kit.generation.turns import readable, unanswered
+from kit.generation.multi_turn import readable, unanswered
 from kit.runner.console import Advance
 from kit.runner.distributed import DistributedContext, ReadOnlyRunDir
 from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal

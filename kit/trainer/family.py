@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kit.generation.decoding import fast_decoding
-from kit.generation.images import text_of, without_pictures
+from kit.generation.prompts import text_of, without_pictures
 from kit.models.family import FamilyAdapter, adapter_of
 from kit.models.inputs import COUNTS, extended, joined, pieces, take
 

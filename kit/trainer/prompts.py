@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kit.data.columns import IDS
 from kit.data.images import IMAGES
+from kit.data.rows import IDS
 from kit.errors import DataError
 
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from kit.errors import ObjectiveError
-from kit.generation.images import has_pictures, with_pictures
-from kit.generation.turns import finish_reason
+from kit.generation.multi_turn import finish_reason
+from kit.generation.prompts import has_pictures, with_pictures
 from kit.objective import Mean, Objective, RewardBatch
 from kit.objective.value import explained_variance
 from kit.scoring.hidden_states import ScoringPass, capturing, spread

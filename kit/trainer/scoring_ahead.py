@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kit.data.columns import IDS
+from kit.data.rows import IDS
 
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 NOT_COLUMNS = (

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.data import load_data, preview
+from kit.data.load import split_rows
 from kit.data.prompts import prompt_key
-from kit.data.split import split_rows
 from kit.errors import DataError
 
 # Few different prompts and references, so that doubles are common.

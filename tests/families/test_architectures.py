@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_qwen import tiny_tokenizer
 
-from kit.model_check.step import fuse, grpo_step, score_three_ways
+from kit.model_check.check import fuse, grpo_step, score_three_ways
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models.family import adapter_of
 from kit.models.loading import adapter

@@ -106,7 +106,7 @@ def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, m
     from transformers import AutoModelForImageTextToText, AutoProcessor
     from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
 
-    from kit.model_check.step import grpo_step
+    from kit.model_check.check import grpo_step
 
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
     inner, seen = modeling_gemma3.Gemma3Model.forward, []

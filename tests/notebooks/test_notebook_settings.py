@@ -11,7 +11,7 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.generation import engine
-from kit.generation.backend_checks import settle_backend
+from kit.generation.engine import settle_backend
 from kit.models.backend import Machine
 from kit.planning.cards import find_card
 from kit.planning.plan import plan
@@ -63,7 +63,10 @@ def refused(config: RunConfig, card: str) -> list[str]:
     gpu, capability = CARDS[card]
     if config.generation.engine == "vllm":
         objective = build_objective(config)
-        return [str(each) for each in engine.obstacles(config, "cuda", engine.Installed("vllm", "0.31.0"), objective)]
+        return [
+            str(each)
+            for each in engine.incompatibilities(config, "cuda", engine.Installed("vllm", "0.31.0"), objective)
+        ]
     settle_backend(config, (), Machine(capability, gpu, "2026.10.9"))
     return []
 

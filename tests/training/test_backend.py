@@ -17,7 +17,7 @@ from peft import LoraConfig
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
-from kit.generation.backend_checks import settle_backend
+from kit.generation.engine import settle_backend
 from kit.models.backend import (
     Backend,
     Machine,

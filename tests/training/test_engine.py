@@ -14,7 +14,7 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError
 from kit.generation import engine
-from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, obstacles
+from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
 from kit.models.unsloth import fast_inference_arguments, room
 from kit.objective import Objective
 
@@ -28,7 +28,7 @@ def config(*overrides: str) -> RunConfig:
 def first(
     given: RunConfig, device: str, found: Installed | None, objective: Objective | None = None
 ) -> KitError | None:
-    return next(obstacles(given, device, found, objective), None)
+    return next(incompatibilities(given, device, found, objective), None)
 
 
 @pytest.fixture

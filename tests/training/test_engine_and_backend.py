@@ -16,8 +16,7 @@ import torch
 from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation import engine
-from kit.generation.backend_checks import settle
-from kit.generation.engine import Engine, Installed, choose_engine
+from kit.generation.engine import Engine, Installed, choose_engine, settle
 from kit.models import loading as models
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
@@ -227,7 +226,7 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
 
 def test_a_server_is_refused_where_a_revision_is_asked_for() -> None:
     given = load_config("quickstart", ["generation.engine=vllm", "generation.vllm.mode=server", "model.revision=abc"])
-    found = [str(one) for one in engine.obstacles(given, "cuda", Installed("vllm", "0.31.0"))]
+    found = [str(one) for one in engine.incompatibilities(given, "cuda", Installed("vllm", "0.31.0"))]
     assert len(found) == 1
     assert "model.revision: abc" in found[0]
     assert "give its folder" in found[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.generation.turns import readable
+from kit.generation.multi_turn import readable
 from kit.runner import recording
 from kit.runner.recording import CompletionWriter, FailureMonitor, columns
 

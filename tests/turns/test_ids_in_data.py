@@ -10,7 +10,7 @@ import pytest
 
 from kit.config import DataConfig
 from kit.data import filter_by_length, load_data
-from kit.data.vocabulary import keep_known, tell_ids
+from kit.data.tokens import keep_known, tell_ids
 from kit.errors import DataError
 
 
