@@ -20,11 +20,22 @@ MOVED = {
     "kit.figures": "kit.report.figures",
     "kit.models.out_of_memory": "kit.models.failures",
     "kit.notebook": "kit.api.notebook",
+    "kit.objective.ratios": "kit.objective.batch",
     "kit.planning.memory": "kit.models.memory",
     "kit.planning.shapes": "kit.models.memory",
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
-    "kit.sections": "kit.config.sections",
+    "kit.sections.base": "kit.config.sections",
+    "kit.sections.data": "kit.config.sections",
+    "kit.sections.evaluation": "kit.config.sections",
+    "kit.sections.generation": "kit.config.sections",
+    "kit.sections.model": "kit.config.sections",
+    "kit.sections.objective": "kit.config.sections",
+    "kit.sections.optimisation": "kit.config.sections",
+    "kit.sections.reward": "kit.config.sections",
+    "kit.sections.run": "kit.config.sections",
+    "kit.sections.selection": "kit.config.sections",
+    "kit.sections.vllm": "kit.config.sections",
     "kit.smoke": "kit.api.notebook",
     "kit.sweeps": "kit.studies.sweep",
     "kit.training.arguments": "kit.trainer.arguments",
@@ -52,11 +63,15 @@ MOVED = {
 }
 """What scripts outside may have imported: the public faces, and what docs, notebooks and benchmarks showed.
 
-The modules inside a package that is named here keep their names: `kit.sections.model` is `kit.config.sections.model`.
+The modules inside a package that is named here keep their names: `kit.training.selection.pods` is
+`kit.trainer.selection.pods`.
 """
 
-DIVIDED = {"kit.training": "kit.models, kit.generation, kit.scoring, kit.trainer and kit.runner"}
-"""Packages of which no single one took the place. Empty ones, so that the names inside them in `MOVED` can be imported."""
+DIVIDED = {
+    "kit.sections": "kit.config.sections",
+    "kit.training": "kit.models, kit.generation, kit.scoring, kit.trainer and kit.runner",
+}
+"""Packages whose place no package took. Empty ones, so that the names inside them in `MOVED` can be imported."""
 
 
 def new_name(old: str) -> str | None:
@@ -101,6 +116,6 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def keep_old_names() -> None:
-    """Once a process. First of the finders: those after it would load `kit.sections.model` as a second module from its file."""
+    """Once a process. First of the finders: those after it would load modules of a moved package twice, from their files."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())

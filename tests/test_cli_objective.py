@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from kit import objective
 from kit.cli import app as cli
 from kit.cli.objective import KINDS
-from kit.objective.costs import COSTS, ENTROPY_IN_LOSS, NOTHING, costs
-from kit.objective.hook import REMEDIES
+from kit.objective.hook import COSTS, ENTROPY_IN_LOSS, NOTHING, REMEDIES, costs
 from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
 

@@ -57,17 +57,21 @@ def test_it_warns() -> None:
         importlib.import_module("kit.training")
 
 
-def test_modules_of_a_package_have_one_class_under_both_names() -> None:
-    names = [module.name for module in pkgutil.iter_modules(importlib.import_module("kit.config.sections").__path__)]
+def test_modules_of_a_package_have_one_class_under_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MOVED, "kit.records", "kit.runs")
+    names = [module.name for module in pkgutil.iter_modules(importlib.import_module("kit.runs").__path__)]
     assert names
     for name in names:
-        assert importlib.import_module(f"kit.sections.{name}") is importlib.import_module(f"kit.config.sections.{name}")
+        assert importlib.import_module(f"kit.records.{name}") is importlib.import_module(f"kit.runs.{name}")
+    for name in [name for name in sys.modules if name.startswith("kit.records")]:
+        del sys.modules[name]
+    vars(sys.modules["kit"]).pop("records", None)
 
 
 def test_from_imports() -> None:
     from kit.sections.model import ModelConfig as old  # type: ignore[import-not-found]
 
-    from kit.config.sections.model import ModelConfig
+    from kit.config.sections import ModelConfig
     from kit.training import trainer  # type: ignore[import-not-found]
 
     assert old is ModelConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kit.config import SelectionConfig, load_config
-from kit.config.sections.selection import REMOVED
+from kit.config.sections import REMOVED
 from kit.errors import ConfigError
 from kit.runner.prepare import validate
 

@@ -105,7 +105,7 @@ activations, adapters and the head: [the formula](../planning.md#plan-memory).
 def graphics_cards() -> str:
     """The cards that runs are planned for, and what the kit does on which."""
     from kit.models.backend import BFLOAT16, VLLM
-    from kit.planning.cards import CARDS as CARDS_PLANNED
+    from kit.planning.gpus import CARDS as CARDS_PLANNED
 
     head = "| card | usable GiB | 16-bit type | TFLOP/s | GB/s | weights in 4-bit, billions |"
     rows = [

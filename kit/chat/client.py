@@ -312,7 +312,7 @@ def _as_error(message: Mapping[str, Any]) -> KitError:
 
 def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:
     """A session on a run, not started yet. Raises `RunError` at once where the run has no weights to talk to."""
-    from kit.evaluation.selection import weights_of
+    from kit.evaluation.results import weights_of
     from kit.runs.store import ALIVE
 
     if not run.config.is_file():

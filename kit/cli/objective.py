@@ -106,7 +106,6 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
 
 def _changing() -> dict[str, type[Schedule]]:
     """Schedules and controllers by name."""
-    import kit.objective.controllers  # noqa: F401  (files its own among the schedules)
     from kit.objective.schedules import schedules
 
     return {name: schedules[name] for name in schedules}
@@ -210,7 +209,7 @@ def _recipe(name: str, overrides: list[str]) -> Objective:
     from kit.config.loading import apply_override
     from kit.errors import ConfigError
     from kit.objective import Objective
-    from kit.objective.spec import KEYS
+    from kit.objective.recipes import KEYS
 
     spec: dict[str, Any] = {"recipe": name}
     for override in overrides:
@@ -233,7 +232,7 @@ def _kinds_called(name: str) -> list[str]:
 def _show_recipe(name: str, overrides: list[str]) -> None:
     import yaml
 
-    from kit.objective.costs import costs
+    from kit.objective.hook import costs
 
     objective = _recipe(name, overrides)
     typer.echo(yaml.safe_dump({"objective": {"recipe": name} | objective.to_spec()}, sort_keys=False), nl=False)
@@ -250,7 +249,7 @@ def _show_hook(hook: Hook) -> None:
     import inspect
     import re
 
-    from kit.objective.costs import costs
+    from kit.objective.hook import costs
 
     formula = re.sub(r"\{(\w+)\}", r"\1", hook.factory.formula)  # hyper-parameters by their names
     typer.echo(f"{hook.kind} {hook.name}" + (f": {formula}" if formula else ""))

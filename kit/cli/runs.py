@@ -231,7 +231,7 @@ def evaluate(
 ) -> None:
     """Score a run on its held-out problems again."""
     from kit.api.run import Run
-    from kit.evaluation.selection import weights_of
+    from kit.evaluation.results import weights_of
     from kit.runs.store import RunStore
 
     weights_of(RunStore(root).open(run_id), checkpoint)  # an answer at once where there is nothing to score

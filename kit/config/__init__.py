@@ -25,16 +25,22 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from kit.config.loading import apply_override, explain, read_yaml
-from kit.config.sections.base import Section
-from kit.config.sections.data import DataConfig
-from kit.config.sections.evaluation import EvaluationConfig
-from kit.config.sections.generation import GenerationConfig
-from kit.config.sections.model import EMBEDDED, EMBEDDED_MODELS, LoraConfig, ModelConfig
-from kit.config.sections.objective import ObjectiveConfig
-from kit.config.sections.optimisation import OptimisationConfig
-from kit.config.sections.reward import RewardConfig, RewardFunction
-from kit.config.sections.run import RunSection
-from kit.config.sections.selection import SelectionConfig
+from kit.config.sections import (
+    EMBEDDED,
+    EMBEDDED_MODELS,
+    DataConfig,
+    EvaluationConfig,
+    GenerationConfig,
+    LoraConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimisationConfig,
+    RewardConfig,
+    RewardFunction,
+    RunSection,
+    Section,
+    SelectionConfig,
+)
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
 

@@ -79,7 +79,7 @@ class Wish:
 
 def export(run: RunDir, wish: Wish, *, progress: bool = False) -> dict[str, Any]:
     """Exports in a process of its own and returns the result. Raises `NotVerified`, and `KitError` for all else."""
-    from kit.evaluation.selection import weights_of
+    from kit.evaluation.results import weights_of
 
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")

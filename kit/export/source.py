@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ModelError, RunError
-from kit.evaluation.selection import weights_of
+from kit.evaluation.results import weights_of
 
 if TYPE_CHECKING:
     from kit.models.loading import ModelFiles

@@ -1,18 +1,18 @@
 """The loss of GRPO, made of parts: advantage, clip, weights, regularizers, reduction.
 
     file                 what is in it
-    objective.py         Objective: the parts put together; the loss, its metrics, its state
-    batch.py             TokenBatch, RewardBatch: what a hook is given
-    advantage.py         rewards -> advantages; whole completions first, then tokens; the maths of values in value.py
-    clip.py              TokenBatch -> per-token surrogate loss: token_clip.py, sequence_clip.py, covariance_clip.py
+    objective.py         Objective: the parts put together; the loss, its state, and what work may be left out
+    batch.py             TokenBatch, RewardBatch: what a hook is given; arithmetic on ratios
+    advantage.py         rewards -> advantages; whole completions, then tokens; the maths of a value head
+    clip.py              TokenBatch -> per-token surrogate loss
     weight.py            TokenBatch -> detached per-token multiplier
     regularizer.py       TokenBatch -> per-token penalty
     reduction.py         per-token loss -> scalar; LossScale
-    schedules.py         hyper-parameters that change with the optimiser step
-    controllers.py       coefficients that react to what was measured
-    recipes.py, spec.py  named recipes as plain data, and how a spec is merged over one (no torch)
-    probe.py             is every hook alive?
-    hook.py, registry.py, hyperparameters.py, contract.py, ratios.py, surrogate.py      the machinery under the hooks
+    schedules.py         hyper-parameters that change with the optimiser step, or react to what was measured
+    recipes.py           named recipes as plain data, and how a spec is merged over one (no torch)
+    metrics.py           what is logged of a micro-batch
+    check.py, probe.py   is a hook sound, and is every hook of an objective alive?
+    hook.py, registry.py what a hook is: hyper-parameters, needs, contract; from what a user writes to one
 
 Names are imported on first use, so that `import kit.objective` does not load torch.
 """

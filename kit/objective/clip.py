@@ -2,10 +2,9 @@
 
 With r = exp(logp - old) the token ratio, s its geometric mean over a completion, and A the advantage:
 
-    file                clips
-    token_clip.py       ppo_clip, two_sided, dual_clip, cispo, sapo, dppo, reinforce
-    sequence_clip.py    gspo, gspo_token, luspo, gmpo, vespo
-    covariance_clip.py  clip_cov, kl_cov
+    each token by itself   ppo_clip, two_sided, dual_clip, cispo, sapo, dppo, reinforce
+    whole completions      gspo, luspo, gspo_token, gmpo, vespo
+    by covariance          clip_cov, kl_cov: the few tokens whose update costs the policy most of its entropy
 
 A clip may carry `function.clipped(batch) -> {"low": bool, "high": bool, ...}`, each (B, T), or (B, 1) when whole
 completions are clipped; the objective logs the fractions as `clip_fraction/low`, `/high`, ..., and `/region` for any of
@@ -14,9 +13,560 @@ them. It may also carry `function.metrics(batch) -> {name: (B, T), (B, 1) or ()}
 
 from __future__ import annotations
 
-import kit.objective.covariance_clip  # importing a module files its clips
-import kit.objective.sequence_clip
-import kit.objective.token_clip  # noqa: F401
-from kit.objective.surrogate import ClipFunction, clips
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+from weakref import WeakKeyDictionary
 
-__all__ = ["ClipFunction", "clips"]
+import torch
+from torch import Tensor
+
+from kit.objective.batch import TokenBatch, bounded_exp, sequence_mean
+from kit.objective.hook import check_range
+from kit.objective.registry import HookRegistry
+
+clips = HookRegistry("clip")
+ClipFunction = Callable[[TokenBatch], Tensor]
+Report = Callable[[TokenBatch], dict[str, Tensor]]
+Level = Literal["token", "sequence"]
+
+
+def ratio_at(batch: TokenBatch, level: Level) -> Tensor:
+    """The ratio of each token (B, T), or of each completion (B, 1): the geometric mean of its tokens' ratios."""
+    return batch.ratio if level == "token" else batch.sequence_ratio
+
+
+def over_tokens(values: Tensor, batch: TokenBatch) -> Tensor:
+    """A value for each completion (B, 1) laid out over its tokens (B, T); one of shape (B, T) as it is."""
+    return values.expand(batch.logps.shape)
+
+
+def pessimistic(bounded: Tensor, ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
+    """PPO's surrogate -min(bounded·A, clip(ratio, 1-eps_low, 1+eps_high)·A), (B, T) or (B, 1)."""
+    return -torch.min(bounded * advantages, ratio.clamp(1.0 - eps_low, 1.0 + eps_high) * advantages)
+
+
+def beyond(values: Tensor, advantages: Tensor, low: float, high: float) -> dict[str, Tensor]:
+    """Where a bound was active, 1, else 0: `values` below `low` with A < 0, or above `high` with A > 0.
+
+    Finite numbers only, at padding too. In numbers rather than booleans: on a CPU that is twice as fast.
+    """
+    return {"low": above(-values, -advantages, -low), "high": above(values, advantages, high)}
+
+
+def above(values: Tensor, advantages: Tensor, high: float) -> Tensor:
+    """1 where `values` exceed `high` with A > 0, else 0."""
+    return _step(values.detach() - high) * _step(advantages.detach().clone())
+
+
+def _step(gap: Tensor) -> Tensor:
+    """1 where positive, else 0; in place."""
+    return gap.clamp_(min=0.0).sign_()
+
+
+def with_fractions(function: ClipFunction, level: Level, eps_low: float, eps_high: float) -> ClipFunction:
+    """Give a clip the report of where the ratio left [1-eps_low, 1+eps_high] in the direction of the advantage."""
+
+    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
+        return beyond(ratio_at(batch, level), batch.advantages, 1.0 - eps_low, 1.0 + eps_high)
+
+    function.clipped = clipped  # type: ignore[attr-defined]
+    return function
+
+
+def once_per_batch(report: Report) -> Report:
+    """A report that the loss and the log both ask for, computed once, without gradient, and kept as long as the batch."""
+    kept: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = WeakKeyDictionary()
+
+    @functools.wraps(report)
+    def remembered(batch: TokenBatch) -> dict[str, Tensor]:
+        if batch not in kept:
+            with torch.no_grad():
+                kept[batch] = report(batch)
+        return kept[batch]
+
+    return remembered
+
+
+def by_sign(positive: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """`yes` where `positive`, else `no`, in the dtype of `like` and without waiting for the device."""
+    return torch.where(positive, like.new_full((), yes), like.new_full((), no))
+
+
+def check_bounds(owner: str, eps_low: float, eps_high: float) -> None:
+    """Raises `ConfigError` unless 0 <= eps_low < 1 and eps_high >= 0."""
+    check_range(owner, "eps_low", eps_low, 0.0, 1.0)
+    check_range(owner, "eps_high", eps_high, 0.0)
+
+
+# --- each token by itself: PPO's family, soft gates, trust regions ----------------------------------------------------
+
+
+@clips.register(
+    "ppo_clip",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-min(r·A, clip(r, 1-{eps_low}, 1+{eps_high})·A)",
+    source="PPO, arXiv 1707.06347; TRL's epsilon and epsilon_high",
+)
+def ppo_clip(eps_low: float = 0.2, eps_high: float = 0.2) -> ClipFunction:
+    """-min(r·A, clip(r, 1-eps_low, 1+eps_high)·A).
+
+    0 <= eps_low < 1, eps_high >= 0. Source: PPO, arXiv 1707.06347; a higher upper bound: DAPO, arXiv 2503.14476.
+    """
+    check_bounds("ppo_clip", eps_low, eps_high)
+
+    def function(batch: TokenBatch) -> Tensor:
+        return pessimistic(batch.ratio, batch.ratio, batch.advantages, eps_low, eps_high)
+
+    return with_fractions(function, "token", eps_low, eps_high)
+
+
+@clips.register(
+    "two_sided",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-min(min(r, {delta})·A, clip(r, 1-{eps_low}, 1+{eps_high})·A),  r of the {level}",
+    source="INTELLECT-2, arXiv 2505.07291; TRL's delta",
+)
+def two_sided(eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, level: Level = "token") -> ClipFunction:
+    """`ppo_clip` with r bounded by delta before the min, so that a bad completion cannot push without limit.
+
+    delta > 1 + eps_high. `level="sequence"` puts s in place of r, as TRL's `importance_sampling_level`.
+    Source: INTELLECT-2, arXiv 2505.07291; TRL's `delta`.
+    """
+    check_bounds("two_sided", eps_low, eps_high)
+    check_range("two_sided", "delta", delta, 1.0 + eps_high, open_low=True)
+
+    def function(batch: TokenBatch) -> Tensor:
+        ratio = ratio_at(batch, level)
+        return over_tokens(pessimistic(ratio.clamp(max=delta), ratio, batch.advantages, eps_low, eps_high), batch)
+
+    return with_fractions(function, level, eps_low, eps_high)
+
+
+@clips.register(
+    "dual_clip",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="ppo_clip({eps_low}, {eps_high}), and at most -{c}·A where A < 0",
+    source="Dual-clip PPO, arXiv 1912.09729",
+)
+def dual_clip(eps_low: float = 0.2, eps_high: float = 0.2, c: float = 3.0) -> ClipFunction:
+    """`ppo_clip`, and where A < 0 the per-token loss is also capped at -c·A. c > 1. Source: arXiv 1912.09729."""
+    check_bounds("dual_clip", eps_low, eps_high)
+    check_range("dual_clip", "c", c, 1.0, open_low=True)
+
+    def function(batch: TokenBatch) -> Tensor:
+        loss = pessimistic(batch.ratio, batch.ratio, batch.advantages, eps_low, eps_high)
+        return torch.where(batch.advantages < 0, torch.min(loss, -c * batch.advantages), loss)
+
+    return with_fractions(function, "token", eps_low, eps_high)
+
+
+@clips.register(
+    "cispo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    filled=True,
+    formula="-sg(min(r, {eps_high}))·A·logp,  r of the {level}",
+    source="MiniMax-M1, arXiv 2506.13585; TRL's loss_type cispo",
+)
+def cispo(eps_high: float = 5.0, level: Level = "token") -> ClipFunction:
+    """-sg(min(r, eps_high))·A·logp: the weight is clipped, never the gradient of a token.
+
+    eps_high > 0 bounds r itself, not r - 1 (TRL's convention). `level="sequence"` puts s in place of r, as TRL's
+    `importance_sampling_level`. Source: MiniMax-M1, arXiv 2506.13585; the value 5 is that of ScaleRL, arXiv 2510.13786.
+    """
+    check_range("cispo", "eps_high", eps_high, 0.0, open_low=True)
+
+    def function(batch: TokenBatch) -> Tensor:
+        return ratio_at(batch, level).detach().clamp(max=eps_high) * -batch.advantages * batch.logps
+
+    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
+        return {"high": above(ratio_at(batch, level), batch.advantages, eps_high)}
+
+    function.clipped = clipped  # type: ignore[attr-defined]
+    return function
+
+
+@clips.register(
+    "sapo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-σ(τ·(r-1))·4/τ·A,  τ = {tau_pos} where A > 0, else {tau_neg},  r of the {level}",
+    source="SAPO, arXiv 2511.20347; TRL's loss_type sapo",
+)
+def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05, level: Level = "token") -> ClipFunction:
+    """-sigmoid(τ·(r-1))·4/τ·A: a gate that fades the gradient out smoothly instead of cutting it off.
+
+    τ is tau_pos where A > 0, else tau_neg; both > 0, without unit. On policy the slope in r is 1, whatever τ. A larger
+    τ closes the gate faster. `level="sequence"` puts s in place of r. Source: SAPO, arXiv 2511.20347, with its values;
+    TRL's `sapo_temperature_pos` and `sapo_temperature_neg`.
+    """
+    check_range("sapo", "tau_pos", tau_pos, 0.0, open_low=True)
+    check_range("sapo", "tau_neg", tau_neg, 0.0, open_low=True)
+
+    def function(batch: TokenBatch) -> Tensor:
+        tau = by_sign(batch.advantages > 0, tau_pos, tau_neg, batch.logps)
+        gate = torch.sigmoid(tau * (ratio_at(batch, level) - 1.0))
+        return over_tokens(gate * (-4.0 * batch.advantages / tau), batch)
+
+    return function
+
+
+_DPPO_DELTA = {"tv": 0.15, "kl": 0.05}
+_ALMOST_ONE = 1.0 - 1e-7
+
+
+@clips.register(
+    "dppo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    filled=True,
+    formula="-sg(min(r, {cap}))·A·logp, 0 where r moves on away from 1 and {divergence} > delta",
+    source="DPPO, arXiv 2602.04879; TRL's experimental DPPOTrainer (binary_tv, binary_kl)",
+)
+def dppo(
+    divergence: Literal["tv", "kl"] = "tv",
+    delta_low: float | None = None,
+    delta_high: float | None = None,
+    cap: float = 20.0,
+) -> ClipFunction:
+    """-sg(min(r, cap))·A·logp, without the tokens that have left the trust region and would move further away.
+
+    The region is in probability rather than ratio: a rare token may change by a large factor, a likely one may not.
+    With p the current and μ the old probability of the sampled token, the divergence is `tv` |p - μ|, or `kl`
+    μ·log(μ/p) + (1-μ)·log((1-μ)/(1-p)) in nats: that of two coins, the token against all others. A token gets no
+    gradient if A > 0, r > 1 and the divergence exceeds delta_high, or if A < 0, r < 1 and it exceeds delta_low.
+
+    delta_low, delta_high >= 0; None stands for the paper's value, 0.15 for `tv` and 0.05 for `kl`. cap > 0 bounds r.
+    Source: Divergence PPO, arXiv 2602.04879.
+    """
+    low = _DPPO_DELTA[divergence] if delta_low is None else delta_low
+    high = _DPPO_DELTA[divergence] if delta_high is None else delta_high
+    check_range("dppo", "delta_low", low, 0.0)
+    check_range("dppo", "delta_high", high, 0.0)
+    check_range("dppo", "cap", cap, 0.0, open_low=True)
+
+    @once_per_batch
+    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
+        current, old = batch.logps.detach().clamp(max=0.0), batch.old_logps.clamp(max=0.0)
+        p, mu = current.exp(), old.exp()
+        if divergence == "tv":
+            distance = (p - mu).abs()
+        else:
+            rest = torch.log1p(-mu.clamp(max=_ALMOST_ONE)) - torch.log1p(-p.clamp(max=_ALMOST_ONE))
+            distance = mu * (old - current) + (1.0 - mu) * rest
+        drift = batch.log_ratio.detach()
+        return {
+            "low": (distance > low) & (drift < 0) & (batch.advantages < 0),
+            "high": (distance > high) & (drift > 0) & (batch.advantages > 0),
+        }
+
+    def function(batch: TokenBatch) -> Tensor:
+        outside = clipped(batch)
+        weight = batch.ratio.detach().clamp(max=cap).masked_fill(outside["low"] | outside["high"], 0.0)
+        return -weight * batch.advantages * batch.logps
+
+    function.clipped = clipped  # type: ignore[attr-defined]
+    return function
+
+
+@clips.register(
+    "reinforce",
+    filled=True,
+    on_policy=True,
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-A·logp",
+    source="Williams 1992, doi 10.1007/BF00992696",
+)
+def reinforce() -> ClipFunction:
+    """-A·logp: no ratio, hence only for on-policy batches. Source: Williams 1992, doi 10.1007/BF00992696."""
+
+    def function(batch: TokenBatch) -> Tensor:
+        return -batch.advantages * batch.logps
+
+    return function
+
+
+# --- a completion as a whole: GSPO's family, GMPO, VESPO --------------------------------------------------------------
+
+
+@clips.register(
+    "gspo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-min(s·A, clip(s, 1-{eps_low}, 1+{eps_high})·A),  s = exp(mean_t(logp - old))",
+    source="GSPO, arXiv 2507.18071; TRL's importance_sampling_level sequence",
+)
+def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
+    """`ppo_clip` on s, the geometric mean ratio of a completion, which is weighed and clipped as a whole.
+
+    0 <= eps_low < 1, eps_high >= 0. Source: GSPO, arXiv 2507.18071, with its bounds; TRL's
+    `importance_sampling_level="sequence"`.
+    """
+    check_bounds("gspo", eps_low, eps_high)
+    return _whole(eps_low, eps_high)
+
+
+@clips.register(
+    "luspo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-min(s·A, clip(s, 1-{eps_low}, 1+{eps_high})·A) at every token; sum them",
+    source="LUSPO, arXiv 2602.05261; TRL's loss_type luspo",
+)
+def luspo(eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> ClipFunction:
+    """`gspo`'s surrogate, meant for the reduction `sequence_sum`, where a completion counts by its length.
+
+    Under `sequence_mean` the gradient of a token shrinks with the length of its completion, which favours short ones.
+    0 <= eps_low < 1, eps_high >= 0. Source: LUSPO, arXiv 2602.05261, with the bounds of its section 5.1; TRL's
+    `loss_type="luspo"` with `importance_sampling_level="sequence"`.
+    """
+    check_bounds("luspo", eps_low, eps_high)
+    return _whole(eps_low, eps_high)
+
+
+@clips.register(
+    "gspo_token",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-min(s_t·A, clip(s_t, 1-{eps_low}, 1+{eps_high})·A),  s_t = sg(s)·exp(logp - sg(logp))",
+    source="GSPO-token, arXiv 2507.18071 section 4.3",
+)
+def gspo_token(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
+    """`gspo` whose ratio has the value of s but the gradient of its own token, so that A may differ within a completion.
+
+    s_t = sg(s)·exp(logp - sg(logp)). With one advantage for a completion and `sequence_mean`, loss and gradient are those
+    of `gspo`. 0 <= eps_low < 1, eps_high >= 0. Source: GSPO-token, arXiv 2507.18071 section 4.3.
+    """
+    check_bounds("gspo_token", eps_low, eps_high)
+
+    def function(batch: TokenBatch) -> Tensor:
+        level = sequence_mean(batch.log_ratio.detach(), batch.mask)  # (B, 1)
+        ratio = bounded_exp(level + (batch.logps - batch.logps.detach()))
+        return pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high)
+
+    return with_fractions(function, "sequence", eps_low, eps_high)
+
+
+@clips.register(
+    "gmpo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    formula="-A·exp(mean_t log r'),  log r' at most {eps_high} where A > 0, at least -{eps_low} where A < 0",
+    source="GMPO, arXiv 2507.20673; TRL's experimental GMPOTrainer",
+)
+def gmpo(eps_low: float = 0.4, eps_high: float = 0.4) -> ClipFunction:
+    """-A · geometric mean of the token ratios, each of them bounded first, at every token of the completion.
+
+    eps_low, eps_high >= 0 are nats: where A > 0 a ratio counts at most exp(eps_high), where A < 0 at least
+    exp(-eps_low). With advantages (B, T) their mean over the live tokens stands for A. Source: GMPO, arXiv 2507.20673,
+    with its bounds.
+    """
+    check_range("gmpo", "eps_low", eps_low, 0.0)
+    check_range("gmpo", "eps_high", eps_high, 0.0)
+
+    def advantage(batch: TokenBatch) -> Tensor:
+        each = batch.advantages
+        return each if each.shape[-1] == 1 else sequence_mean(each, batch.mask)
+
+    def function(batch: TokenBatch) -> Tensor:
+        whole = advantage(batch)
+        drift = batch.log_ratio
+        bounded = torch.where(whole > 0, drift.clamp(max=eps_high), drift.clamp(min=-eps_low))
+        return over_tokens(-whole * bounded_exp(sequence_mean(bounded, batch.mask)), batch)
+
+    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
+        return beyond(batch.log_ratio, advantage(batch), -eps_low, eps_high)
+
+    function.clipped = clipped  # type: ignore[attr-defined]
+    return function
+
+
+_LOG_W_LOW, _LOG_W_HIGH = math.log(1e-8), 20.0
+_SMALLEST_LAMBDA = 1e-4
+
+
+@clips.register(
+    "vespo",
+    row_separable=True,
+    zero_at_zero_advantage=True,
+    filled=True,
+    formula="-sg(φ(w))·A·logp,  φ(w) = w^k·exp(λ(1-w)),  w = Π_t r;  k, λ = {k_pos}, {lambda_pos} where A >= 0, "
+    "else {k_neg}, {lambda_neg}",
+    source="VESPO, arXiv 2602.10693; TRL's loss_type vespo",
+)
+def vespo(
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+    sampler_cap: float | None = None,
+) -> ClipFunction:
+    """-sg(φ(w))·A·logp with w the product of a completion's token ratios and φ(w) = w^k · exp(λ·(1-w)), so φ(1) = 1.
+
+    φ falls off on both sides: a larger k dampens w < 1, a larger λ dampens w > 1. k, λ >= 0, without unit; λ counts as
+    at least 1e-4. Token log ratios are bounded to ±20 nats, and log w to [log 1e-8, 20].
+
+    With `sampler_cap` >= 1 the ratios of the old policy to the generation engine, each truncated at the cap, join w (a
+    token whose engine log-probability is unknown counts as 1); this needs `sampler_logps`, and takes the place of a
+    `sampler_correction` among the weights. It is TRL's `vllm_importance_sampling_mode="token_truncate"`.
+
+    The mean of φ is logged as `vespo/phi`. Source: VESPO, arXiv 2602.10693; TRL's `vespo_k_pos`, ... with its defaults.
+    """
+    given = {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}
+    for name, value in given.items():
+        check_range("vespo", name, value, 0.0)
+    if sampler_cap is not None:
+        check_range("vespo", "sampler_cap", sampler_cap, 1.0)
+    decay_pos, decay_neg = max(lambda_pos, _SMALLEST_LAMBDA), max(lambda_neg, _SMALLEST_LAMBDA)
+
+    @once_per_batch
+    def report(batch: TokenBatch) -> dict[str, Tensor]:
+        log_w = batch.log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)  # (B, 1); padding adds 0
+        if sampler_cap is not None:
+            assert batch.sampler_logps is not None
+            gap = torch.nan_to_num(batch.old_logps - batch.sampler_logps, nan=0.0)
+            top = min(math.log(sampler_cap), _LOG_W_HIGH)
+            log_w = log_w + gap.clamp(_LOG_W_LOW, top).sum(-1, keepdim=True)
+        log_w = log_w.clamp(_LOG_W_LOW, _LOG_W_HIGH)
+        good = batch.advantages >= 0
+        power = by_sign(good, k_pos, k_neg, log_w)
+        decay = by_sign(good, decay_pos, decay_neg, log_w)
+        log_phi = decay + power * log_w - decay * log_w.exp()
+        phi = log_phi.exp().nan_to_num(nan=0.0, posinf=0.0)  # (B, 1), or (B, T) as the advantages
+        return {"vespo/phi": phi}
+
+    def function(batch: TokenBatch) -> Tensor:
+        return -report(batch)["vespo/phi"] * batch.advantages * batch.logps
+
+    if sampler_cap is not None:
+        function.needs = {"sampler_logps"}  # type: ignore[attr-defined]
+    function.metrics = report  # type: ignore[attr-defined]
+    return function
+
+
+def _whole(eps_low: float, eps_high: float) -> ClipFunction:
+    def function(batch: TokenBatch) -> Tensor:
+        ratio = batch.sequence_ratio  # (B, 1)
+        return over_tokens(pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high), batch)
+
+    return with_fractions(function, "sequence", eps_low, eps_high)
+
+
+# --- the few tokens that cost the most entropy ------------------------------------------------------------------------
+#
+# To first order, a step of policy gradient lowers the entropy by the covariance of log-probability and advantage. It is
+# taken over the live tokens of the micro-batch, as (A - mean A)·(logp - mean logp) of each token, without gradient. A
+# micro-batch of one completion with one advantage has none.
+
+
+@clips.register(
+    "clip_cov",
+    zero_at_zero_advantage=True,
+    formula="ppo_clip({eps_low}, {eps_high}), 0 at a random {share} of the tokens, of those with a covariance in "
+    "({cov_low}, {cov_high})",
+    source="Clip-Cov, arXiv 2505.22617; verl's policy_loss clip_cov",
+)
+def clip_cov(
+    eps_low: float = 0.2, eps_high: float = 0.2, share: float = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0
+) -> ClipFunction:
+    """`ppo_clip`, with the loss of a few tokens of high covariance cut to 0, and with it their gradient.
+
+    Candidates are the live tokens that `ppo_clip` leaves alone and whose covariance (nats) lies within (cov_low,
+    cov_high). Of these a random `share` of all live tokens is cut, at least one if there is a candidate; share 0 cuts
+    none. The choice depends on `batch.step`, row and column alone: it is the same on every device and with any padding.
+    The fraction is logged as `clip_fraction/covariance`.
+
+    0 <= eps_low < 1, eps_high >= 0, 0 <= share < 1, cov_low < cov_high. Source: Clip-Cov, arXiv 2505.22617, with the
+    values of its code.
+    """
+    check_bounds("clip_cov", eps_low, eps_high)
+    check_range("clip_cov", "share", share, 0.0, 1.0)
+    check_range("clip_cov", "cov_high", cov_high, cov_low, open_low=True)
+
+    @once_per_batch
+    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
+        where = beyond(batch.ratio, batch.advantages, 1.0 - eps_low, 1.0 + eps_high)
+        covariance = _covariance(batch)
+        free = where["low"] + where["high"] == 0
+        candidates = (covariance > cov_low) & (covariance < cov_high) & batch.mask & free
+        lots = torch.where(candidates, _lots(batch), -1)
+        return {**where, "covariance": _top(lots, share, batch) & candidates}
+
+    def function(batch: TokenBatch) -> Tensor:
+        loss = pessimistic(batch.ratio, batch.ratio, batch.advantages, eps_low, eps_high)
+        return loss.masked_fill(clipped(batch)["covariance"], 0.0)
+
+    function.clipped = clipped  # type: ignore[attr-defined]
+    return function
+
+
+@clips.register(
+    "kl_cov",
+    formula="-r·A, and {kl_coef}·|log r| on top at the {share} of the tokens with the highest covariance",
+    source="KL-Cov, arXiv 2505.22617; verl's policy_loss kl_cov",
+)
+def kl_cov(share: float = 2e-3, kl_coef: float = 1.0) -> ClipFunction:
+    """-r·A, and kl_coef·|logp - old| on top at the `share` of live tokens with the highest covariance, at least one.
+
+    There is no bound on r. 0 <= share < 1, share 0 penalises none; kl_coef >= 0. Source: KL-Cov, arXiv 2505.22617, with
+    its values for 7B models; it has a share of 2e-4 for 32B.
+    """
+    check_range("kl_cov", "share", share, 0.0, 1.0)
+    check_range("kl_cov", "kl_coef", kl_coef, 0.0)
+
+    def function(batch: TokenBatch) -> Tensor:
+        covariance = _covariance(batch).masked_fill(~batch.mask, -torch.inf)
+        held = _top(covariance, share, batch).to(batch.logps.dtype)
+        return -batch.ratio * batch.advantages + kl_coef * held * batch.log_ratio.abs()
+
+    return function
+
+
+@torch.no_grad()
+def _covariance(batch: TokenBatch) -> Tensor:
+    """(B, T): each token's part in the covariance of advantage and logp over the live tokens; rubbish at padding."""
+    live = batch.mask.to(batch.logps.dtype)
+    tokens = live.sum().clamp(min=1.0)
+    centred = batch.advantages - (batch.advantages * live).sum() / tokens
+    return centred * (batch.logps - batch.logps.sum() / tokens)
+
+
+@torch.no_grad()
+def _top(scores: Tensor, share: float, batch: TokenBatch) -> Tensor:
+    """(B, T) bool: the floor(share · live tokens) highest scores, at least one; none if share is 0.
+
+    How many tokens live is known to the device only. It need not tell: the batch's size bounds the number from above.
+    """
+    if share == 0:
+        return torch.zeros_like(batch.mask)
+    flat = scores.flatten()
+    most = min(max(int(share * flat.numel()), 1), flat.numel())
+    wanted = (batch.mask.sum() * share).clamp(min=1.0)
+    within = torch.arange(1, most + 1, device=flat.device) <= wanted
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, flat.topk(most).indices, within).view_as(scores)
+
+
+_BITS = 0xFFFFFFFF
+
+
+def _lots(batch: TokenBatch) -> Tensor:
+    """(B, T) int64 in [0, 2^32): pseudo-random, from step, row and column."""
+    rows, columns = batch.mask.shape
+    row = torch.arange(rows, device=batch.mask.device)[:, None]
+    column = torch.arange(columns, device=batch.mask.device)
+    x = _mix(row + (batch.step * 0x9E3779B1 & _BITS)) ^ _mix(column + 0x7F4A7C15)
+    return ((x ^ (x >> 16)) * 0x45D9F3B) & _BITS
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit integers that leaves no pattern of its input (MurmurHash3's finaliser)."""
+    x = x & _BITS
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _BITS
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _BITS
+    return x ^ (x >> 16)

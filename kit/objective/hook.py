@@ -1,20 +1,171 @@
-"""A hook: a factory, the hyper-parameters it was given, and the pure function that it makes of them."""
+"""A hook: a factory, the hyper-parameters that it was given, and the pure function that it makes of them.
+
+Hyper-parameters are read off the factory's signature (name, type, default) and checked where they are set. What a user's
+own hook returns is checked at every call: right shape, finite where it counts, attached to the graph, inputs left alone.
+The kit's own hooks keep that by their tests, and are not checked at run time (each check waits for the device).
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
+import traceback
+import types
+import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from kit.errors import ConfigError, KitError
-from kit.objective.hyperparameters import HyperParameter, check_range, complete
-from kit.objective.schedules import Controller, Schedule
+from kit.errors import ConfigError, KitError, ObjectiveError
+from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.schedules import Controller, Schedule, is_schedule, parse_schedule
 from kit.registry import did_you_mean
 
-HookFunction = Callable[..., Tensor]
+# --- hyper-parameters -------------------------------------------------------------------------------------------------
+
+_EMPTY = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class HyperParameter:
+    """One keyword of a hook's factory. `required` ones have no default."""
+
+    name: str
+    annotation: Any
+    default: Any
+    required: bool
+
+    @property
+    def schedulable(self) -> bool:
+        """True for floats: they may follow a schedule."""
+        return float in _alternatives(self.annotation)
+
+    def coerce(self, value: Any, owner: str, origin: str = "") -> Any:
+        """`value` in the declared type, or a `Schedule`. Raises `ConfigError` naming hook, key and value.
+
+        `origin` is where the value comes from, for that message.
+        """
+        if self.schedulable and is_schedule(value):
+            return parse_schedule(value)
+        if self.annotation is _EMPTY or self.annotation is Any:
+            return value
+        for kind in _alternatives(self.annotation):
+            fits, result = _fit(value, kind)
+            if fits:
+                return result
+        raise ConfigError(f"{owner}: {self.name} must be {_spell(self.annotation)}, got {value!r}{origin}.")
+
+
+def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParameter]:
+    """The hyper-parameters of `factory`, in order, without its first `skip` parameters."""
+    found = list(signature(factory).parameters.values())[skip:]
+    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
+    return {p.name: HyperParameter(p.name, p.annotation, p.default, p.default is _EMPTY) for p in named}
+
+
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Its signature with annotations resolved where they can be. Raises `ConfigError` for a C function without one."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{function!r} has no Python signature; wrap it in a function of the batch.") from None
+
+
+def complete(
+    known: Mapping[str, HyperParameter], given: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Every hyper-parameter with its value: what was given, or the default; both checked by the annotation.
+
+    Raises `ConfigError` for an unknown key (with the hint for it, or the nearest known one), a missing one, or a value
+    of the wrong type.
+    """
+    for key in given:
+        if key not in known:
+            if hints and key in hints:
+                raise ConfigError(f"{owner} has no hyper-parameter '{key}': {hints[key]}")
+            takes = ", ".join(known) or "no hyper-parameters"
+            raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
+    missing = [name for name, parameter in known.items() if parameter.required and name not in given]
+    if missing:
+        raise ConfigError(f"{owner} needs a value for {', '.join(missing)}.")
+    return {
+        name: parameter.coerce(given[name], owner)
+        if name in given
+        else parameter.coerce(parameter.default, owner, ", its default")
+        for name, parameter in known.items()
+    }
+
+
+def check_range(
+    owner: str,
+    name: str,
+    value: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    finite: bool = False,
+) -> None:
+    """Raises `ConfigError` unless `low <= value < high`, or `low < value` if `open_low`.
+
+    No `high`: inf is fine, unless `finite`.
+    """
+    if finite and math.isinf(value):
+        raise ConfigError(f"{owner}: {name} must be finite, got {value!r}.")
+    above = value > low if open_low else value >= low
+    below = value < high or math.isinf(high)
+    if not (above and below):
+        upper = "" if math.isinf(high) else f" < {high:g}"
+        lower = f"{low:g} {'<' if open_low else '<='} "
+        raise ConfigError(f"{owner}: {name} must satisfy {lower}{name}{upper}, got {value!r}.")
+
+
+def check_choice(owner: str, name: str, value: str, options: Collection[str]) -> None:
+    """Raises `ConfigError` unless `value` is one of `options`."""
+    if value not in options:
+        listed = ", ".join(options)
+        raise ConfigError(f"{owner}: {name} must be one of {listed}, got {value!r}.{did_you_mean(str(value), options)}")
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
+    if kind is type(None):
+        return value is None, None
+    if kind is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return fits, float(value) if fits else None
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind), value
+    if isinstance(kind, type) and kind is not Schedule:
+        return isinstance(value, kind), value
+    return True, value  # a type this module does not know: the factory checks it itself
+
+
+def _spell(annotation: Any) -> str:
+    def one(kind: Any) -> str:
+        if typing.get_origin(kind) is Literal:
+            return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        names = {float: "a number or a schedule", int: "a whole number", bool: "true or false", type(None): "null"}
+        return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+    return " or ".join(one(kind) for kind in _alternatives(annotation))
+
+
+# --- what a hook may need, what to do without it, and what it costs ---------------------------------------------------
 
 TOKEN_REMEDIES: Mapping[str, str] = {
     "ref_logps": "the run has no reference policy. Set model.reference: base",
@@ -35,6 +186,45 @@ REWARD_REMEDIES: Mapping[str, str] = {
 }
 REMEDIES: Mapping[str, str] = {**TOKEN_REMEDIES, **REWARD_REMEDIES}
 """What a hook may need of a `TokenBatch`, or an advantage of a `RewardBatch`, and what to do when the run lacks it."""
+
+NOTHING = "nothing worth mentioning"
+ENTROPY_IN_LOSS = "one more matrix product per vocabulary tile in the scorer, as its gradient is wanted"
+
+COSTS: Mapping[str, str] = {
+    "ref_logps": "one scoring pass of the reference policy per generation batch",
+    "full_kl": (
+        "one scoring pass of the reference policy per generation batch, its hidden states kept (B x T x H), and one more "
+        "scan over the vocabulary in forward and backward"
+    ),
+    "sampler_logps": "nothing, but an engine that reports them",
+    "entropy": NOTHING,
+    "rewards": NOTHING,
+    "truncated": NOTHING,
+    "all_lengths": NOTHING,
+    "weight_norm": NOTHING,
+    "components": NOTHING,
+    "lengths": NOTHING,
+    "greedy_rewards": "one greedy completion per prompt, i.e. 1/num_generations more generation, and its reward",
+    "token_rewards": NOTHING,
+    "values": (
+        "a linear head on the policy's hidden states, and one scoring pass without gradient per generation batch unless "
+        "optimisation.iterations > 1"
+    ),
+}
+"""Each need of `REMEDIES`, with what a run does beyond a run without it."""
+
+
+def costs(needs: Collection[str], *, entropy_in_loss: bool = False) -> dict[str, str]:
+    """Each need with its cost, in alphabetical order. `entropy_in_loss`: a term of the loss uses the entropy."""
+    found = {need: COSTS[need] for need in sorted(needs)}
+    if "entropy" in found and entropy_in_loss:
+        found["entropy"] = ENTROPY_IN_LOSS
+    return found
+
+
+# --- the hook ---------------------------------------------------------------------------------------------------------
+
+HookFunction = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,3 +412,113 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         return value.to_spec()
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+# --- what a user's own hook must keep ---------------------------------------------------------------------------------
+
+
+def check_present(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
+    """Raises `ObjectiveError` if the batch lacks something that the hook needs."""
+    for need in sorted(hook.needs):
+        if getattr(batch, need, None) is None:
+            raise ObjectiveError(f"{hook.short_name} needs {need}, but {REMEDIES[need]}, or remove the {hook.kind}.")
+
+
+def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
+    """A hook's per-token output (B, T); of the user's own, checked, and 0 at padding. Raises `ObjectiveError`.
+
+    A regularizer may also return a scalar (): a penalty on the whole rather than on tokens.
+    """
+    if not hook.factory.custom:
+        return hook(batch)
+    batch = batch.shielded
+    out = guarded(hook, lambda: hook(batch), vars(batch))
+    if hook.kind == "regularizer":
+        _check_term(hook, out, batch)
+    if hook.kind == "regularizer" and out.dim() == 0:  # a penalty on the whole, e.g. on the weights
+        check_finite(hook, out)
+        return out
+    check_shape(hook, out, batch.mask.shape)
+    if hook.kind == "clip":
+        check_attached(hook, out, batch.logps)
+    out = torch.where(batch.mask, out, torch.zeros_like(out))
+    if not torch.isfinite(out).all():
+        raise ObjectiveError(_blame_non_finite(hook, batch))
+    return out
+
+
+def guarded(hook: Hook, call: Callable[[], Any], inputs: Mapping[str, Any]) -> Tensor:
+    """The result of a user's function. Raises `ObjectiveError` if it is no tensor, or edited an input in place."""
+    before = {name: value._version for name, value in inputs.items() if _tracked(value)}
+    try:
+        out = call()
+    except ObjectiveError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        absent = [name for name, value in inputs.items() if value is None]
+        raise ObjectiveError(
+            f"{hook.title} raised {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno}). "
+            f"It declares needs={sorted(hook.needs)}; what no hook needs is None in the batch, now: {', '.join(absent)}. "
+            f'A field is asked for by {hook.short_name}.needs = {{"..."}}.'
+        ) from error
+    edited = [name for name, version in before.items() if inputs[name]._version != version]
+    if edited:
+        raise ObjectiveError(f"{hook.title} edited {', '.join(edited)} in place. Make a new tensor instead.")
+    if not isinstance(out, Tensor):
+        hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
+        raise ObjectiveError(f"{hook.title} returned {type(out).__name__}, expected a tensor.{hint}")
+    return out
+
+
+def check_shape(hook: Hook, out: Tensor, expected: torch.Size) -> None:
+    """Raises `ObjectiveError` unless the output has the expected shape."""
+    if out.shape != expected:
+        hint = " Use .expand(-1, T) on a value per sequence." if out.dim() == 2 and out.shape[-1] == 1 else ""
+        raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {tuple(expected)}.{hint}")
+
+
+def check_attached(hook: Hook, out: Tensor, source: Tensor) -> None:
+    """Raises `ObjectiveError` if `source` carries gradient and `out` does not."""
+    if torch.is_grad_enabled() and source.requires_grad and not out.requires_grad:
+        raise ObjectiveError(
+            f"{hook.title} returned a tensor that carries no gradient, so nothing would be learned. "
+            f"Compute it from batch.logps without .detach(), .item() or torch.no_grad()."
+        )
+
+
+def _check_term(hook: Hook, out: Tensor, batch: TokenBatch) -> None:
+    """Raises `ObjectiveError` for a regularizer that is added to the loss and pulls on nothing.
+
+    It may pull on the log-probabilities, or on what else it needs that carries gradient.
+    """
+    others = [getattr(batch, name) for name in ("entropy", "full_kl", "weight_norm") if name in hook.needs]
+    sources = [value for value in others if value is not None] or [batch.logps]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in sources) and not out.requires_grad:
+        raise ObjectiveError(
+            f"{hook.title} returned a tensor that carries no gradient, so that adding it to the loss changes nothing but "
+            "the number. Compute it from batch.logps without .detach(), .item() or torch.no_grad(), or set coef: 0 to "
+            "log it only."
+        )
+
+
+def check_finite(hook: Hook, out: Tensor) -> None:
+    """Raises `ObjectiveError` if the output holds NaN or infinity."""
+    if not torch.isfinite(out).all():
+        raise ObjectiveError(f"{hook.title} returned NaN or infinity.")
+
+
+def _blame_non_finite(hook: Hook, batch: TokenBatch) -> str:
+    fields = ("logps", "old_logps", "advantages", "ref_logps", "entropy")
+    given = {name: getattr(batch, name) for name in fields}
+    broken = [name for name, value in given.items() if value is not None and not torch.isfinite(value).all()]
+    if broken:
+        return f"{hook.title} returned NaN or infinity at live tokens: the batch holds some in {', '.join(broken)}."
+    return (
+        f"{hook.title} returned NaN or infinity at live tokens, from a finite batch. "
+        f"Bound what it exponentiates and what it divides by."
+    )
+
+
+def _tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.objective.batch import TokenBatch
+from kit.objective.batch import TokenBatch, as_numbers
 from kit.objective.hook import REMEDIES, Hook, attribute
-from kit.objective.ratios import as_numbers
 from kit.objective.schedules import Controller, Schedule
 
 

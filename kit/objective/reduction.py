@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.objective.hyperparameters import check_range
+from kit.objective.hook import check_range
 from kit.objective.registry import HookRegistry
 
 reductions = HookRegistry("reduction", ("per_token", "mask", "scale"))

@@ -17,7 +17,7 @@ It takes one of two forms, told apart by the parameters without a default:
 
 A reduction's pure function takes `(per_token, mask, scale)` instead of the batch. What a hook needs beyond the current
 and old log-probabilities is declared as an attribute of the function, `my_clip.needs = {"ref_logps"}`. So is what saves
-work, `my_clip.row_separable = True` and `my_clip.zero_at_zero_advantage = True` (see `kit.objective.obstacles`): without
+work, `my_clip.row_separable = True` and `my_clip.zero_at_zero_advantage = True` (see `kit.objective.objective`): without
 it nothing is assumed.
 """
 
@@ -31,8 +31,16 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import ConfigError
-from kit.objective.hook import Hook, HookFactory, HookFunction, attribute, check_needs
-from kit.objective.hyperparameters import HyperParameter, discover, signature
+from kit.objective.hook import (
+    Hook,
+    HookFactory,
+    HookFunction,
+    HyperParameter,
+    attribute,
+    check_needs,
+    discover,
+    signature,
+)
 from kit.registry import Registry, did_you_mean, import_object, is_import_path
 
 Entry = str | Mapping[str, Any] | Hook | HookFactory | Callable[..., Any]
@@ -73,7 +81,7 @@ class HookRegistry(Registry[HookFactory]):
         `function.needs`. `formula` and `source` (paper, or TRL's name for it) are for people, `{eps_low}` in a formula
         standing for a hyper-parameter. `coef` is the default coefficient of a regularizer. `filled` says that the output
         is 0 at padding, as every field of the batch but the ratio is; `on_policy` that it has no ratio. `row_separable` and
-        `zero_at_zero_advantage` say what work may be left out (`kit.objective.obstacles`); where that depends on a
+        `zero_at_zero_advantage` say what work may be left out (`kit.objective.objective`); where that depends on a
         hyper-parameter they go on the returned function, as needs do.
         Raises `ConfigError` if the name is taken or a need is unknown.
         """

@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kit.objective.batch import TokenBatch
-from kit.objective.hyperparameters import check_choice, check_range
-from kit.objective.ratios import bounded_exp
+from kit.objective.batch import TokenBatch, bounded_exp
+from kit.objective.hook import check_choice, check_range
 from kit.objective.registry import HookRegistry
 
 regularizers = HookRegistry("regularizer", scaled=True)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from kit.errors import ConfigError
-from kit.objective.batch import TokenBatch
-from kit.objective.hyperparameters import check_range
-from kit.objective.ratios import bounded_exp, sequence_mean
+from kit.objective.batch import TokenBatch, bounded_exp, sequence_mean
+from kit.objective.hook import check_range
 from kit.objective.registry import HookRegistry
 
 weights = HookRegistry("weight")

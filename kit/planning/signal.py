@@ -30,7 +30,7 @@ from kit.evaluation.heldout import (
 )
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
-from kit.planning.timing import estimate_update
+from kit.planning.gpus import estimate_update
 from kit.planning.verdict import Signal, judge
 from kit.runs.worker import STOPPED, call
 

@@ -277,7 +277,7 @@ def another(right: str) -> str:
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:
     """What `grpo-kit plan` computes, for this machine or for the card named `card`."""
-    from kit.planning.cards import find_card
+    from kit.planning.gpus import find_card
     from kit.planning.plan import plan as make_plan
 
     card = request.get("card")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kit.evaluation.problems import problem_scores
+from kit.evaluation.results import problem_scores
 from kit.evaluation.statistics import bootstrap_mean
 from kit.runs.metrics import is_number
 

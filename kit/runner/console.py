@@ -21,7 +21,7 @@ from rich.table import Table
 
 from kit.config import EMBEDDED_MODELS
 from kit.errors import RunError
-from kit.evaluation.selection import read_best
+from kit.evaluation.results import read_best
 from kit.runs.files import disk_errors
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import RunError
 from kit.evaluation.heldout import HeldOut
-from kit.evaluation.selection import read_result, weights_of
+from kit.evaluation.results import read_result, weights_of
 
 if TYPE_CHECKING:
     from kit.data import DataSplit

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from kit.config import EvaluationConfig
-from kit.evaluation.alarms import Alert, AlertMonitor
-from kit.evaluation.decision import Decision, decide
-from kit.evaluation.selection import BEST_FILE, Mark, Result, course, metric_key, read_best
+from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
+from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of

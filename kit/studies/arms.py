@@ -17,7 +17,7 @@ from typing import Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.evaluation.metrics import check_metric
+from kit.evaluation.checker import check_metric
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
 from kit.runs.worker import STOPPED, USER_ERROR, Outcome

@@ -19,8 +19,7 @@ import numpy as np
 from kit.config.loading import read_yaml
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
-from kit.evaluation.problems import problem_scores
-from kit.evaluation.selection import course, value_of
+from kit.evaluation.results import course, problem_scores, value_of
 from kit.runs.metrics import Point, downsample, is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, block_bootstrap, difference, scalar_difference

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.evaluation.student import t_quantile, two_sided_p
+from kit.evaluation.statistics import t_quantile, two_sided_p
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95

@@ -16,7 +16,7 @@ from typing import Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.evaluation.selection import course, metric_key, read_result, value_of
+from kit.evaluation.results import course, metric_key, read_result, value_of
 from kit.report import charts, html
 from kit.report.page import Section, page
 from kit.runs.files import to_json, write_atomic

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kit.config import RunConfig, Section, load_config
 from kit.config.loading import explain, read_yaml
 from kit.errors import ConfigError, ObjectiveError
-from kit.evaluation.metrics import check_metric
+from kit.evaluation.checker import check_metric
 from kit.studies.arms import check_objective
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")

@@ -2,7 +2,7 @@
 
 TRL shuffles a generation batch before it is split into the micro-batches of one optimiser step. Their gradients are added up,
 so which completion is in which of them does not matter, unless the objective looks across a micro-batch
-(`kit.objective.obstacles.to_regrouping`); but completions of one prompt that are spread over several make each of these
+(`kit.objective.objective.to_regrouping`); but completions of one prompt that are spread over several make each of these
 forward the prompt again. Here they are put together again: prompts in the order in which the shuffle brought them.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kit.objective import Objective
-from kit.objective.obstacles import to_regrouping
+from kit.objective.objective import to_regrouping
 
 _Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 Batch = dict[str, Any]

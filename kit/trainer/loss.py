@@ -12,7 +12,7 @@ from torch import Tensor
 from kit.errors import ObjectiveError
 from kit.models.failures import SHARE
 from kit.objective import LossScale, Mean, Objective, TokenBatch
-from kit.objective.value import value_loss
+from kit.objective.advantage import value_loss
 from kit.scoring.full_kl import full_kl
 from kit.scoring.hidden_states import ScoringPass, capturing, spread
 from kit.trainer.rollout import MODEL_INPUTS, trained_tokens

@@ -2,7 +2,7 @@
 
 Scoring is what needs memory and time, and only scoring is done in parts; the objective always sees the whole micro-batch.
 
-Where the gradient of a completion depends on no other completion's scores (`kit.objective.obstacles.to_parts`), each part
+Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), each part
 is scored once:
 
     score the part with a graph; the objective on the whole micro-batch, other completions by what is known of them or a
@@ -31,7 +31,7 @@ from torch import Tensor
 from kit.models.failures import rng_state, set_rng_state
 from kit.models.lora import lora_weight_norm
 from kit.objective import LossScale, Objective
-from kit.objective.obstacles import to_parts
+from kit.objective.objective import to_parts
 from kit.trainer.loss import Terms
 from kit.trainer.micro_batch import Limits, Row, divide, may_be_trimmed, measured, part_of
 from kit.trainer.rollout import MODEL_INPUTS, trained_tokens

@@ -14,7 +14,7 @@ from kit.errors import ObjectiveError
 from kit.generation.multi_turn import finish_reason
 from kit.generation.prompts import has_pictures, with_pictures
 from kit.objective import Mean, Objective, RewardBatch
-from kit.objective.value import explained_variance
+from kit.objective.advantage import explained_variance
 from kit.scoring.hidden_states import ScoringPass, capturing, spread
 from kit.trainer.greedy import aside, greedy_config
 from kit.trainer.sanity_checks import FirstSteps

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kit.objective import Objective
-from kit.objective.obstacles import to_skipping
+from kit.objective.objective import to_skipping
 from kit.scoring.tolerances import has_dropout
 from kit.trainer.value_head import Critic
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.errors import RunError
-from kit.objective.value import ValueSettings
+from kit.objective.advantage import ValueSettings
 
 CRITIC_FILE = "value_head.safetensors"
 

@@ -109,7 +109,7 @@ class Pool:
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
     """The checkpoint that is meant now, and a text that changes with its files: `best`, `last` and a result that was
     written anew are other weights under the same name. Raises `RunError`."""
-    from kit.evaluation.selection import weights_of
+    from kit.evaluation.results import weights_of
 
     if checkpoint is None and run.status()["state"] in ALIVE:
         checkpoint = "last"

@@ -55,7 +55,7 @@ def test_the_reference_has_every_verb() -> None:
 
 
 def test_the_page_of_graphics_cards_has_them_all() -> None:
-    from kit.planning.cards import CARDS
+    from kit.planning.gpus import CARDS
 
     page = load(ROOT / "docs/site/pages.py").graphics_cards()
     assert "{" not in page

@@ -1,4 +1,4 @@
-"""kit.evaluation.answers and majority_share: maj@k by enumeration and by hand."""
+"""kit.evaluation.heldout and majority_share: maj@k by enumeration and by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rewards
-from kit.evaluation.answers import final_text, normalised, votes
+from kit.evaluation.heldout import final_text, normalised, votes
 from kit.evaluation.statistics import majority_share
 
 

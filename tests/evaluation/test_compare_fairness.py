@@ -13,7 +13,7 @@ from study_runs import draw, evaluation, make_run
 
 from kit.config import load_config
 from kit.errors import ConfigError
-from kit.evaluation.metrics import check_metric
+from kit.evaluation.checker import check_metric
 from kit.runs.store import RunDir
 from kit.studies.compare import compare_runs
 from kit.studies.scores import last_evaluation

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kit.evaluation.student import t_cdf, t_quantile, two_sided_p
+from kit.evaluation.statistics import t_cdf, t_quantile, two_sided_p
 from kit.studies.statistics import (
     Parts,
     at_size,

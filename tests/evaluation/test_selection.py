@@ -1,4 +1,4 @@
-"""kit.evaluation.selection: the best so far and the wait for a better one, by hand and from files."""
+"""kit.evaluation.results: the best so far and the wait for a better one, by hand and from files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.errors import RunError
-from kit.evaluation.selection import (
+from kit.evaluation.results import (
     Mark,
     course,
     metric_key,

@@ -13,7 +13,7 @@ from kit.config import RunConfig, load_config
 from kit.generation import engine
 from kit.generation.engine import settle_backend
 from kit.models.backend import Machine
-from kit.planning.cards import find_card
+from kit.planning.gpus import find_card
 from kit.planning.plan import plan
 from kit.runner.prepare import build_objective
 

@@ -11,9 +11,8 @@ import yaml
 
 from kit.errors import ConfigError, ObjectiveError
 from kit.objective import Objective
-from kit.objective.controllers import AdaptiveEntropy, AdaptiveKL
 from kit.objective.metrics import Mean
-from kit.objective.schedules import Controller, is_schedule, parse_schedule
+from kit.objective.schedules import AdaptiveEntropy, AdaptiveKL, Controller, is_schedule, parse_schedule
 
 from .sampling import sample, scale_for
 

@@ -14,7 +14,7 @@ import kit.objective
         "import kit.objective",
         "from kit.objective import recipe_names; recipe_names()",
         "from kit.objective import Schedule",
-        "from kit.objective.spec import resolve; resolve({'recipe': 'dapo'})",
+        "from kit.objective.recipes import resolve; resolve({'recipe': 'dapo'})",
     ],
 )
 def test_specs_and_recipes_load_no_torch(statement: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kit.objective import LossScale, Objective, clips, reductions, regularizers, weights
 from kit.objective.hook import Hook
-from kit.objective.obstacles import to_parts, to_skipping
+from kit.objective.objective import to_parts, to_skipping
 from kit.objective.recipes import recipe_names
 from kit.objective.registry import HookRegistry
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.objective.ratios import LOG_RATIO_LIMIT, bounded_exp, sequence_mean
+from kit.objective.batch import LOG_RATIO_LIMIT, bounded_exp, sequence_mean
 
 
 def test_bounded_exp_is_exp_up_to_the_limit() -> None:

@@ -7,8 +7,7 @@ import yaml
 
 from kit.errors import ConfigError
 from kit.objective import Objective, recipe_names
-from kit.objective.recipes import DEFAULT_RECIPE, recipe
-from kit.objective.spec import resolve
+from kit.objective.recipes import DEFAULT_RECIPE, recipe, resolve
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kit.errors import ConfigError, ObjectiveError
 from kit.objective import Objective, RewardBatch, TokenBatch
-from kit.objective.value import ValueSettings
+from kit.objective.advantage import ValueSettings
 
 NAMES = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
 WHITENED = NAMES[:3]

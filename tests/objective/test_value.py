@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.errors import ConfigError
-from kit.objective.value import (
+from kit.objective.advantage import (
     ValueSettings,
     discounted_returns,
     explained_variance,

@@ -1,4 +1,4 @@
-"""kit.planning.feasible and cards: what fits, and the least harmful changes that make it fit."""
+"""kit.planning.plan and cards: what fits, and the least harmful changes that make it fit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
 from kit.models.memory import MemoryPlan, ModelShape, plan_memory, workload
-from kit.planning.cards import CARDS, find_card
-from kit.planning.feasible import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
+from kit.planning.gpus import CARDS, find_card
+from kit.planning.plan import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from kit.errors import ModelError
 from kit.models import memory as fit
 from kit.models.memory import GIB, ModelShape, certain_bytes, check_memory, note, planned, workload
 from kit.objective import Objective
-from kit.planning.cards import find_card
+from kit.planning.gpus import Speed, estimate, find_card
 from kit.planning.plan import plan, replaced
-from kit.planning.timing import Speed, estimate
 
 GRPO = Objective.from_spec("grpo")
 KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})

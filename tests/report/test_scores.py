@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.evaluation.problems import problem_scores
+from kit.evaluation.results import problem_scores
 from kit.report.scores import difference, sign_test
 
 from .conftest import score

@@ -155,7 +155,7 @@ def test_a_rollback_ends_with_the_weights_of_the_best_checkpoint(scripted: Any, 
     after = json.loads((run.eval / "after.json").read_text())
     assert (after["step"], after["greedy_accuracy"]["value"]) == (9, 0.9)
     assert run.status()["state"] == "finished"
-    from kit.evaluation.selection import weights_of
+    from kit.evaluation.results import weights_of
 
     assert weights_of(run, None)[0] == weights_of(run, "best")[0] == 9
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.objective import Objective
-from kit.objective.obstacles import to_regrouping
+from kit.objective.objective import to_regrouping
 from kit.objective.recipes import recipe_names
 from kit.trainer.grouped_batches import regrouped
 

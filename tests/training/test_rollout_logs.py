@@ -150,7 +150,7 @@ def steered(**changes: Any) -> Recorder:
 def test_a_controller_observes_the_exact_mean_once_a_step(
     new_trainer: NewTrainer, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kit.objective.controllers import AdaptiveKL
+    from kit.objective.schedules import AdaptiveKL
 
     told: list[tuple[float, int]] = []
     observe = AdaptiveKL.observe

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.config.sections.selection import GresoConfig, SelectionConfig
+from kit.config.sections import GresoConfig, SelectionConfig
 from kit.trainer.selection.cppo import largest_advantages
 from kit.trainer.selection.greso import Greso
 from kit.trainer.selection.group import Group

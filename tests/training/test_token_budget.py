@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.objective import Objective
-from kit.objective.obstacles import to_parts
+from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
 from kit.trainer import savings
 from kit.trainer.micro_batch import Limits, Row, divide, may_be_trimmed, measured

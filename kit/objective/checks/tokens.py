@@ -159,7 +159,7 @@ def _padding(subject: Subject) -> str:
 
 _EXTREME = (
     "at log ratios of ±80 nats in float32. Take batch.ratio or batch.sequence_ratio, which stay finite there, or "
-    "kit.objective.ratios.bounded_exp in place of exp."
+    "kit.objective.batch.bounded_exp in place of exp."
 )
 
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kit.config.sections.selection import GresoConfig
+from kit.config.sections import GresoConfig
 from kit.trainer.selection.memory import PassRates
 
 LEAST, MOST = 0.05, 0.95

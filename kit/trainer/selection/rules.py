@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
-from kit.config.sections.selection import SelectionConfig
+from kit.config.sections import SelectionConfig
 from kit.errors import ConfigError
 from kit.models.backend import choose_backend
 from kit.models.memory import micro_batch_size

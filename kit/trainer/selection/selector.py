@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.config.sections.selection import SelectionConfig
+from kit.config.sections import SelectionConfig
 from kit.trainer.selection.greso import Greso
 from kit.trainer.selection.group import Group
 from kit.trainer.selection.memory import PassRates, key_of

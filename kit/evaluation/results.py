@@ -1,6 +1,7 @@
-"""Which evaluation is the best so far, and how long ago: computed from the scores on disk alone, nothing is remembered.
+"""What evaluations on disk say: scores of problems, which evaluation is the best so far, and how long ago.
 
-A run that goes on after a kill therefore decides as the uninterrupted one would have.
+It is computed from the files alone, nothing is remembered: a run that goes on after a kill decides as the uninterrupted one
+would have.
 """
 
 from __future__ import annotations
@@ -13,10 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
-from kit.evaluation.problems import problem_scores
+from kit.evaluation.statistics import pass_at_k
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
+
+RECORDED = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward"}
+
+
+def problem_scores(result: Mapping[str, Any], key: str) -> list[float | None] | None:
+    """The score `key` of every problem, None for one whose reward failed; None without such a column.
+
+    `key` is greedy_accuracy, greedy_reward, maj@K or pass@N with N up to the K samples of a problem.
+    """
+    table, k = result.get("per_problem") or {}, int(result.get("k") or 0)
+    if key.startswith("pass@"):
+        drawn, n = table.get("sampled_correct"), int(key.removeprefix("pass@"))
+        return None if drawn is None or n > k else [pass_at_k(k, count, n) for count in drawn]
+    values = table.get("majority_correct" if key == f"maj@{k}" else RECORDED.get(key))
+    return None if values is None else [None if value is None else float(value) for value in values]
+
 
 Result = Mapping[str, Any]
 BEST_FILE = "best.json"

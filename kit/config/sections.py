@@ -1,0 +1,468 @@
+"""The sections of a run's configuration: every key with its unit, range and meaning. `kit.config` puts them together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: no unknown keys, assignments validated, documentation from the strings below fields."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+EMBEDDED = "embedded"
+EMBEDDED_TOOLS = "embedded-tools"
+EMBEDDED_MODELS = (EMBEDDED, EMBEDDED_TOOLS)
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Rank r of the update B·A."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scaling numerator: the update is multiplied by alpha / rank (alpha / sqrt(rank) with `rslora`)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout probability on the adapter's input. Above 0, old and new log-probabilities differ even on-policy."""
+    targets: str | list[str] = "all-linear"
+    """`all-linear`, or the names of the modules that get an adapter."""
+    rslora: bool = False
+    """Rank-stabilised scaling (arXiv 2312.03732)."""
+
+
+class ModelConfig(Section):
+    """The policy: weights, precision, adapters."""
+
+    name: str = EMBEDDED
+    """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), a model folder, or a
+    hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model; null is its default branch."""
+    backend: Literal["auto", "transformers", "unsloth", "unsloth-cpu"] = "auto"
+    """Who loads the model. `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers +
+    PEFT; `grpo-kit doctor` says which and why. `unsloth` needs CUDA; `unsloth-cpu` is Unsloth's CPU backend."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the weights. `auto`: bfloat16 on a GPU that has it, float16 on an older one, float32 on the CPU."""
+    load_in_4bit: bool = False
+    """Quantise the frozen weights to 4-bit NF4 with bitsandbytes (QLoRA, arXiv 2305.14314)."""
+    lora: LoraConfig | None = Field(default_factory=LoraConfig)
+    """Adapters; null trains every weight."""
+    reference: Literal["auto", "base", "none"] = "auto"
+    """Reference policy for KL terms. `base`: the weights before training (with LoRA: the same model, adapters off, no
+    extra memory). `auto`: base if a term needs it. `none`: never; such a term is then refused."""
+    attention: str | None = None
+    """Attention implementation of transformers (`sdpa`, `eager`, `flash_attention_2`); null lets it choose."""
+    chat_template: str | None = None
+    """Path of a Jinja file that replaces the tokenizer's chat template."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
+
+
+class DataConfig(Section):
+    """Prompts and references."""
+
+    source: str = "reasoning-gym:chain_sum"
+    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.parquet file, a folder of them, a saved `datasets` folder, or a
+    hub id."""
+    subset: str | None = None
+    """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
+    split: str = "train"
+    """Split of a hub dataset that rows are taken from."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub dataset."""
+    task_params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of a reasoning-gym task, e.g. {min_terms: 2, max_terms: 3}."""
+    prompt_column: str | None = None
+    """Column with the prompt: a text, or a list of chat messages. Null: prompt, question, problem,
+    messages, instruction or input."""
+    reference_column: str | None = None
+    """Column with the reference answer. Null: reference, answer, solution, target, label or gold;
+    a dataset may have none."""
+    image_column: str | None = None
+    """Column with the pictures of a prompt: a path (from the source's folder), bytes, or a list of these. Null: images or
+    image; `none`: such a column is left out."""
+    rename: dict[str, str] = Field(default_factory=dict)
+    """Further columns to hand to the reward under another name: {theirs: ours}."""
+    system_prompt: str | None = None
+    """Put before every conversation. Null: none is added."""
+    chat: bool = True
+    """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Rows to use at most, train and held-out together, after reading."""
+    heldout: Annotated[int, Field(ge=0)] = 200
+    """Rows set apart for evaluation, chosen by a hash of their content: the same row never stands on both sides."""
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = 512
+    """Prompts longer than this many tokens are left out, and counted. Null: no filter."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be used instead of refusing to start; how many is reported."""
+    seed: int = 0
+    """Seed of generated tasks and of the order of rows, apart from the run's seed: arms of a comparison share rows."""
+
+
+class RewardFunction(Section):
+    """A reward function of yours."""
+
+    path: str
+    """`file.py:function` or `package.module:function`, with TRL's calling convention."""
+    weight: float = 1.0
+    """Factor on its value in the weighted sum."""
+
+
+class RewardConfig(Section):
+    """What is rewarded: a preset, your functions, or both."""
+
+    preset: str | None = "reasoning-gym"
+    """Name of a preset of `rewards` (`grpo-kit reward list`), or null when `functions` says everything. Left out beside
+    `functions` it is null."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the preset."""
+    functions: list[RewardFunction] = Field(default_factory=list)
+    """Reward functions added to the preset, or used alone."""
+    max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _functions_alone(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("functions") and "preset" not in tree:
+            return {**tree, "preset": None}
+        return tree
+
+    @model_validator(mode="after")
+    def _something_is_rewarded(self) -> RewardConfig:
+        if self.preset is None and not self.functions:
+            raise ValueError("nothing is rewarded: set reward.preset to a name, or list reward.functions")
+        return self
+
+
+HookSpec = str | dict[str, Any]
+
+
+class ObjectiveConfig(Section):
+    """The loss, as a recipe and changes to it. Hooks: names, `file.py:function`, or {name: ..., hyper-parameters}."""
+
+    recipe: str = "dapo"
+    """Starting point: grpo, dr_grpo, dapo, gspo, ppo, ... (all of them: `grpo-kit objective list`)."""
+    advantage: HookSpec | None = None
+    """Advantage estimator. Null: the recipe's. A mapping without `name` changes only the given hyper-parameters."""
+    clip: HookSpec | None = None
+    """Per-token surrogate and its clipping. Null: the recipe's."""
+    weights: list[HookSpec] | None = None
+    """Detached per-token multipliers. Null: the recipe's."""
+    regularizers: list[HookSpec] | None = None
+    """Penalties, each with a `coef` (a number, a schedule, or a controller such as adaptive_kl). Null: the recipe's."""
+    reduction: HookSpec | None = None
+    """From per-token losses to one number. Null: the recipe's."""
+
+
+class VllmConfig(Section):
+    """The engine vLLM; read only where completions come from it."""
+
+    mode: Literal["colocate", "server"] = "colocate"
+    """`colocate`: in the training process, on the same GPU (or CPU). `server`: a `trl vllm-serve` on another GPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of the GPU's memory for the engine's weights and cache. On the CPU: VLLM_CPU_KVCACHE_SPACE (GiB)."""
+    standby: bool = False
+    """Sleep while weights are updated: the engine's memory is free for the update, and its weights are handed over again
+    before it generates. Needs a GPU."""
+    max_model_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and completion that the engine makes room for. Null: data.max_prompt_tokens +
+    generation.max_completion_tokens, or the model's context where prompts are not limited."""
+    regex: str | None = None
+    """Regular expression that every completion must match (structured output). The policy is then sampled under that
+    constraint, and its log-probabilities are those of the constrained distribution."""
+    eager: bool | None = None
+    """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
+    float8_kv_cache: bool = False
+    """Keep the cache in 8-bit floats: twice the tokens in the same memory, log-probabilities further off. GPU only."""
+    max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    """Largest adapter rank that an engine which loads adapters (Unsloth's) makes room for. Null: model.lora.rank."""
+    seed: int | None = None
+    """Seed of the engine's sampling. Null: run.seed. A server has a seed of its own (`--seed`), Unsloth's engine takes none."""
+    timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
+    the run ends as failed, with a checkpoint."""
+    max_logp_difference: Annotated[float, Field(gt=0)] = 0.01
+    """Nats: mean |trainer - engine| log-probability of a step above which the run says so, once. It goes on."""
+    url: str | None = None
+    """Server: its address, http://HOST:PORT. Null: made of `host` and `port`."""
+    host: str = "127.0.0.1"
+    """Server: its host."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Server: its port."""
+    group_port: Annotated[int, Field(ge=1, le=65535)] = 51216
+    """Server: the port over which weights are handed over."""
+    connect_timeout: Annotated[float, Field(ge=0)] = 10.0
+    """Server: seconds to wait for it at the start."""
+
+    @model_validator(mode="after")
+    def _is_an_address(self) -> VllmConfig:
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"generation.vllm.url: {self.url!r} is no address of the form http://HOST:PORT")
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where the server is asked."""
+        return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+class GenerationConfig(Section):
+    """How completions are sampled."""
+
+    engine: Literal["auto", "hf", "vllm"] = "auto"
+    """`hf`: transformers' generate. `vllm`: vLLM, or the run does not start. `auto`: vLLM where there is a GPU and vLLM is
+    installed and can serve this run, else hf; which and why is said and recorded."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Completions a prompt (the group size G)."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] = 256
+    """Tokens after which a completion is cut."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Softmax temperature of sampling; the loss divides logits by it, too."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the smallest set of tokens with this probability mass."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample among the k most likely tokens; 0 is no limit."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Drop tokens less likely than this share of the likeliest one's probability."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
+    chunks: Annotated[int, Field(ge=1)] = 1
+    """Parts, of whole groups, in which transformers' generate makes a batch; the rewards of a part are computed while the next
+    is generated. Worth it where rewards take seconds (programs, judges). Each number of parts samples other completions."""
+    tools: list[str] = Field(default_factory=list)
+    """Functions that the model may call, `file.py:function` or `package.module:function`. What they answer is masked from
+    the loss; it counts towards `max_completion_tokens`."""
+    environment: str | dict[str, str] | None = None
+    """Class (or function that makes one) whose methods are tools with a state of their own, one instance a completion:
+    `file.py:Class`, or several by the value of the dataset's column `environment`: {name: file.py:Class}."""
+    rollout: str | None = None
+    """Function that makes completions in your own way, `file.py:function` called as rollout(prompts, trainer); in place of
+    tools and environment. Held-out evaluation generates without it."""
+    max_tool_calling_iterations: Annotated[int, Field(ge=1)] | None = None
+    """Rounds of calls in a completion, each of any number of calls. Null: as many as fit."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """Settings of vLLM."""
+
+    @model_validator(mode="after")
+    def _chunks_are_plain(self) -> GenerationConfig:
+        otherwise = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
+        if self.chunks > 1 and (self.engine == "vllm" or otherwise):
+            raise ValueError(
+                "generation.chunks is for plain completions of transformers' generate; "
+                + ("vLLM takes a batch at once" if self.engine == "vllm" else f"{otherwise[0]} makes whole batches")
+                + ". Set it to 1."
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_moved(cls, tree: Any) -> Any:
+        """Configurations of earlier runs have `gpu_memory_utilization` here; they can still be read."""
+        if not isinstance(tree, Mapping) or "gpu_memory_utilization" not in tree or "vllm" in tree:
+            return tree
+        kept = {name: value for name, value in tree.items() if name != "gpu_memory_utilization"}
+        return {**kept, "vllm": {"gpu_memory_utilization": tree["gpu_memory_utilization"]}}
+
+
+class DynamicSamplingConfig(Section):
+    """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose completions all have one reward teach nothing, and are made
+    again from fresh prompts. What is still flat in the end stays in the batch, as without it."""
+
+    max_rounds: Annotated[int, Field(ge=2)] = 4
+    """Rounds of generation a step may take, the first one included."""
+    token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Completion tokens after which no further round of a step begins. Null: `max_rounds` alone decides."""
+
+
+class GresoConfig(Section):
+    """Selective rollouts (GRESO, arXiv 2506.02177): a prompt whose last z groups were flat is passed over with probability
+    1 - explore^z, and a fresh one takes its place."""
+
+    explore: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Base probability of rolling such a prompt out again, at the start of the run; easy and hard ones have one each."""
+    step: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Change of these probabilities after each step; 0 keeps them as they are."""
+    easy_target: Annotated[float, Field(ge=0, le=1)] = 0.083
+    """Share of flat groups of high reward in a step, above which easy prompts are explored less, and below which more."""
+    hard_target: Annotated[float, Field(ge=0, le=1)] = 0.167
+    """Likewise for flat groups of low reward."""
+
+
+class PodsConfig(Section):
+    """Down-sampling of rollouts (PODS, arXiv 2504.13818): of the completions of a prompt those are trained on whose rewards
+    have the largest variance; advantages are made of these alone."""
+
+    keep: Annotated[int, Field(ge=2)] = 4
+    """Completions of a prompt that are trained on."""
+
+
+class CppoConfig(Section):
+    """Completion pruning (CPPO, arXiv 2503.22342): advantages are made of the whole group, and the completions with the
+    largest ones, up or down, are trained on."""
+
+    keep: Annotated[int, Field(ge=1)] = 4
+    """Completions of a prompt that are trained on."""
+
+
+REMOVED = {
+    "curriculum": ("prompts drawn by their pass rate", "greso"),
+    "early_abort": ("groups left unfinished once decided", "greso"),
+    "replay": ("earlier groups in the place of flat ones", "dynamic_sampling"),
+}
+"""Methods that went in 0.1.0: what they did, and the method that comes nearest. docs/selection.md says why, with figures."""
+
+
+class SelectionConfig(Section):
+    """Fewer wasted rollouts: methods that can be combined, each off by default. Text without tools, one process."""
+
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Dynamic sampling (DAPO, arXiv 2503.14476): {max_rounds, token_budget}, or null."""
+    greso: GresoConfig | None = None
+    """Selective rollouts (GRESO, arXiv 2506.02177): {explore, step, easy_target, hard_target}, or null."""
+    pods: PodsConfig | None = None
+    """Down-sampling by variance of reward (PODS, arXiv 2504.13818): {keep}, or null."""
+    cppo: CppoConfig | None = None
+    """Pruning by size of advantage (CPPO, arXiv 2503.22342): {keep}, or null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, given: Any) -> Any:
+        """Saved runs spell out every key, so that `replay: null` is read and dropped; a method that is on is refused."""
+        if not isinstance(given, Mapping):
+            return given
+        for name, (what, nearest) in REMOVED.items():
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"{name} ({what}) was removed in 0.1.0: measured against plain GRPO it took as many generated tokens to "
+                    f"the same score. Take the key out, or set it to null; what comes nearest is {nearest}. The figures are "
+                    "in docs/selection.md"
+                )
+        return {key: value for key, value in given.items() if key not in REMOVED}
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of those that are on."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+
+class OptimisationConfig(Section):
+    """Steps, batch, learning rate."""
+
+    steps: Annotated[int, Field(ge=1)] = 200
+    """Optimiser steps."""
+    batch_size: Annotated[int, Field(ge=2)] = 64
+    """Completions per optimiser step (prompts × num_generations)."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Completions per forward and backward pass; null: the whole batch at once, at most 16 on a GPU."""
+    iterations: Annotated[int, Field(ge=1)] = 1
+    """Optimiser steps on the same completions (μ); above 1 the later ones are off-policy."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimiser steps over which the learning rate rises from 0."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """AdamW in the weights' precision, or with 8-bit states (bitsandbytes)."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay rates of AdamW's first and second moments."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Gradients are scaled down to this norm; 0 turns it off."""
+    gradient_checkpointing: bool | Literal["unsloth"] | None = None
+    """Recompute activations in the backward pass to save memory. `unsloth`: keep them in main memory as well (model.backend:
+    unsloth; elsewhere refused, on its CPU backend the same as true). Null: on with a GPU, off on the CPU."""
+    token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Tokens (prompt and completion) of which one forward and backward pass keeps activations, at most; a larger micro-batch
+    goes through in parts, with the same gradient. Null: whole micro-batches. A single longer completion goes alone."""
+    skip_flat_groups: bool = True
+    """Leave completions whose advantages are all 0 out of the forward pass where the gradient is the same without it. What is
+    logged of the policy (entropy, ratios, weights) is then of the completions that were scored."""
+    reuse_old_logps: bool = True
+    """With `iterations` above 1, take old log-probabilities from the first pass over the completions where that is exact,
+    instead of a scoring pass of their own."""
+    packing: bool = True
+    """Score completions without padding: rows behind one another where the model's attention allows it, else batches of like
+    length with their padding cut off. The gradient is the same; a model for which it would not be is scored as it comes."""
+    share_prompts: bool = True
+    """With `packing`, forward a prompt once for all of its completions in a micro-batch."""
+
+
+class EvaluationConfig(Section):
+    """Held-out score: greedy accuracy, and pass@1, pass@k and maj@k from sampled completions."""
+
+    before: bool = True
+    """Evaluate before the first step."""
+    after: bool = True
+    """Evaluate after the last step."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Evaluate every so many optimiser steps; 0: not in between."""
+    prompts: Annotated[int, Field(ge=1)] = 200
+    """Held-out problems used, at most."""
+    k: Annotated[int, Field(ge=1, le=256)] = 4
+    """Sampled completions a problem for pass@1 and pass@k (unbiased estimator, arXiv 2107.03374)."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of those samples."""
+    seed: int = 0
+    """Seed of those samples."""
+    batch_size: Annotated[int, Field(ge=1)] = 128
+    """Completions generated at once."""
+    checker: str | None = None
+    """Preset of `rewards` that says what is right, apart from what is trained on. Null: the checker that the training
+    preset names, if it names one."""
+    metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward"] = "auto"
+    """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
+    accuracy where something says what is right, else the greedy reward."""
+    keep_best: bool = True
+    """Keep the checkpoint with the best score, besides the last ones. Needs `every`."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Stop early after so many evaluations in a row without a better score. Null: never."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """How much better a score must be to count as better, in its own unit."""
+    alarm: Literal["off", "warn", "stop", "rollback"] = "warn"
+    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
+    run, or stop it with the weights of its best checkpoint."""
+
+    @field_validator("alarm", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
+
+class RunSection(Section):
+    """Names, seeds, folders."""
+
+    id: str | None = None
+    """Name of the run: lower-case letters, digits and dashes. Null: made from the preset and the time."""
+    root: str = "runs"
+    """Folder that holds all runs."""
+    seed: int = 0
+    """Seed of adapters, sampling and data order."""
+    save_every: Annotated[int, Field(ge=0)] = 50
+    """Optimiser steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Checkpoints kept; older ones are removed."""
+    save_completions: bool = True
+    """Write every completion with its rewards to completions/*.parquet."""
+    on_out_of_memory: Literal["halve", "fail"] = "halve"
+    """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
+    at most), or end the run."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of torch; null: OMP_NUM_THREADS, or else one for the embedded models, and for others the number of physical
+    cores that this process may use."""
+    report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
+    """Trackers that mirror the metrics. The run directory stays the truth."""
+
+    @field_validator("id")
+    @classmethod
+    def _is_a_plain_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?", value):
+            raise ValueError("a run id has 1 to 64 lower-case letters, digits and dashes, and no dash at either end")
+        return value

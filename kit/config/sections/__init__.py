@@ -1,1 +1,0 @@
-"""The sections of a run's configuration, one file each. `kit.config` puts them together."""
