@@ -1,49 +1,60 @@
-"""The page around a report: one HTML file that loads nothing, runs nothing, and suits light, dark, phone and paper."""
+"""Pages and pieces of pages, from templates: HTML that loads nothing, runs nothing, and suits light, dark, phone and paper."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from kit.report.charts import number
+
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with what stands below it. `body` is HTML if it is `Markup`, else text."""
-
-    title: str
-    body: str
-
-    @property
-    def anchor(self) -> str:
-        """The heading as the end of an address."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "section"
+TEMPLATES = Path(__file__).parent / "templates"
+LONGEST = 2500
+"""Characters of a text that are shown, at most."""
 
 
-def page(title: str, sections: Sequence[Section | tuple[str, str]], *, subtitle: str = "") -> str:
-    """A whole HTML document.
+def page(title: str, sections: Iterable[tuple[str, str]], *, subtitle: str = "") -> str:
+    """A whole HTML document of (heading, body) pairs.
 
-    Sections are `Section`s or (title, body) pairs. A body made by `kit.report.html` or `kit.report.charts` is HTML; any
-    plain text is escaped. The document forbids its reader's browser every script and every request.
+    A body made by `piece` or `kit.report.charts` is HTML; any plain text is escaped. The document forbids its reader's
+    browser every script and every request.
     """
-    made = [part if isinstance(part, Section) else Section(*part) for part in sections]
-    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return _template().render(title=title, subtitle=subtitle, sections=made, style=style)
+    template = _environment().get_template("page.html")
+    return template.render(title=title, subtitle=subtitle, sections=list(sections))
+
+
+def piece(template: str, macro: str, *arguments: Any, **more: Any) -> Markup:
+    """A part of a page: a macro of a file in `templates`, called with plain data."""
+    return Markup(getattr(_environment().get_template(template).module, macro)(*arguments, **more))
+
+
+def shorten(text: str, limit: int = LONGEST) -> str:
+    """The beginning of a long text, and how much is missing."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"shorten": shorten, "number": number, "anchor": _anchor}
+    return environment
+
+
+def _anchor(heading: str) -> str:
+    """A heading as the end of an address."""
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"

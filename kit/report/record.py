@@ -1,4 +1,7 @@
-"""What a run left on disk, read as far as it can be read: a damaged file becomes a fault that is told, not an end."""
+"""What a run left on disk, read as far as it can be read, and its events in words.
+
+A damaged file becomes a fault that is told, not an end.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
+from kit.report.charts import number
+from kit.runs.metrics import is_number
 from kit.runs.store import RunDir
 
 Tree = dict[str, Any]
@@ -124,3 +129,72 @@ def _mapping(value: Any) -> Tree:
 def _reason(error: Exception) -> str:
     missing = isinstance(error, FileNotFoundError)
     return "it is missing" if missing else str(getattr(error, "strerror", None) or error)
+
+
+def split(table: list[Tree], size: int) -> list[list[Tree]]:
+    """Completions by group: `size` at a time, or neighbours with the same prompt where that does not fit."""
+    if size > 0 and len(table) % size == 0:
+        whole = [table[start : start + size] for start in range(0, len(table), size)]
+        if all(len({row.get("prompt") for row in group}) == 1 for group in whole):
+            return whole
+    found: list[list[Tree]] = []
+    for row in table:
+        if not found or found[-1][0].get("prompt") != row.get("prompt"):
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def words(event: Tree) -> str:
+    """One event as a sentence."""
+    phrase = PHRASES.get(str(event.get("kind")))
+    if phrase is not None:
+        return phrase(event)
+    rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "kind", "step"))
+    return f"{event.get('kind')}: {rest}" if rest else str(event.get("kind"))
+
+
+def _resumed(event: Tree) -> str:
+    changes = "; ".join(map(str, event.get("changes") or []))
+    if event.get("checkpoint", "") is None:
+        changed = f" Changed since then: {changes}." if changes else ""
+        return f"Started again from the beginning, as no checkpoint of it was saved.{changed}"
+    forced = f" Forced, although this had changed: {changes}." if event.get("forced") else ""
+    return f"Resumed from {event.get('checkpoint', 'a checkpoint')}.{forced}"
+
+
+def _out_of_memory(event: Tree) -> str:
+    size = event.get("micro_batch_size")
+    return f"Out of memory; went on with micro-batches of {size} completions and the same effective batch."
+
+
+def _alert(event: Tree) -> str:
+    return f"{str(event.get('severity') or 'alert').capitalize()}: {event.get('message') or event.get('name')}"
+
+
+def _metric(event: Tree) -> str:
+    return f"{str(event.get('metric', 'score')).replace('_', ' ')} {number(_number(event.get('value')))}"
+
+
+def _early_stop(event: Tree) -> str:
+    if event.get("cause") == "reward_hacking":
+        return f"Stopped: the training reward rose while the held-out score fell ({_metric(event)})."
+    return f"Stopped early: {_metric(event)}, no better than at step {event.get('best_step')}."
+
+
+def _rollback(event: Tree) -> str:
+    return f"Went back to the weights of step {event.get('to_step')} ({event.get('checkpoint')})."
+
+
+PHRASES: dict[str, Callable[[Tree], str]] = {
+    "resumed": _resumed,
+    "out_of_memory": _out_of_memory,
+    "alert": _alert,
+    "best": lambda event: f"Best held-out score so far: {_metric(event)}.",
+    "early_stop": _early_stop,
+    "rollback": _rollback,
+}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if is_number(value) else None

@@ -1,23 +1,56 @@
-"""The report of one run: a single HTML file that can be read anywhere and attached to a paper."""
+"""The report of one run: a single HTML file that can be read anywhere and attached to a paper.
+
+Each section is a function from what is on record to plain data, and a macro of templates/report.html that shows it.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from kit.report import charts, comparison, groups, html, overview, setting, story
-from kit.report.page import Section, page
-from kit.report.record import Record, read
-from kit.runs.files import write_atomic
-from kit.runs.metrics import Panel, panels
-from kit.runs.secrets import redact
+from kit.config import RunConfig
+from kit.errors import RunError
+from kit.report import charts
+from kit.report.charts import number
+from kit.report.page import page, piece, shorten
+from kit.report.record import Record, Tree, read, rows, split, words
+from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
+from kit.runs.files import human_size, write_atomic
+from kit.runs.metrics import Panel, is_number, last_step, panels, placed, points, result_of
+from kit.runs.secrets import redact, redacted
 from kit.runs.store import RunDir
 
 NAME = "report.html"
+LAST = 10
+"""Steps over which the reward at the end is averaged."""
+MOST_ALERTS = 4
+MOST_OF_A_KIND = 12
+"""Events of one kind that are listed one by one; more are counted."""
+MOST_SAMPLES, MOST_COMPLETIONS = 8, 16
+ROUTINE = ("checkpoint", "evaluation", "memory")
+"""Kinds of events of which only the number and the last are told."""
+HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
+MAIN_PACKAGES = ("grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "reasoning-gym", "vllm")
+STATES = {
+    "queued": ("info", "waits for its turn"),
+    "starting": ("info", "is starting"),
+    "running": ("info", "is running; what follows is what there was when this report was made"),
+    "stopping": ("info", "is about to stop; what follows is what there was when this report was made"),
+    "finished": ("good", "ran to its end"),
+    "stopped": ("warning", "was stopped before its end"),
+    "failed": ("error", "failed"),
+    "interrupted": ("error", "was interrupted: its process ended without a word"),
+}
+Rows = list[list[str | Markup]]
+section = partial(piece, "report.html")
 
 
 def write_report(run: RunDir, path: str | Path | None = None, *, ending: Mapping[str, Any] | None = None) -> Path:
@@ -37,20 +70,20 @@ def write_report(run: RunDir, path: str | Path | None = None, *, ending: Mapping
 def render(record: Record) -> str:
     """The report as HTML, keys and tokens hidden."""
     parts: dict[str, Callable[[Record], Markup]] = {
-        "Summary": overview.overview,
-        "Held-out scores": comparison.scores,
-        "Curves": curves,
-        "Samples": comparison.samples,
-        "Training completions": groups.groups,
-        "Events": story.story,
-        "Configuration": setting.configuration,
-        "Data": setting.data,
-        "Environment": setting.environment,
-        "Reproduce": setting.reproduce,
+        "Summary": summary,
+        "Held-out scores": scores,
+        "Curves": lambda of: section("curves", curves(of)),
+        "Samples": samples,
+        "Training completions": completions,
+        "Events": events,
+        "Configuration": configuration,
+        "Data": data,
+        "Environment": environment,
+        "Reproduce": reproduce,
         "About this report": _about,
     }
-    sections = [Section(title, _part(make, record)) for title, make in parts.items()]
-    return redact(page(record.id, sections, subtitle=overview.subtitle(record)))
+    sections = [(title, _part(make, record)) for title, make in parts.items()]
+    return redact(page(record.id, sections, subtitle=subtitle(record)))
 
 
 def _part(make: Callable[[Record], Markup], record: Record) -> Markup:
@@ -58,19 +91,163 @@ def _part(make: Callable[[Record], Markup], record: Record) -> Markup:
     try:
         return make(record)
     except Exception as error:  # whatever is odd in one file, the others are shown
-        return html.notice(f"This part cannot be made of the run's files: {type(error).__name__}: {error}", "error")
+        words = f"This part cannot be made of the run's files: {type(error).__name__}: {error}"
+        return piece("parts.html", "notice", words, "error")
 
 
-def curves(record: Record) -> Markup:
-    """Every panel that the run has numbers for."""
-    found = panels(record.metrics, record.evaluations)
-    if not found:
-        return html.paragraph("No step is on record, so there is nothing to draw.", "note")
-    marks = story.marks(record)
-    return html.grid([chart(panel, marks) for panel in found])
+def subtitle(record: Record) -> str:
+    """Model, data, reward and objective in one line."""
+    functions = record.value("reward.functions") or []
+    own = [str(each.get("path")) for each in functions if isinstance(each, dict)]
+    said = {
+        "model": record.value("model.name"),
+        "data": record.data.get("source") or record.value("data.source"),
+        "reward": " + ".join([*filter(None, [record.value("reward.preset")]), *own]),
+        "objective": record.value("objective.recipe"),
+    }
+    return " · ".join(f"{name} {value}" for name, value in said.items() if value)
 
 
-def chart(panel: Panel, marks: list[tuple[float, str]]) -> Markup:
+def summary(record: Record) -> Markup:
+    """The state with its reason, what could not be read, alerts, and tiles with the main figures."""
+    status = record.status
+    kind, words = STATES.get(str(status.get("state")), ("warning", f"is '{status.get('state')}'"))
+    step, total, reason = status.get("step"), status.get("total_steps"), status.get("reason")
+    if step is None:
+        words += ", without a step"
+    else:
+        words += f" after {number(step, 9)} of {number(total, 9)} steps" if is_number(total) else f" after {step} steps"
+    end = f"This run {words}." + (f" Reason: {_sentence(reason)}" if reason else "")
+    return section("summary", kind, end, record.faults, alerts(record), figures(record))
+
+
+def alerts(record: Record) -> list[tuple[str, str]]:
+    """(severity, words) of the first alert of each name; all of them stand under Events."""
+    found = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
+    first = {alert.get("name"): alert for alert in reversed(found)}
+    return [
+        (alert["severity"], f"Step {alert.get('step', '?')}: {_sentence(str(alert.get('message') or name))}")
+        for name, alert in list(reversed(first.items()))[:MOST_ALERTS]
+    ]
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def figures(record: Record) -> list[tuple[str, str]]:
+    """Labels and values of the tiles."""
+    status = record.status
+    tiles = [("State", str(status.get("state")))]
+    step, total = status.get("step"), status.get("total_steps")
+    if is_number(step):
+        tiles.append(("Optimiser steps", f"{number(step, 9)} / {number(total, 9)}" if total else number(step, 9)))
+    start, end = status.get("started"), status.get("ended") or status.get("heartbeat")
+    if is_number(start) and is_number(end) and end > start:
+        tiles.append(("Wall-clock time", clock(end - start)))
+    rewards = [value for _, value in points(record.metrics, "reward")]
+    if rewards:
+        last = rewards[-LAST:]
+        tiles.append((f"Reward: first, mean of last {len(last)}", f"{rewards[0]:.3f} → {sum(last) / len(last):.3f}"))
+    tiles += _heldout(record)
+    tokens = points(record.metrics, "num_tokens")
+    if tokens:
+        tiles.append(("Tokens seen", number(tokens[-1][1], 9)))
+    if device := record.env.get("gpu") or (record.env.get("backend") or {}).get("device"):
+        tiles.append(("Device", str(device)))
+    if is_number(record.value("run.seed")):
+        tiles.append(("Seed", str(record.value("run.seed"))))
+    return tiles
+
+
+def _heldout(record: Record) -> list[tuple[str, str]]:
+    found = [score for _, score in placed(record.metrics, record.evaluations)]
+    result = result_of(record.evaluations, last_step(record.metrics))
+    if result is not None:  # after a rollback it is not that of the highest step
+        found = [score for score in found if score is not record.evaluations[result]] + [record.evaluations[result]]
+    for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
+        values = [estimate["value"] for score in found if isinstance(estimate := score.get(key), dict)
+                  and is_number(estimate.get("value"))]  # fmt: skip
+        if len(values) > 1:
+            return [(f"{name}: first, last", f"{values[0]:.3f} → {values[-1]:.3f}")]
+        if values:
+            return [(name, f"{values[0]:.3f}")]
+    return []
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `1:05` or `2:03:10`."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def scores(record: Record) -> Markup:
+    """Before, after, the difference, and whether it can be told from chance."""
+    before, after, result = ends(record.metrics, record.evaluations)
+    old, new = before or {}, after or {}
+    keys = list(dict.fromkeys(key for side in (old, new) for key in estimates(side)))
+    differences = {key: difference(key, before, after) for key in keys} if before and after else {}
+    body = [_score_row(key, old, new, differences.get(key)) for key in keys]
+    for key, label in {
+        "completion_tokens_mean": "completion tokens",
+        "truncated_share": "cut at the limit",
+        "reward_failure_share": "rewards that failed",
+    }.items():
+        values = [side.get(key) for side in (old, new)]
+        if key != "reward_failure_share" or any(values):
+            form = "{:.1f}" if key == "completion_tokens_mean" else "{:.1%}"
+            body.append([label, *("–" if value is None else form.format(value) for value in values), "", ""])
+    known = {key: found for key, found in differences.items() if found is not None}
+    drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
+    chart = charts.intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
+    verdict = next((_verdict(key, found) for key, found in known.items()), None)
+    return section("scores", result, verdict, body if before or after else [], chart, _how(before or new, known))
+
+
+def _score_row(key: str, before: Scores, after: Scores, change: Difference | None) -> list[str]:
+    cells = [key.replace("_", " "), interval(before.get(key)), interval(after.get(key))]
+    return [*cells, signed(change.value, change.low, change.high), change.verdict] if change else [*cells, "–", "–"]
+
+
+def _verdict(key: str, change: Difference) -> tuple[str, str]:
+    """The main score's difference in a sentence or two, and the kind of notice that holds it."""
+    kind, start = {
+        "better": ("good", "The trained model is better"),
+        "worse": ("error", "The trained model is worse"),
+        "not distinguishable": ("warning", f"Before and after are not distinguishable with {change.problems} problems"),
+    }[change.verdict]
+    text = f"{start}: {key.replace('_', ' ')} {signed(change.value, change.low, change.high)}. "
+    if not change.paired:
+        text += (
+            "The two evaluations cannot be compared problem by problem, which makes the interval wider than need be."
+        )
+        return text, kind
+    text += f"Of the same {change.problems} problems {change.better} became better and {change.worse} worse"
+    if change.chance is None:
+        return f"{text}.", kind
+    chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
+    text += f"; chance alone would split them so unevenly with a probability of {chance} (exact McNemar test)."
+    return text, kind
+
+
+def _how(found: Scores, differences: Mapping[str, Difference]) -> str:
+    k, checker = found.get("k"), found.get("checker")
+    text = f"{found.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
+    if k:
+        text += f", pass@{k} and maj@{k} from {k} samples each at temperature {found.get('temperature', '?')}"
+    text += f". What is right is said by {checker}." if checker else "."
+    if any(change.paired for change in differences.values()):
+        text += " Differences are of the same problems, one by one (bootstrap over problems)."
+    return text
+
+
+def curves(record: Record) -> list[Markup]:
+    """Every panel that the run has numbers for, as SVG."""
+    return [chart(panel, marks(record)) for panel in panels(record.metrics, record.evaluations)]
+
+
+def chart(panel: Panel, marked: list[tuple[float, str]]) -> Markup:
     """One panel as SVG."""
     return charts.lines(
         panel.lines,
@@ -79,17 +256,247 @@ def chart(panel: Panel, marks: list[tuple[float, str]]) -> Markup:
         panel.y_label,
         panel.bands,
         whiskers=panel.whiskers,
-        marks=marks,
+        marks=marked,
         y_range=(panel.low, panel.high),
         smooth=panel.smooth,
     )
 
 
+def samples(record: Record) -> Markup:
+    """The first held-out problems with what the model said before and after."""
+    before, after, result = ends(record.metrics, record.evaluations)
+    sides = {"before": _samples(before), result: _samples(after)}
+    prompts = list(dict.fromkeys(key for side in sides.values() for key in side))[:MOST_SAMPLES]
+    found = [
+        (prompt, reference, [(name, side.get((prompt, reference))) for name, side in sides.items() if side])
+        for prompt, reference in prompts
+    ]
+    return section("samples", found)
+
+
+def _samples(found: Scores | None) -> dict[tuple[str, str | None], Mapping[str, Any]]:
+    """By prompt and reference: the completion and its reward."""
+    return {
+        (str(one.get("prompt")), None if one.get("reference") is None else str(one["reference"])): {
+            "completion": one.get("completion"), "reward": one.get("reward"),
+        }
+        for one in (found or {}).get("samples") or []
+    }  # fmt: skip
+
+
+def completions(record: Record) -> Markup:
+    """One group each of the first, the middle and the last batch on record."""
+    count, size = len(record.batches), int(record.value("generation.num_generations") or 0)
+    chosen = sorted({0, count // 2, count - 1}) if count else []
+    return section("completions", [_batch(record.batches[index], size) for index in chosen])
+
+
+def _batch(path: Path, size: int) -> dict[str, Any] | str:
+    """A batch's first group whose rewards differ, or the first if none does; words where it cannot be shown."""
+    try:
+        table = rows(path)
+    except RunError as error:
+        return str(error)
+    found = split(table, size)
+    if not found:
+        return f"{path.name} holds no completion."
+    index = next((i for i, group in enumerate(found) if len({row.get("advantage") for row in group}) > 1), 0)
+    group, first = found[index], found[index][0]
+    names = [key.removeprefix("reward/") for key in first if key.startswith("reward/") and key.count("/") == 1]
+    return {
+        "title": f"Step {table[0].get('step', '?')}, group {index + 1} of {len(found)}",
+        "prompt": str(first.get("prompt")),
+        "reference": first.get("reference"),
+        "head": ["completion", "advantage", *names, "tokens", "ended"],
+        "rows": [_completion(row, names) for row in group[:MOST_COMPLETIONS]],
+        "hidden": len(group[MOST_COMPLETIONS:]),
+    }
+
+
+def _completion(row: Tree, names: list[str]) -> list[str]:
+    advantage = row.get("advantage")
+    cells = [shorten(str(row.get("completion")), 1200)]
+    cells.append("–" if advantage is None else f"{advantage:+.2f}".replace("-", "−"))
+    for name in names:  # a component's value with its status where there is more to say than ok or wrong
+        text, status = number(row.get(f"reward/{name}")), row.get(f"reward/{name}/status")
+        cells.append(text if status in (None, "ok", "wrong") else f"{text} ({status})")
+    ended = str(row.get("finish_reason"))
+    return [*cells, number(row.get("tokens"), 6), {"stop": "by itself", "length": "cut at the limit"}.get(ended, ended)]
+
+
+def events(record: Record) -> Markup:
+    """Alerts and events by time; routine ones are summed up."""
+    sums = [
+        _routine("checkpoint", "checkpoints", record.events, "checkpoint"),
+        _routine("evaluation in between", "evaluations in between", record.events, "evaluation"),
+        _memory(record.events),
+    ]
+    return section("events", [*_listed(record), *_missing_numbers(record)], " ".join(filter(None, sums)))
+
+
+def marks(record: Record) -> list[tuple[float, str]]:
+    """(step, words) of what stands as a vertical line in the charts."""
+    kinds = ("resumed", "early_stop", "rollback", "out_of_memory")
+    chosen = [event for event in record.events if event.get("kind") in kinds and is_number(event.get("step"))]
+    return [(float(event["step"]), words(event)) for event in chosen[:MOST_OF_A_KIND]]
+
+
+def _listed(record: Record) -> list[list[str]]:
+    start, counts = record.status.get("started"), defaultdict[str, int](int)
+    found = []
+    for event in record.events:
+        kind = f"{event.get('kind')} {event.get('name', '')}".strip()
+        counts[kind] += 1
+        if event.get("kind") in ROUTINE or counts[kind] > MOST_OF_A_KIND:
+            continue
+        when = event.get("time")
+        since = clock(max(0.0, when - start)) if is_number(when) and is_number(start) else "–"
+        found.append([since, number(event.get("step"), 9), words(event)])
+    more = [(kind, count - MOST_OF_A_KIND) for kind, count in counts.items() if count > MOST_OF_A_KIND]
+    return found + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
+
+
+def _missing_numbers(record: Record) -> list[list[str]]:
+    """A row for every curve in which numbers are missing because they were not finite."""
+    found = []
+    for key in ("loss", "grad_norm", "reward", "kl", "entropy"):
+        steps = [line.get("step") for line in record.metrics if key in line and line[key] is None]
+        if steps:
+            text = f"{key} was not a finite number in {len(steps)} line{'s' * (len(steps) > 1)}."
+            found.append(["", number(steps[0] if is_number(steps[0]) else None, 9), text])
+    return found
+
+
+def _routine(one: str, many: str, found: list[Tree], kind: str) -> str:
+    steps = [event["step"] for event in found if event.get("kind") == kind and is_number(event.get("step"))]
+    return f"{len(steps)} {one if len(steps) == 1 else many}, the last at step {number(steps[-1], 9)}." if steps else ""
+
+
+def _memory(found: list[Tree]) -> str:
+    last = next((event for event in reversed(found) if event.get("kind") == "memory"), {})
+    names = {"peak_rss_bytes": "of the process", "peak_gpu_bytes": "of torch on the GPU"}
+    peaks = [f"{human_size(last[key])} {name}" for key, name in names.items() if is_number(last.get(key))]
+    return f"Most memory: {', '.join(peaks)}." if peaks else ""
+
+
+def configuration(record: Record) -> Markup:
+    """What differs from the defaults, the objective by its parts, and everything folded."""
+    import yaml
+
+    objective = [["recipe", str(record.value("objective.recipe"))]] if record.value("objective.recipe") else []
+    for part in HOOKS:
+        value = record.value(f"objective.{part}")
+        hooks = value if isinstance(value, list) else [value] if value else []
+        if hooks:
+            objective.append([part, "; ".join(_call(hook) for hook in hooks)])
+    text = yaml.safe_dump(redacted(record.config), sort_keys=False, allow_unicode=True, width=100)
+    return section("configuration", list(_changed(record.config)), objective, text if record.config else "")
+
+
+def _changed(config: Tree) -> Iterator[list[str]]:
+    """Key, value and default of what was set otherwise; the objective's hooks, which every run spells out, aside."""
+    defaults = dict(_flat(RunConfig().model_dump(mode="json")))
+    for key, value in _flat(redacted(config)):
+        if key in ("run.id", "run.root"):  # names, which change nothing
+            continue
+        if key.removeprefix("objective.").partition(".")[0] in HOOKS and key.startswith("objective."):
+            continue
+        if key not in defaults or value != defaults[key]:
+            yield [key, shorten(_written(value), 400), _written(defaults[key]) if key in defaults else "–"]
+
+
+def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value and not prefix.startswith(("data.task_params", "reward.params")):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _call(hook: Any) -> str:
+    if not isinstance(hook, dict):
+        return str(hook)
+    values = ", ".join(f"{key}={_written(value)}" for key, value in hook.items() if key != "name")
+    name = hook.get("name", "the recipe’s")
+    return f"{name}({values})" if values else str(name)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def data(record: Record) -> Markup:
+    """Where the rows came from, how many there were, and the hash that tells whether they are still the same."""
+    info = redacted(record.data)
+    if not info:
+        return section("data", [])
+    counts, task, mapping = info.get("rows") or {}, info.get("task") or {}, info.get("mapping") or {}
+    found: Rows = [["source", str(info.get("source"))]]
+    found += [[key, str(info[key])] for key in ("subset", "split", "revision") if info.get(key)]
+    if task:
+        found.append(["task", f"{task.get('name')} {_written(task.get('params') or {})}, seed {task.get('seed')}"])
+    found.append(["rows", ", ".join(f"{number(n, 9)} {key.replace('_', ' ')}" for key, n in counts.items() if n)])
+    found.append(["content hash (SHA-256)", _code(info.get("sha256"))])
+    found.append(["columns", f"prompt from '{mapping.get('prompt')}', reference from '{mapping.get('reference')}'"])
+    found += [["note", str(note)] for note in info.get("notes") or []]
+    bad = info.get("bad_rows") or []
+    found += [["left out", f"row {row.get('row')}: {row.get('reason')}"] for row in bad[:3] if isinstance(row, dict)]
+    return section("data", found)
+
+
+def environment(record: Record) -> Markup:
+    """Packages, machine, seeds and the commit."""
+    env = redacted(record.env)
+    if not env:
+        return section("environment", [], "")
+    backend, seeds, git = env.get("backend") or {}, env.get("seeds") or {}, env.get("git")
+    code: str | Markup = "installed package"
+    if isinstance(git, dict) and git.get("commit"):
+        dirty = ", with changes that were not committed: the exact code is not on record" if git.get("dirty") else ""
+        code = Markup("commit {}{}").format(_code(git["commit"]), dirty)
+    reason = f" ({backend['reason']})" if backend.get("reason") else ""
+    found: Rows = [
+        ["device", str(env.get("gpu") or backend.get("device")) + (f", CUDA {env['cuda']}" if env.get("cuda") else "")],
+        ["backend", f"{backend.get('name')}{reason}"],
+        ["threads", str(env.get("threads"))],
+        ["Python", f"{env.get('python')} on {env.get('platform')}"],
+        ["packages", ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items())],
+        ["seeds", ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in seeds.items())],
+        ["code", code],
+    ]
+    arguments = json.dumps(env.get("trainer_arguments") or {}, indent=1, ensure_ascii=False)
+    return section("environment", found, arguments)
+
+
+def _code(text: Any) -> Markup:
+    return Markup("<code>{}</code>").format(str(text))
+
+
+def reproduce(record: Record) -> Markup:
+    """The command that trains the same again, and what it takes for the numbers to be the same."""
+    packages = record.env.get("packages") or {}
+    commit = (record.env.get("git") or {}).get("commit")
+    names = [name for name in MAIN_PACKAGES if name in packages and not (commit and name == "grpo-kit")]
+    commands = [f"git checkout {commit}"] if commit else []
+    commands += ["pip install " + " ".join(f"{name}=={packages[name]}" for name in names)] if names else []
+    again = f"{record.id[:58].rstrip('-')}-again"
+    commands.append(shlex.join(["grpo-kit", "train", "config.yaml", "-o", f"run.id={again}"]))
+    return section("reproduce", "\n".join(commands), list(_own_files(record.config)))
+
+
+def _own_files(tree: Any) -> Iterator[str]:
+    """Texts of the form `file.py:function` anywhere in the configuration."""
+    if isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _own_files(value)
+    elif isinstance(tree, str) and ".py:" in tree:
+        yield tree
+
+
 def _about(record: Record) -> Markup:
-    made, began = overview.date(time.time()), overview.date(record.status.get("started"))
-    return html.paragraph(
-        f"Run {record.id}, begun {began}; report made {made} by grpo-kit from the files of the run's directory. Curves of "
-        "more than 500 steps are drawn with the lowest and highest value of each stretch, and with a running mean from 150 "
-        "steps on. The full numbers are in metrics.jsonl, eval/*.json and completions/*.parquet.",
-        "note",
-    )
+    return section("about", record.id, _date(record.status.get("started")), _date(time.time()))
+
+
+def _date(seconds: Any) -> str:
+    """Day and time, UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if is_number(seconds) else "unknown"

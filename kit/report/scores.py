@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from kit.evaluation.results import problem_scores
 from kit.evaluation.statistics import bootstrap_mean
-from kit.runs.metrics import is_number
+from kit.runs.metrics import Evaluations, Metrics, is_number, last_step, result_of, step_of
 
 Scores = Mapping[str, Any]
 CERTAIN = 0.05
@@ -97,3 +97,28 @@ def sign_test(better: int, worse: int) -> float:
 
 def _whole(estimate: Any) -> TypeGuard[Mapping[str, float]]:
     return isinstance(estimate, Mapping) and all(is_number(estimate.get(end)) for end in ("low", "value", "high"))
+
+
+def ends(metrics: Metrics, evaluations: Evaluations) -> tuple[Scores | None, Scores | None, str]:
+    """The evaluation before training and that of the run's result, and what the latter is called."""
+    first, name = evaluations.get("before"), result_of(evaluations, last_step(metrics))
+    if name is None:
+        return first, None, "after"
+    last = evaluations[name]
+    step = last.get("step", step_of(name, 0))
+    return first, last, name if name == "after" else f"after step {step}"
+
+
+def interval(estimate: Any) -> str:
+    """`0.915 [0.868, 0.946]`, a dash without a value."""
+    if not isinstance(estimate, Mapping) or estimate.get("value") is None:
+        return "–"
+    bounds = [estimate.get("low"), estimate.get("high")]
+    if None in bounds:
+        return f"{estimate['value']:.3f}"
+    return f"{estimate['value']:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+
+
+def signed(value: float, low: float, high: float) -> str:
+    """`+0.845 [+0.790, +0.895]`."""
+    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")

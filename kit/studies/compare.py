@@ -19,10 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
-from kit.report import charts, html
-from kit.report.page import Section, page
+from kit.report import charts
+from kit.report.page import page, piece
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import RUN_ID
 from kit.studies import statistics
@@ -46,7 +48,6 @@ BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
 NOT_COMPARABLE = "not comparable"
 Named = Mapping[str, Sequence[str]]
 FOLDER = "comparisons"
-LOOK = {"better": "good", "worse": "error", "not distinguishable": "warning", "not comparable": "error"}
 LABELS = {
     "training reward": "reward",
     "completion length": "tokens",
@@ -321,103 +322,86 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     head = ["", first, *(cell for other in others for cell in (other, "difference"))]
     estimates = {each["arm"]: each["difference"] for each in result["comparisons"]}
     scores = {arm["name"]: arm["value"] for arm in result["arms"]}
-    rows = [_row(str(result["metric"]).replace("_", " "), scores, estimates, first, others)]
-    return head, rows + [
-        _row(row["name"].replace("_", " "), row["arms"], row["differences"], first, others)
-        for row in result["quantities"]
-    ]
-
-
-def _row(
-    name: str, values: Mapping[str, float], differences: Mapping[str, Any], first: str, others: Sequence[str]
-) -> list[str]:
-    cells = [name, f"{values[first]:.4g}"]
-    for other in others:
-        cells += [f"{values[other]:.4g}", interval(differences[other])]
-    return cells
+    measured = [(result["metric"], scores, estimates)]
+    measured += [(row["name"], row["arms"], row["differences"]) for row in result["quantities"]]
+    rows = []
+    for name, values, differences in measured:
+        cells = [_plain(name), f"{values[first]:.4g}"]
+        for other in others:
+            cells += [f"{values[other]:.4g}", interval(differences[other])]
+        rows.append(cells)
+    return head, rows
 
 
 def comparison_page(found: Mapping[str, Any]) -> str:
     """A self-contained HTML page of what `compare_runs` returned."""
     names = [arm["name"] for arm in found["arms"]]
-    metric = str(found["metric"]).replace("_", " ")
-    sections = [
-        Section("Verdict", _verdicts(found, metric)),
-        Section("Scores", _scores(found, metric)),
-        Section("What else differs", _quantities(found)),
-        Section("Curves", _curves(found)),
-        Section("Configuration", _configuration(found, names)),
-        Section("How to read this", html.join([html.paragraph(METHOD), *map(html.paragraph, found["notes"])])),
-    ]
-    return page(" vs ".join(names), sections, subtitle=f"{metric} on {found['problems']} held-out problems")
+    rows = [[key, *(str(values[name]) for name in names)] for key, values in found["config_differences"].items()]
+    sections = {
+        **_sections(found),
+        "Configuration": piece("comparison.html", "configuration", names, rows),
+        "How to read this": piece("comparison.html", "how_to_read", METHOD, found["notes"]),
+    }
+    subtitle = f"{_plain(found['metric'])} on {found['problems']} held-out problems"
+    return page(" vs ".join(names), sections.items(), subtitle=subtitle)
 
 
-def at_a_glance(found: Mapping[str, Any]) -> str:
+def at_a_glance(found: Mapping[str, Any]) -> Markup:
     """Verdicts, what else differs, and curves: the page without its frame, for a page that stands already."""
-    metric = str(found["metric"]).replace("_", " ")
-    return html.join([_verdicts(found, metric), _scores(found, metric), _quantities(found), _curves(found)])
+    return Markup("\n").join(_sections(found).values())
 
 
-def _verdicts(found: Mapping[str, Any], metric: str) -> str:
-    lines = [html.notice(warning, "warning") for warning in found["warnings"]]
-    lines += [html.notice(each["text"], LOOK[each["verdict"]]) for each in found["comparisons"]]
-    rows = [(each["arm"], *_estimate(each["difference"])) for each in found["comparisons"]]
-    chart = charts.intervals(rows, f"Difference in {metric} to {found['baseline']}", reference=0.0)
-    return html.join([*lines, html.grid([chart])])
-
-
-def _estimate(estimate: Mapping[str, float]) -> tuple[float, float, float]:
-    return estimate["value"], estimate["low"], estimate["high"]
-
-
-def _scores(found: Mapping[str, Any], metric: str) -> str:
-    rows = []
-    for arm in found["arms"]:
-        runs = ", ".join(f"{run} {value:.3f}" for run, value in zip(arm["runs"], arm["by_run"], strict=True))
-        rows.append([arm["name"], f"{arm['value']:.3f}", str(len(arm["runs"])), runs])
-    return html.table(["arm", metric, "seeds", "by run"], rows, numbers=[1, 2])
-
-
-def _quantities(found: Mapping[str, Any]) -> str:
-    first, *others = [arm["name"] for arm in found["arms"]]
+def _sections(found: Mapping[str, Any]) -> dict[str, Markup]:
+    metric, first, *others = _plain(found["metric"]), *(arm["name"] for arm in found["arms"])
+    gaps = [
+        (each["arm"], *(each["difference"][key] for key in ("value", "low", "high"))) for each in found["comparisons"]
+    ]
+    scores = [
+        [
+            arm["name"],
+            f"{arm['value']:.3f}",
+            str(len(arm["runs"])),
+            ", ".join(map("{} {:.3f}".format, arm["runs"], arm["by_run"])),
+        ]
+        for arm in found["arms"]
+    ]
     head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
-    rows = []
+    quantities = []
     for row in found["quantities"]:
-        cells = [f"{row['name'].replace('_', ' ')} ({row['unit']})", _number(row["arms"][first])]
+        cells = [f"{_plain(row['name'])} ({row['unit']})", _number(row["arms"][first])]
         for other in others:
             cells += [_number(row["arms"][other]), interval(row["differences"][other])]
-        rows.append(cells)
-    return html.table(head, rows, numbers=range(1, len(head)))
+        quantities.append(cells)
+    curves = [
+        charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
+        for name, series in found["curves"].items()
+    ]
+    gap_chart = charts.intervals(gaps, f"Difference in {metric} to {found['baseline']}", reference=0.0)
+    return {
+        "Verdict": piece("comparison.html", "verdicts", found, gap_chart),
+        "Scores": piece("parts.html", "table", ["arm", metric, "seeds", "by run"], scores, (1, 2)),
+        "What else differs": piece("parts.html", "table", head, quantities, range(1, len(head))),
+        "Curves": piece("parts.html", "grid", curves),
+    }
 
 
 def interval(estimate: Mapping[str, float | None]) -> str:
     """`+0.12 [-0.01, +0.25]`, or the bare difference where nothing says how sure it is."""
-    value, low, high = (estimate[key] for key in ("value", "low", "high"))
-    text = _number(value, signed=True)
-    return (
-        text if low is None or high is None else f"{text} [{_number(low, signed=True)}, {_number(high, signed=True)}]"
+    value, low, high = (
+        None if estimate[key] is None else _number(estimate[key], "+") for key in ("value", "low", "high")
     )
+    return f"{value or '-'}" if low is None or high is None else f"{value} [{low}, {high}]"
 
 
-def _number(value: float | None, *, signed: bool = False) -> str:
+def _number(value: float | None, sign: str = "") -> str:
     if value is None:
         return "-"
-    sign = "+" if signed and value else ""
+    sign = sign if value else ""
     return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
-def _curves(found: Mapping[str, Any]) -> str:
-    return html.grid(
-        charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
-        for name, series in found["curves"].items()
-    )
-
-
-def _configuration(found: Mapping[str, Any], names: list[str]) -> str:
-    rows = [[key, *(str(values[name]) for name in names)] for key, values in found["config_differences"].items()]
-    if not rows:
-        return html.paragraph("The arms have the same configuration, seeds aside.")
-    return html.table(["key", *names], rows)
+def _plain(name: str) -> str:
+    return str(name).replace("_", " ")
 
 
 def job(request: dict[str, Any], quiet: bool) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.results import course, metric_key, read_result, value_of
-from kit.report import charts, html
-from kit.report.page import Section, page
+from kit.report import charts
+from kit.report.page import page, piece
 from kit.runs.files import to_json, write_atomic
 from kit.runs.metrics import last_step, result_of, step_of
 from kit.runs.store import RunDir
@@ -249,24 +249,19 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def write_page(study: Study, results: Mapping[str, Any]) -> Path:
     """Writes sweep.html: the best trial, how the score rose, which key mattered, all trials."""
-    path = study.folder / PAGE
-    head, rows = table(results)
-    best = results["best"]
+    path, best, importances = study.folder / PAGE, results["best"], study.importances()
     figures = [("held-out score", f"{best['value']:.4f}"), ("run", best["run"])]
     figures += [(key, short(value)) for key, value in best["params"].items()]
-    drawn, importances = (
-        [charts.lines(history(results), "Score by trial", "trial", "held-out score")],
-        study.importances(),
-    )
+    drawn = [charts.lines(history(results), "Score by trial", "trial", "held-out score")]
     if importances:
-        shares = list(importances.items())
-        drawn.append(charts.bars(shares, "Importance: share of the variance explained (fANOVA)"))
+        drawn.append(charts.bars(list(importances.items()), "Importance: share of the variance explained (fANOVA)"))
     sections = [
-        Section("Best", html.join([html.tiles(figures), html.paragraph(html.code(_command(study)))])),
-        Section("Trials", html.join([html.grid(drawn), *_notes(study, importances), html.table(head, rows)])),
+        ("Best", piece("sweep.html", "best", figures, f"grpo-kit train {study.folder / BEST}")),
+        ("Trials", piece("sweep.html", "trials", drawn, importances, *table(results))),
     ]
     if (study.folder / BEST).is_file():
-        sections.append(Section("Best configuration", html.pre((study.folder / BEST).read_text(encoding="utf-8"))))
+        text = (study.folder / BEST).read_text(encoding="utf-8")
+        sections.append(("Best configuration", piece("parts.html", "pre", text)))
     subtitle = f"{len(results['trials'])} trials, {study.sweep.sampler.name} sampler, pruner {study.sweep.pruner.name}"
     write_atomic(path, page(f"Sweep {study.name}", sections, subtitle=subtitle))
     return path
@@ -277,20 +272,6 @@ def history(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
     scores = [(float(row["trial"]), row["value"]) for row in results["trials"] if row["state"] == "complete"]
     best = [(number, max(value for _, value in scores[: place + 1])) for place, (number, _) in enumerate(scores)]
     return {"trial": scores, "best so far": best}
-
-
-def _notes(study: Study, importances: Mapping[str, float]) -> list[str]:
-    notes = [
-        "The best of many trials looks better than it is: the luckiest score wins. Before believing it, train it and the "
-        "baseline with other seeds: grpo-kit compare."
-    ]
-    if not importances:
-        notes.append("Importances need two keys, four complete trials with different scores, and scikit-learn.")
-    return [html.paragraph(note, "note") for note in notes]
-
-
-def _command(study: Study) -> str:
-    return f"grpo-kit train {study.folder / BEST}"
 
 
 def short(value: Any) -> str:

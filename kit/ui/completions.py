@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.report.groups import split
+from kit.report.record import split
 from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")

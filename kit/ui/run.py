@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from kit.errors import KitError, RunError
-from kit.report.story import words
+from kit.report.record import words
 from kit.runs.files import read_lines
 from kit.runs.metrics import MOST_POINTS
 from kit.runs.store import ALIVE, RunDir

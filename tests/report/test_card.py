@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.report.card import card, heard
+from kit.report.page import TEMPLATES
 from kit.runs.store import RunDir, RunStore
 
 
@@ -101,10 +102,10 @@ def test_damaged_files_are_told_and_end_nothing(run: RunDir) -> None:
     assert "cannot be read" in card(run) or "This report does without" in card(run)
 
 
-def test_the_style_reaches_nothing_but_the_card() -> None:
-    from kit.report.card import _style
-
-    for rule in re.sub(r"/\*.*?\*/", "", _style()).split("}")[:-1]:
+def test_the_style_reaches_nothing_but_the_card(run: RunDir) -> None:
+    style = (TEMPLATES / "card.css").read_text(encoding="utf-8")
+    assert style.strip() in card(run)
+    for rule in re.sub(r"/\*.*?\*/", "", style).split("}")[:-1]:
         selectors = rule.partition("{")[0].split(",")
         assert all(".grpo-kit" in selector for selector in selectors), selectors
 

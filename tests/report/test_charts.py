@@ -1,4 +1,4 @@
-"""kit.report.charts, kit.report.scale and kit.runs.metrics: what is drawn of numbers, and what is chosen to be drawn."""
+"""kit.report.charts and kit.runs.metrics: what is drawn of numbers, and what is chosen to be drawn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.report.charts import bars, intervals, lines
-from kit.report.page import Section, page
-from kit.report.scale import number, ticks
+from kit.report.charts import bars, intervals, lines, number, ticks
+from kit.report.page import page
 from kit.runs.metrics import downsample, panels, placed, points, running_mean, step_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -140,7 +139,7 @@ def test_an_interval_stands_between_its_ends_and_the_reference_is_marked() -> No
 
 
 def test_a_page_escapes_text_and_takes_pieces_as_they_are() -> None:
-    document = page("<T>", [("One", "<b>text</b>"), Section("Two", lines({}, "C", "x", "y")), ("Three", "")])
+    document = page("<T>", [("One", "<b>text</b>"), ("Two", lines({}, "C", "x", "y")), ("Three", "")])
     assert "&lt;b&gt;text&lt;/b&gt;" in document
     assert "<svg" in document
     assert "<title>&lt;T&gt;</title>" in document

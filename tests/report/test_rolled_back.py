@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kit.report.comparison import ends
-from kit.report.overview import figures
 from kit.report.record import read
+from kit.report.run_report import figures
+from kit.report.scores import ends
 from kit.runs.metrics import placed, result_of
 from kit.runs.store import RunDir
 
@@ -27,9 +27,10 @@ def test_a_report_shows_the_scores_of_the_weights_that_were_kept(make_run: Calla
         run.write_json(f"eval/step-{step:05d}.json", score([step == 10] * 16 + [False] * 4, step))
     run.write_json("eval/after.json", score([True] * 16 + [False] * 4, 10))
     record = read(run)
-    first, last, name = ends(record)
+    first, last, name = ends(record.metrics, record.evaluations)
     assert (first["step"], last["step"], last["greedy_accuracy"]["value"], name) == (0, 10, 0.8, "after")
     assert ("Held-out accuracy: first, last", "0.100 → 0.800") in figures(record)
     assert [step for step, _ in placed(record.metrics, record.evaluations)] == [0, 10, 10, 20, 30]
     (run.eval / "after.json").unlink()
-    assert ends(read(run))[2] == "after step 30"
+    record = read(run)
+    assert ends(record.metrics, record.evaluations)[2] == "after step 30"
