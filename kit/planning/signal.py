@@ -1,7 +1,12 @@
-"""The signal check: completions of the base model, scored as in training, before a run is paid for.
+"""The signal check: completions of the base model, scored as in training, before a run is paid for; and whether it will learn.
 
 `python -m kit.planning.signal REQUEST` does it in a process of its own; `check` is the face. Prompts are rendered,
-completions sampled and rewards asked by the same code as held-out evaluation, with the run's generation settings.
+completions sampled and rewards asked by the same code as held-out evaluation, with the run's generation settings. A request
+with `rows` asks for fresh completions of these rows (`generate`, for the page's Reward Lab) in place of a verdict.
+
+A group learns something only where its rewards differ: with equal rewards every advantage is 0. So the share of groups
+with spread decides, and what kind the others are says why. A verdict is given only where the 95 % interval of the share
+that it rests on lies on one side of its threshold; else more samples are asked for.
 """
 
 from __future__ import annotations
@@ -13,30 +18,222 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
-from kit.errors import RunError
-from kit.evaluation.heldout import (
-    Completion,
-    HeldOut,
-    Progress,
-    evaluating,
-    first_failure,
-    lengths_of,
-    scoring_context,
-)
-from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
+from kit.errors import DataError, KitError, RunError
+from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, lengths_of, scoring_context
+from kit.evaluation.statistics import Z_95, Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.planning.gpus import estimate_update
-from kit.planning.verdict import Signal, judge
+from kit.planning.workbench import group, plain
+from kit.runs.files import to_json
 from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
+    from kit.evaluation.heldout import Progress
     from kit.runner.prepare import Parts
     from rewards import Evaluation
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+FAILING = 0.2
+"""Share of completions that a reward fails on, above which the verdict is about the reward. run.max_failure_share's default."""
+TRUNCATED = 0.3
+"""Share of completions cut at the limit: these earn nothing for answers that they had no room for."""
+MALFORMED = 0.5
+"""Share of completions whose format keeps a reward from reading them."""
+INFORMATIVE = 0.25
+"""Share of groups with spread below which most of the work of a step is wasted (DAPO, arXiv 2503.14476, drops the others)."""
+EASY, HARD = 0.75, 0.25
+"""pass@1 above which groups without spread are mostly solved ones, and below which they are mostly failed ones."""
+SLOW = 0.5
+"""Share of a step's time that is spent on rewards."""
+MOST_PROMPTS = 4096
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What was measured of N prompts with k completions each; shares and rates with 95 % intervals over prompts."""
+
+    prompts: int
+    k: int
+    spread: Estimate  # share of groups of `spread_group` whose rewards differ
+    truncated: Estimate
+    malformed: Estimate
+    failures: Estimate
+    pass_at_1: Estimate | None  # None: nothing says what is right
+    constant: bool  # every reward is the same number
+    reward: Estimate
+    reward_seconds: float  # a step, as measured
+    step_seconds: float  # a step, rewards included
+    config: RunConfig
+    failure: str | None = None
+    rows: int | None = None  # prompts that there are; None: not known
+    room: int | None = None  # tokens that the context leaves to a completion; None: not known
+
+    @property
+    def group(self) -> int:
+        """Completions a prompt in training."""
+        return self.config.generation.num_generations
+
+    @property
+    def spread_group(self) -> int:
+        """Completions of the groups that `spread` is about: training's, where as many were sampled."""
+        return min(self.k, self.group)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`verdict` is one of will learn, too easy, too hard, no signal, truncated, wrong format, reward fails, slow reward,
+    sample more, borderline."""
+
+    verdict: str
+    because: str
+    change: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge(signal: Signal) -> Verdict:
+    """The verdict, what it rests on, and the one change to make (empty where none is needed)."""
+    for decide in (_failing, _truncated, _malformed, _spread):
+        found = decide(signal)
+        if found is not None:
+            return found
+    return _learns(signal)
+
+
+def _failing(signal: Signal) -> Verdict | None:
+    reason = f" ({signal.failure})" if signal.failure else ""
+    change = f"Mend the reward{reason}; try it with: grpo-kit reward test"
+    if signal.failures.low <= FAILING:
+        return _unsure(signal, "of completions could not be scored", signal.failures, FAILING, change)
+    return Verdict("reward fails", f"{_share(signal.failures)} of completions could not be scored", change)
+
+
+def _truncated(signal: Signal) -> Verdict | None:
+    limit = signal.config.generation.max_completion_tokens
+    if signal.truncated.low <= TRUNCATED:
+        change = longer_completions(signal.config, signal.room)
+        return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED, change)
+    because = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
+    return Verdict("truncated", because, longer_completions(signal.config, signal.room))
+
+
+def _malformed(signal: Signal) -> Verdict | None:
+    if signal.malformed.low <= MALFORMED or signal.spread.low > INFORMATIVE:
+        return None  # where rewards differ within groups, the format is something that is learned
+    because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
+    change = (
+        "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
+    )
+    return Verdict("wrong format", because, change)
+
+
+def _spread(signal: Signal) -> Verdict | None:
+    if signal.spread.low > INFORMATIVE:
+        return None
+    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
+    if signal.k < signal.group:
+        because += f", and may differ in more of training's groups of {signal.group}"
+        return Verdict("sample more", because, f"--k {signal.group}")
+    if signal.spread.high >= INFORMATIVE:
+        return _unsure(signal, because, signal.spread, INFORMATIVE, larger_groups(signal.config))
+    right = signal.pass_at_1
+    if right is not None:
+        because += f"; pass@1 is {_share(right)}"
+        if right.low > EASY:
+            change = "Take harder problems (data.task_params, or another data.source): these are solved already"
+            return Verdict("too easy", because, change)
+        if right.high < HARD:
+            change = (
+                "Take easier problems (data.task_params, or another data.source), or a model that solves some of them"
+            )
+            return Verdict("too hard", because, change)
+    if signal.constant:
+        known = not math.isnan(signal.reward.value)
+        because += f"; every completion got the reward {signal.reward.value:g}" if known else "; none got a reward"
+        return Verdict("no signal", because, "Choose a reward that tells completions apart: grpo-kit reward list")
+    return Verdict("no signal", because, larger_groups(signal.config))
+
+
+def larger_groups(config: RunConfig) -> str:
+    """Twice the group size as overrides that `load_config` takes, with the batch where it must change; from 16 on words."""
+    group, batch = 2 * config.generation.num_generations, config.optimisation.batch_size
+    whole = math.lcm(group, config.optimisation.micro_batch_size or 1)
+    groups = f"generation.num_generations={group}"
+    if group < 32:
+        for overrides in ([groups], [groups, f"optimisation.batch_size={whole * math.ceil(batch / whole)}"]):
+            if _valid(config, overrides):
+                return " ".join(f"-o {one}" for one in overrides)
+    return "Mix problems of other difficulty into data.source"
+
+
+def longer_completions(config: RunConfig, room: int | None) -> str:
+    """Twice the completion length as an override, at most the `room` in the context; words where that is no longer."""
+    limit = config.generation.max_completion_tokens
+    tokens = 2 * limit if room is None else min(2 * limit, room)
+    override = f"generation.max_completion_tokens={tokens}"
+    if tokens > limit and _valid(config, [override]):
+        return f"-o {override}"
+    return (
+        "Lower data.max_prompt_tokens, ask for shorter answers, or take a model with a longer context: this one is full"
+    )
+
+
+def _valid(config: RunConfig, overrides: list[str]) -> bool:
+    try:
+        load_config(config, overrides)
+    except KitError:
+        return False
+    return True
+
+
+def _learns(signal: Signal) -> Verdict:
+    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
+    if signal.reward_seconds > SLOW * signal.step_seconds and signal.reward_seconds > 1.0:
+        share = signal.reward_seconds / signal.step_seconds
+        because += f"; rewards take {signal.reward_seconds:.1f} s a step, {share:.0%} of it"
+        change = "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
+        return Verdict("slow reward", because, change)
+    return Verdict("will learn", because, "")
+
+
+def _unsure(signal: Signal, what: str, share: Estimate, threshold: float, change: str) -> Verdict | None:
+    """`sample more` where the threshold lies within the interval and the share itself beyond it, or the spread's.
+
+    `borderline`, with `change`, where no more prompts can be sampled.
+    """
+    decides = threshold == INFORMATIVE
+    if not decides and not share.value > threshold:
+        return None
+    text = what if decides else f"{_share(share)} {what}"
+    within = f"{text}: {threshold:.0%} lies within the interval"
+    most = MOST_PROMPTS if signal.rows is None else min(signal.rows, MOST_PROMPTS)
+    if signal.prompts >= most:
+        there = f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
+        return Verdict("borderline", f"{within}, with {there} sampled", change)
+    more = min(most, prompts_needed(signal.prompts, share, threshold))
+    return Verdict("sample more", f"{within}, so {signal.prompts} prompts do not decide", f"--prompts {more}")
+
+
+def prompts_needed(prompts: int, share: Estimate, threshold: float) -> int:
+    """Prompts at which an interval of the same spread around `share` would leave the threshold out; 2 to 16 times more."""
+    gap = max(abs(share.value - threshold), 1e-9)
+    variance = max(share.value * (1 - share.value), 0.25 / max(prompts, 1))
+    wanted = math.ceil(Z_95**2 * variance / gap**2)
+    return min(MOST_PROMPTS, max(2 * prompts, min(wanted, 16 * prompts)))
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{estimate.value:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+
+
+# --- the check --------------------------------------------------------------------------------------------------------
 
 MODULE = "kit.planning.signal"
 
@@ -96,19 +293,9 @@ def check(config: RunConfig, *, prompts: int = 32, k: int | None = None, progres
 
 def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress | None = None) -> dict[str, Any]:
     """The check on a loaded model; see `check`."""
-    config, generation = parts.config, parts.config.generation
-    asked = EvaluationConfig(
-        prompts=prompts,
-        k=k,
-        temperature=generation.temperature,
-        seed=config.run.seed,
-        batch_size=config.optimisation.batch_size,
-    )
-    available = len(parts.data.train)
+    config, available = parts.config, len(parts.data.train)
     chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
-    who = (parts.preset, parts.files.tokenizer, asked, generation, parts.checker)
-    base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
-    sampled = base.sample(model, progress)
+    sampled = _base_model(parts, chosen.to_list(), k).sample(model, progress)
     lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     prompt = _mean([float(length) for length in lengths])
     completion = _mean([float(len(ids)) for ids, _ in sampled.completions])  # those of tools are scored, too
@@ -116,6 +303,20 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
     return describe(config, sampled, k, update, rows=available, room=room)
+
+
+def _base_model(parts: Parts, rows: list[dict[str, Any]], k: int) -> BaseModel:
+    """`rows` as training would ask the model, `k` times each."""
+    config = parts.config
+    asked = EvaluationConfig(
+        prompts=len(rows),
+        k=k,
+        temperature=config.generation.temperature,
+        seed=config.run.seed,
+        batch_size=config.optimisation.batch_size,
+    )
+    who = (parts.preset, parts.files.tokenizer, asked, config.generation, parts.checker)
+    return BaseModel(rows, *who, interaction=parts.interaction, processor=parts.files.processor)
 
 
 def draw(available: int, prompts: int, *seeds: int) -> list[int]:
@@ -257,6 +458,37 @@ def _quantile(ordered: Sequence[float], level: float) -> float:
     return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else 0.0
 
 
+# --- fresh completions of chosen rows, for the page -------------------------------------------------------------------
+
+MOST_ROWS, MOST_EACH = 16, 16
+
+
+def generate(
+    parts: Parts, model: Any, places: list[int], k: int, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """k completions of each training row at `places`, scored as a group each. Raises `DataError` for a row that is not there."""
+    train = parts.data.train
+    missing = [place for place in places if not 0 <= place < len(train)]
+    if missing or not places:
+        raise DataError(
+            f"There is no training row {missing[0] if missing else '-'}; there are {len(train)}, counted from 0."
+        )
+    rows = [train[place] for place in places]
+    base = _base_model(parts, rows, k)
+    sampled = base.sample(model, progress)
+    found = []
+    for at, place in enumerate(places):
+        drawn = sampled.completions[at * k : (at + 1) * k]
+        texts = [
+            plain(base._completion(rows[at]["prompt"], one)) for one in drawn
+        ]  # with its turns, where it called tools
+        shown = group(parts.preset, rows[at], texts, sampled.verdict, sampled.correct, at * k)
+        for item, one in zip(shown["items"], drawn, strict=True):
+            item |= {"tokens": own_tokens(one), "cut": one[1]}
+        found.append({"row": place, **shown})
+    return found
+
+
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
     from kit.runner.console import LogCapture, Reporter
@@ -270,14 +502,19 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         from kit.models.loading import load_model
         from kit.runner.prepare import prepare
 
-        config = load_config(request["config"])
+        config, rows = load_config(request["config"]), request.get("rows")
         use_threads(config.run.threads, config.model.name)
         parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
-        with explained(), reporter.bar("Sampling the base model") as bar:
+        found: Any
+        with explained(), reporter.bar("Sampling the base model" if rows is None else "Writing completions") as bar:
             model = load_model(parts.files, config.model).model
-            found = measure(parts, model, request["prompts"], request["k"], bar)
-    Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
+            if rows is None:
+                found = measure(parts, model, request["prompts"], request["k"], bar)
+            else:
+                places = [int(row) for row in rows][:MOST_ROWS]
+                found = generate(parts, model, places, min(MOST_EACH, int(request["k"])), bar)
+    Path(request["result"]).write_text(to_json(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

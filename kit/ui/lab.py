@@ -28,7 +28,7 @@ from kit.ui.site import poll, said
 if TYPE_CHECKING:
     from kit.ui.screen import Screen
 
-SIGNAL, WRITER = "kit.planning.signal", "kit.planning.lab"
+SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
 MOST_ROWS, MOST_EACH = 8, 16
@@ -191,7 +191,7 @@ def _write(screen: Screen, place: gr.Number) -> None:
         each = gr.Slider(2, MOST_EACH, 4, step=1, label="Completions each")
     _job(
         screen,
-        WRITER,
+        SIGNAL,
         "Write and score",
         [place, rows, each],
         lambda at, n, k: {

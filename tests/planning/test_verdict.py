@@ -1,4 +1,4 @@
-"""kit.planning.verdict: each verdict, and that none is given without support."""
+"""kit.planning.signal: each verdict, and that none is given without support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.evaluation.statistics import Estimate, wilson
-from kit.planning.verdict import INFORMATIVE, Signal, judge, prompts_needed
+from kit.planning.signal import INFORMATIVE, Signal, judge, prompts_needed
 
 NEVER, MIDDLING, ALWAYS = wilson(0, 64), wilson(32, 64), wilson(64, 64)
 NONE = Estimate(math.nan, 0.0, 1.0)

@@ -163,7 +163,7 @@ def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path
 def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
     from kit.config import load_config
     from kit.models.loading import load_model
-    from kit.planning.lab import generate
+    from kit.planning.signal import generate
     from kit.runner.prepare import prepare
 
     parts = prepare(load_config(tree), fresh=False)
