@@ -1,16 +1,17 @@
-"""rewards.compat returns what TRL's functions return on ordinary input, and does not repeat known bugs."""
+"""rewards.compat has TRL's own functions, or their equals where TRL is not installed; of the others, no known bugs."""
 
 import doctest
-import importlib
 import pickle
 import random
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from rewards import RewardsError, compat, from_functions
 
-PARTS = ["answers", "code", "layouts", "lengths", "notebooks"]
+TRLS = {"accuracy_reward", "get_soft_overlong_punishment", "reasoning_accuracy_reward", "think_format_reward"}
 LAYOUT = "<think>\nsix dozens\n</think>\n<answer>\n72\n</answer>"
 HOSTILE = [None, "", "\x00", "\ud800", "</think>", [], [{"role": "assistant", "content": None}], [None], 7, {}]
 
@@ -25,43 +26,55 @@ def milliseconds(function, *arguments, **columns):
     return 1000 * (time.process_time() - start)
 
 
-# --- equal to TRL on ordinary input ----------------------------------------------------------------------------------
+@pytest.fixture
+def without_trl(monkeypatch):
+    def none():
+        raise ImportError("no TRL here")
+
+    monkeypatch.setattr(compat, "_trl", none)
+
+
+# --- equal to TRL ----------------------------------------------------------------------------------------------------
+
+
+def test_where_trl_is_installed_its_functions_are_the_ones():
+    from trl import rewards as theirs
+
+    assert all(getattr(compat, name) is getattr(theirs, name) for name in TRLS)
+    assert set(compat.OURS) == TRLS
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        compat.nothing_of_the_kind  # noqa: B018
 
 
 @pytest.mark.parametrize(
-    ("solution", "good", "bad"),
+    ("solution", "completion"),
     [
-        (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"),
-        (r"$\frac{63}{400}$", r"so \boxed{\frac{63}{400}}.", r"so \boxed{\frac{64}{400}}."),
-        ("7", r"\[\boxed{7}\]", r"\boxed{8}"),
-        ("7", "The answer is $7$", "The answer is $8$"),
-        ("7", "**Answer:** $7$", "7"),
-        ("7", r"the answer is \(7\)", "answer is 7"),
-        ("0.5", r"\boxed{\frac{1}{2}}", r"\boxed{0.6}"),
-        ("$x^2+2x+1$", r"\boxed{(x+1)^2}", r"\boxed{(x+2)^2}"),
-        ("7", r"\boxed{7} and once more \boxed{7}", r"\boxed{7} or rather \boxed{8}"),
+        (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}"),
+        (r"\frac{1}{3}", r"\boxed{\frac{1}{2}}"),
+        ("63/400", r"so \boxed{\frac{63}{400}}."),
+        ("7", "The answer is $7$"),
+        ("7", "answer is 7"),
+        ("7", r"\boxed{7} or rather \boxed{8}"),
+        ("7", r"\boxed{8=7}"),
+        ("$x^2+2x+1$", r"\boxed{(x+1)^2}"),
+        ("forty two", r"\boxed{42}"),
+        ("Answer is forty two.", "Answer is forty two."),
+        ("", r"\boxed{7}"),
+        ("3", r"<think>\boxed{2}</think> \boxed{3}"),
+        ("3", r"<think>\boxed{3}</think> \boxed{2}"),
+        ("3", r"<think>\boxed{3}"),
+        ("forty two", r"<think>work</think>\boxed{42}"),
+        ("3", r"work [end] \boxed{3}"),
     ],
 )
-def test_accuracy_is_that_of_trl(solution, good, bad):
-    from trl.rewards import accuracy_reward
+def test_without_trl_answers_are_judged_as_by_trl(without_trl, solution, completion):
+    from trl import rewards as theirs
 
-    completions, solutions = conversational(good, bad), [solution] * 2
-    assert compat.accuracy_reward(completions, solutions) == accuracy_reward(completions, solutions) == [1.0, 0.0]
-
-
-def test_reasoning_accuracy_is_that_of_trl():
-    from trl.rewards import reasoning_accuracy_reward
-
-    completions = conversational(
-        r"<think>\boxed{2}</think> \boxed{3}", r"<think>\boxed{3}</think> \boxed{2}", r"<think>\boxed{3}"
-    )
-    solutions = ["3"] * 3
-    expected = [1.0, 0.0, 0.0]
-    assert reasoning_accuracy_reward(completions, solutions) == expected
-    assert compat.reasoning_accuracy_reward(completions, solutions) == expected
-    own = conversational(r"work [end] \boxed{3}", r"<think>work</think> \boxed{3}")
-    assert reasoning_accuracy_reward(own, ["3"] * 2, reasoning_delimiters=["[end]"]) == [1.0, 0.0]
-    assert compat.reasoning_accuracy_reward(own, ["3"] * 2, reasoning_delimiters=["[end]"]) == [1.0, 0.0]
+    given = conversational(completion), [solution]
+    assert compat.accuracy_reward(*given, extra=[1]) == theirs.accuracy_reward(*given)
+    for ends in (None, ["[end]", "</think>"]):
+        expected = theirs.reasoning_accuracy_reward(*given, reasoning_delimiters=ends)
+        assert compat.reasoning_accuracy_reward(*given, reasoning_delimiters=ends, extra=[1]) == expected
 
 
 def test_cosine_is_that_of_trl_beyond_the_maximum_too():
@@ -90,7 +103,7 @@ def test_repetition_counts_words_without_ids_as_open_r1_does():
     assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
 
 
-def test_soft_overlong_is_that_of_trl():
+def test_soft_overlong_is_that_of_trl(without_trl):
     from trl.rewards import get_soft_overlong_punishment
 
     ids = [[1] * n for n in range(0, 130)]
@@ -99,7 +112,7 @@ def test_soft_overlong_is_that_of_trl():
         assert compat.get_soft_overlong_punishment(maximum, cache)(completion_ids=ids) == pytest.approx(expected)
 
 
-def test_think_format_is_that_of_trl():
+def test_think_format_is_that_of_trl(without_trl):
     from trl.rewards import think_format_reward
 
     texts = [
@@ -111,9 +124,12 @@ def test_think_format_is_that_of_trl():
         "<think>a</think>b<think>c",
         " <think>a</think>b",
         "",
+        "<think></think>\nThis is my answer.",
+        "<think>a</think>",
+        "<think>a</think>b</think>c",
     ]
-    completions = conversational(*texts)
-    assert compat.think_format_reward(completions) == think_format_reward(completions) == [1.0, 1.0, 0, 0, 0, 0, 0, 0]
+    given = conversational(*texts)
+    assert compat.think_format_reward(given) == think_format_reward(given) == [1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
 # --- open-r1's, by their arithmetic ----------------------------------------------------------------------------------
@@ -163,10 +179,6 @@ def test_numbered_lists_count_beyond_the_first_line():
     assert compat.reasoning_steps_reward(["1. a\n2. b\n3. c"]) == [1.0]
 
 
-def test_thinking_must_hold_something():
-    assert compat.think_format_reward(["<think> \n</think>72", "<think>work</think> \n"]) == [0.0, 0.0]
-
-
 def test_lengths_are_compared_within_a_prompt():
     ids = [[1] * n for n in (10, 20, 1000, 2000)]
     columns = {"prompts": ["p", "p", "q", "q"], "completion_ids": ids}
@@ -174,46 +186,38 @@ def test_lengths_are_compared_within_a_prompt():
     assert compat.len_reward([r"\boxed{3}"] * 4, ["3"] * 4, **columns) == [0.5, -0.5, 0.5, -0.5]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [r"\boxed{8=7}", r"\boxed{7}\boxed{", r"<think>\boxed{7}</think>", r"<think>\boxed{7}", r"\boxed{7 or 8}"],
-)
-def test_answers_that_are_none(text):
-    assert compat.accuracy_reward([text], ["7"]) == [0.0]
+def test_solutions_that_cannot_be_read_are_none_and_count_as_correct_for_lengths(without_trl):
+    for solution in (None, "", [], object(), float("nan"), "forty two"):
+        assert compat.accuracy_reward([r"\boxed{7}"], [solution]) == [None]
+        assert compat.get_cosine_scaled_reward(100)([r"\boxed{7}"], [solution]) == [None]
+        # as in open-r1: no word on the answer, so no penalty for the shorter one
+        assert compat.len_reward([r"\boxed{7}", r"It is \boxed{7}"], [solution] * 2) == [0.5, -0.5]
 
 
-def test_solutions_that_trl_cannot_read_are_judged():
-    assert compat.accuracy_reward([r"\boxed{A}", r"\boxed{B}"], ["A", "A"]) == [1.0, 0.0]
-    assert compat.accuracy_reward([r"\boxed{10:30}", r"\boxed{10:31}"], ["10:30", "10:30"]) == [1.0, 0.0]
-
-
-def test_unusable_solutions_are_none_never_1():
-    for solution in (None, "", [], object(), float("nan")):
-        assert compat.accuracy_reward([r"\boxed{7}"], [solution]) in ([None], [0.0])
-    assert compat.accuracy_reward([r"\boxed{7}"] * 2, [None, ""]) == [None, None]
-    assert compat.get_cosine_scaled_reward(100)([r"\boxed{7}"], [None]) == [None]
-    assert compat.len_reward([r"\boxed{7}"], [None]) == [None]
-
-
-def test_the_last_of_several_delimiters_counts():
-    text = r"a</think> \boxed{3} [end] nothing"
-    assert compat.reasoning_accuracy_reward([text], ["3"], reasoning_delimiters=["</think>", "[end]"]) == [0.0]
-
-
-def test_a_hanging_answer_costs_itself_only():
+def test_a_hanging_answer_costs_itself_only(without_trl):
     tower = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
     start = time.perf_counter()
     assert compat.accuracy_reward([r"\boxed{7}", tower, r"\boxed{7}"], ["7"] * 3) == [1.0, 0.0, 1.0]
-    assert time.perf_counter() - start < 10  # workers may have to start first
+    assert time.perf_counter() - start < 30  # five for the tower; workers may have to start first
 
 
 def test_open_r1s_order_of_arguments_is_told_apart():
     with pytest.raises(RewardsError, match="by keyword"):
         compat.get_cosine_scaled_reward(-1.0, -0.5, 0.5, 1.0, 1000)
-    with pytest.raises(ValueError, match="reward repetition"):
+    with pytest.raises(ValueError, match="should not be positive"):
         compat.get_repetition_penalty_reward(3, 1.0)
     with pytest.raises(ValueError, match="completion_ids"):
-        compat.get_repetition_penalty_reward(3, -1.0, language="zh")
+        compat.get_repetition_penalty_reward(3, -1.0, language="fr")
+
+
+def test_chinese_words_are_found_by_jieba(monkeypatch):
+    with pytest.raises(RewardsError, match="pip install jieba"):
+        compat.get_repetition_penalty_reward(2, -1.0, language="zh")
+    jieba = SimpleNamespace(cut=lambda text: iter(text), __spec__=object())
+    monkeypatch.setitem(sys.modules, "jieba", jieba)
+    # 这这这这: three pairs of which one is distinct -> -(1 - 1/3)
+    reward = compat.get_repetition_penalty_reward(2, -1.0, language="zh")
+    assert reward(conversational("这这这这")) == [pytest.approx(-2 / 3)]
 
 
 # --- code ------------------------------------------------------------------------------------------------------------
@@ -252,12 +256,12 @@ def test_code_rows_that_cannot_be_judged_are_none():
 
 
 def every_function():
-    made = {name: getattr(compat, name) for name in compat.__all__}
+    made = {name: compat.OURS.get(name) or getattr(compat, name) for name in compat.__all__}
     made["get_cosine_scaled_reward"] = compat.get_cosine_scaled_reward(max_len=100)
     made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
-    made["get_soft_overlong_punishment"] = compat.get_soft_overlong_punishment(100, 20)
+    made["get_soft_overlong_punishment"] = made["get_soft_overlong_punishment"](100, 20)
     made["get_code_format_reward"] = compat.get_code_format_reward()
-    return {name: made[name] for name in made if name != "extract_code" and "code_reward" not in name}
+    return {name: made[name] for name in made if "code_reward" not in name}
 
 
 def test_names_are_complete_and_sorted():
@@ -289,12 +293,11 @@ def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
 @pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "1", " ", "\n", "```python", "<"])
 def test_a_megabyte_is_scanned_in_linear_time(name, piece):
     text = "<think>\n" + piece * (1_000_000 // len(piece))
-    assert milliseconds(getattr(compat, name), [text]) < 200
+    assert milliseconds(every_function()[name], [text]) < 200
     assert milliseconds(compat.get_code_format_reward(), [text]) < 200
-    assert milliseconds(compat.accuracy_reward, ["answer is $" * 36_000], ["7"]) < 200  # 396 kB, under the cap
 
 
-def test_they_are_picklable_and_carry_trls_names():
+def test_they_are_picklable_and_carry_trls_names(without_trl):
     from trl import rewards as theirs
 
     for name, reward in every_function().items():
@@ -305,22 +308,23 @@ def test_they_are_picklable_and_carry_trls_names():
 
 def test_they_compose_into_a_preset_with_their_ranges():
     preset = from_functions([(compat.accuracy_reward, 1.0), (compat.format_reward, 0.2)], checker="accuracy_reward")
-    assert [(c.low, c.high) for c, _ in preset.components] == [(0.0, 1.0), (0.0, 1.0)]
+    assert (preset.components[1].component.low, preset.components[1].component.high) == (0.0, 1.0)
 
 
-def test_what_was_compared_is_logged():
-    logged = {}
-    compat.accuracy_reward([r"\boxed{7}", "none"], ["7", r"$7$"], log_extra=logged.__setitem__)
-    assert logged == {
-        "solution": ["7", "$7$"],
-        "gold_parsed": ["7", "$7$"],
-        "answer_parsed": ["7", "[unparseable]"],
-    }
+def test_what_was_compared_is_logged_as_by_trl(without_trl):
+    from trl import rewards as theirs
+
+    texts = [r"<think>work</think>\boxed{7}", "<think>work</think>none", r"\boxed{7}", r"<think>work</think>\boxed{7}"]
+    for name in ("accuracy_reward", "reasoning_accuracy_reward"):
+        logged = [{}, {}]
+        for module, log in zip((compat, theirs), logged, strict=True):
+            getattr(module, name)(conversational(*texts), ["7", "$7$", "7", "seven"], log_extra=log.__setitem__)
+        assert logged[0] == logged[1]
 
 
-@pytest.mark.parametrize("module", ["rewards.compat", *(f"rewards._compat.{part}" for part in PARTS)])
+@pytest.mark.parametrize("module", [compat, compat.answers, compat.formats])
 def test_examples_hold(module):
-    result = doctest.testmod(importlib.import_module(module))
+    result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
 
