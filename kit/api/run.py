@@ -203,9 +203,9 @@ class Run:
             NotVerified: it was written and is not what was trained; a `RunError` with the figures in `result`.
             KitError: a mistake of the user's, a full disk, a process that died.
         """
-        from kit.export.face import Wish, export
+        from kit.export.request import ExportRequest, export
 
-        return export(self._dir, Wish(to, out=out, checkpoint=checkpoint, **options), progress=progress)
+        return export(self._dir, ExportRequest(to, out=out, checkpoint=checkpoint, **options), progress=progress)
 
     def chat(self, prompt: str | None = None, *, checkpoint: str | int | None = None, **how: Any) -> dict[str, Any]:
         """Asks the base model and the tuned one the same, with the same seed: `{prompt, reference, base, tuned}`.

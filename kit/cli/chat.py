@@ -50,7 +50,7 @@ def export(
 ) -> None:
     """Write RUN_ID's weights in another form, verified. It must answer as the trained model does."""
     from kit.api.run import Run
-    from kit.export.face import NotVerified
+    from kit.export.request import NotVerified
 
     try:
         result = Run(run_id, root).export(

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, RunError
 from kit.export import target as places
-from kit.export.face import NOT_VERIFIED, check_place
-from kit.export.formats import bytes_needed
-from kit.export.layout import listing
+from kit.export.request import NOT_VERIFIED, bytes_needed, check_place, check_push
 
 if TYPE_CHECKING:
     from kit.export.source import Source
@@ -69,7 +67,7 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
         good = verdict is None or verdict.verified
         pushed = _push(source, place, request, reporter) if name == "hub" and good else None
         final = target if good else target.with_name(target.name + NOT_VERIFIED)
-        files = listing(place)
+        files = places.listing(place)
         places.publish(place, final)
     result = {
         "format": name, "holds": what, "run": run.id, "step": source.step, "path": str(final), "files": files,
@@ -110,8 +108,6 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
 
             check_reader()
     if request["format"] == "hub":
-        from kit.export.hub import check_push
-
         check_push(request["repo"])
 
 
@@ -171,8 +167,8 @@ def write(
     source: Source, what: str, place: Path, request: dict[str, Any], notes: list[str], reporter: Reporter
 ) -> dict[str, Any]:
     """Writes the files of one format and the model card; returns the precision of the numbers and the GGUF file's path."""
-    from kit.export.card import card
     from kit.export.gguf import ends_left_out
+    from kit.export.hub import model_card
 
     gguf, quantization, limits = None, None, []
     if what == "adapter":
@@ -187,7 +183,7 @@ def write(
             f"Rounded to {quantization}, and checked by reading the file back with transformers, not with llama.cpp."
         )
         if what == "ollama":
-            from kit.export.ollama import modelfile
+            from kit.export.gguf import modelfile
 
             text, more = modelfile(source, _ends(source), gguf.name)
             (place / "Modelfile").write_text(text, encoding="utf-8")
@@ -208,7 +204,7 @@ def write(
             "Trained on a 4-bit base, of which the scores above are; the base in full precision answers a little otherwise."
         )
     base = source.base if request["base"] else source.run_name
-    text = card(source, what, base, gguf.name if gguf else None, quantization, limits)
+    text = model_card(source, what, base, gguf.name if gguf else None, quantization, limits)
     (place / "README.md").write_text(text, encoding="utf-8")
     return {"kind": kind, "gguf": gguf}
 
@@ -227,8 +223,8 @@ def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
 
     from safetensors import safe_open
 
-    from kit.export.card import pinned, public_name
-    from kit.export.weights import save_tokenizer
+    from kit.export.hub import pinned, public_name
+    from kit.export.source import save_tokenizer
 
     shutil.copyfile(source.weights / "adapter_model.safetensors", place / "adapter_model.safetensors")
     config = json.loads((source.weights / "adapter_config.json").read_text(encoding="utf-8"))
@@ -245,7 +241,7 @@ def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
 
 
 def _write_merged(source: Source, place: Path, what: str, dtype: str, reporter: Reporter) -> str:
-    from kit.export.weights import merged, write_merged
+    from kit.export.source import merged, write_merged
 
     ends = _ends(source)
     reporter.say("Merging in float32" if source.lora else "Casting the trained weights")
@@ -254,7 +250,7 @@ def _write_merged(source: Source, place: Path, what: str, dtype: str, reporter: 
     if what == "merged-16bit":
         write_merged(source, model, source.tokenizer, ends, place)
         return name
-    from kit.export.quantized import quantize
+    from kit.export.source import quantize
 
     middle = place / ".merged"
     write_merged(source, model, source.tokenizer, ends, middle)
@@ -266,7 +262,7 @@ def _write_merged(source: Source, place: Path, what: str, dtype: str, reporter: 
 
 def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: Reporter) -> Path:
     from kit.export.gguf import convert
-    from kit.export.weights import merged, write_merged
+    from kit.export.source import merged, write_merged
 
     middle, quantization = place / ".merged", request["quantization"]
     asked = request["dtype"] if request["dtype"] != "auto" else HALVES.get(quantization, "auto")
@@ -291,7 +287,7 @@ def _verify(
 
 
 def _push(source: Source, place: Path, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    from kit.export.hub import check_push, push
+    from kit.export.hub import push
 
     reporter.say(f"Pushing to {request['repo']}")
     message = f"{request['push']} of run {source.run.id}, step {source.step}"

@@ -1,46 +1,30 @@
-"""The policy as it was trained, and what it answers: what every export is held against."""
+"""The policy as it was trained: where its weights lie, how it is loaded, and its weights merged and written.
+
+Merging is done in float32 from the adapter's own files, so that it is a second way to what PEFT computes.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import ModelError, RunError
+from kit.errors import KitError, ModelError, RunError
 from kit.evaluation.results import weights_of
+from kit.export.request import ROUGHNESS
 
 if TYPE_CHECKING:
+    import torch
+
     from kit.models.loading import ModelFiles
     from kit.runs.store import RunDir
-
-BATCH = 8
-"""Prompts generated after, or scored, at once."""
-PROBES = (
-    "The answer is 42.",
-    "  two  spaces\n\nand lines\t",
-    "naïve — ünïcödé 漢字 🙂",
-    "<think>1 + 1</think>",
-    "def f(x):\n    return x**2",
-)
-"""Texts on which two tokenizers are compared besides the prompts."""
-
-
-@dataclass
-class Answers:
-    """What a model does with prompts: its own greedy completions, and how it scores given ones.
-
-    `logps` and `choices` have an entry for each token of the scored completions: its log-probability (nats), and the token
-    that the model would choose there.
-    """
-
-    greedy: list[list[int]] = field(default_factory=list)
-    logps: list[list[float]] = field(default_factory=list)
-    choices: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -204,45 +188,209 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     return sorted({tokenizer.eos_token_id, *declared} - {None})
 
 
-def generate(model: Any, prompts: list[list[int]], ends: list[int], pad: int, longest: int) -> list[list[int]]:
-    """Greedy completions of `longest` tokens at most, up to and with the token that ends them."""
+# --- its weights, merged ----------------------------------------------------------------------------------------------
+
+
+KEPT_ENOUGH = 0.9
+"""Share of the update from which on the base's own precision is good enough for `dtype: auto`."""
+PAIR = (".lora_A.weight", ".lora_B.weight")
+
+
+def load_plain(source: Source, place: str, **keywords: Any) -> Any:
+    """The model of a folder or hub id as its files have it, in RAM, in their own precision. Raises `ModelError`."""
+    from kit.models.family import auto_class
+
+    how = {"dtype": "auto", "trust_remote_code": source.config.model.trust_remote_code, "use_safetensors": True}
+    if place == source.files.source:
+        how["revision"] = source.files.revision
+    try:
+        return auto_class(source.files.config).from_pretrained(place, **{**how, **keywords})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error
+
+
+def updates(adapter: Path) -> dict[str, torch.Tensor]:
+    """The update of every adapted matrix by the matrix's name, float32: alpha / r (or / sqrt(r)) times B·A.
+
+    Reads the adapter's files alone, so that it is a second way to what PEFT computes. Raises `ModelError` for adapters of
+    another kind than the kit trains.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    unusual = [
+        key
+        for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+        if config.get(key)
+    ]
+    if unusual or config.get("bias", "none") != "none" or config.get("peft_type") != "LORA":
+        raise ModelError(
+            f"{adapter}: an adapter with {', '.join(unusual) or 'biases'}, which cannot be checked and is not exported."
+        )
+    rank = config["r"]
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    pairs = {name.removesuffix(end) for name in tensors for end in PAIR if name.endswith(end)}
+    odd = sorted(tensors.keys() ^ {stem + end for stem in pairs for end in PAIR})
+    if odd:
+        raise ModelError(
+            f"{adapter}: '{odd[0]}' is {'there' if odd[0] in tensors else 'missing'}, and an adapter of the kit's has a pair "
+            f"({' and '.join(end[1:] for end in PAIR)}) for each matrix and nothing else. It is not exported, as a part of what "
+            "was trained would be left out."
+        )
+    return {
+        stem.removeprefix("base_model.model.") + ".weight": scale
+        * (tensors[stem + PAIR[1]].float() @ tensors[stem + PAIR[0]].float())
+        for stem in sorted(pairs)
+    }
+
+
+class Difference(Mapping[str, "torch.Tensor"]):
+    """What training of all weights did to each, float32, computed when it is asked for."""
+
+    def __init__(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        self.before, self.after = before, after
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        change: torch.Tensor = self.after[name].detach().float() - self.before[name].detach().float()
+        return change
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.after)
+
+    def __len__(self) -> int:
+        return len(self.after)
+
+
+def starting_weights(source: Source, trained: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What training of all weights began with, by name; None where it cannot be had, which is noted."""
+    from kit.models.embedded import source_of
+
+    try:
+        model = load_plain(source, source_of(source.start), revision=source.start_revision)
+    except KitError as error:
+        source.note_no_start(error)
+        return None
+    found = dict(model.named_parameters())
+    if {name: each.shape for name, each in found.items()} != {name: each.shape for name, each in trained.items()}:
+        source.note_no_start(ModelError("its weights have other names or shapes than the trained ones"))
+        return None
+    return found
+
+
+def merged(source: Source, dtype: str) -> tuple[Any, str]:
+    """The model with its updates added in float32 and everything cast once, in RAM, and the precision it got.
+
+    `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16;
+    with all weights trained, where there is no adapter to take instead, float32 if neither does.
+    """
+    import torch
+
+    model = load_plain(source, source.base if source.lora else str(source.weights))
+    tensors = dict(model.named_parameters())
+    changes = updates(source.weights) if source.lora else {}
+    if unknown := sorted(changes.keys() - tensors.keys()):
+        raise ModelError(
+            f"{source.base} has no weights '{unknown[0]}', which the adapter changes: it is another model."
+        )
+    if dtype != "auto":
+        name = dtype
+    elif source.lora:
+        name = choose_dtype(model, tensors, changes)
+    else:
+        name = _choose_for_all(source, tensors)
+    target = getattr(torch, name)
+    with torch.no_grad():
+        for key in list(changes):
+            weight = tensors[key]
+            weight.data = (weight.data.float() + changes.pop(key)).to(target)
+        model.to(target)
+    model.config.dtype = target
+    return model.eval(), name
+
+
+def _choose_for_all(source: Source, trained: Mapping[str, Any]) -> str:
+    """The precision of a run that trained all weights."""
+    import torch
+
+    before = starting_weights(source, trained)
+    if before is None:  # nothing tells the update from the rest: as close to the trained weights as float16 can be
+        fits = in_range(trained) and all(
+            float((each.detach().float() - each.detach().half().float()).norm())
+            <= ROUGHNESS["float16"] * float(each.norm())
+            for each in trained.values()
+        )
+        return "float16" if fits else "float32"
+    changes = Difference(before, trained)
+    name = choose_dtype(None, before, changes)
+    halves = [share_kept(before[key].detach().float(), change, getattr(torch, name)) for key, change in changes.items()]
+    if min(halves) >= KEPT_ENOUGH and (name == "bfloat16" or in_range(trained)):
+        return name
+    source.note("stored as float32: 16 bits would round away a part of what training did to the weights")
+    return "float32"
+
+
+def in_range(tensors: Mapping[str, Any]) -> bool:
+    """Whether all numbers can be float16."""
+    return all(float(tensor.detach().abs().max()) < 3e4 for tensor in tensors.values() if tensor.numel())
+
+
+def choose_dtype(model: Any, tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """float16 where bfloat16 would round the update away and the weights are within its range, else bfloat16."""
+    import torch
+
+    own = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    if own == {"float16"}:
+        return "float16"
+    halves = [share_kept(tensors[key].data.float(), change, torch.bfloat16) for key, change in changes.items()]
+    lost = bool(halves) and min(halves) < KEPT_ENOUGH
+    return "float16" if lost and in_range(tensors) else "bfloat16"
+
+
+def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> float:
+    """How much of an update is left after the cast: 1 all of it, 0 nothing (all of it below half a step)."""
+    return projection((base + change).to(dtype).float() - base, change)
+
+
+def projection(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+    size = float((wanted.double() ** 2).sum())
+    return float((seen.double() * wanted.double()).sum()) / size if size else 1.0
+
+
+def write_merged(source: Source, model: Any, tokenizer: Any, ends: list[int], place: Path) -> None:
+    """Model, tokenizer and generation settings in HF layout."""
+    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    settings = model.generation_config
+    if not settings.do_sample:  # settings that sampling alone reads are refused when they are saved
+        for name in ("temperature", "top_p", "top_k", "min_p", "typical_p"):
+            setattr(settings, name, None)
+    model.save_pretrained(place)
+    save_tokenizer(source, tokenizer, place)
+
+
+def save_tokenizer(source: Source, tokenizer: Any, place: Path) -> None:
+    """The tokenizer as the run used it, without the padding of its last batch; the processor where there is one."""
+    if getattr(tokenizer, "backend_tokenizer", None) is not None:
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.save_pretrained(place)
+    if source.files.processor is not None:
+        source.files.processor.save_pretrained(place)
+
+
+def quantize(source: Source, merged: Path, place: Path, dtype: str) -> None:
+    """Reads a merged 16-bit folder with its linear layers rounded to NF4, and writes that to `place`."""
     import torch
     from transformers import GenerationConfig
 
-    how = GenerationConfig(
-        do_sample=False, max_new_tokens=longest, eos_token_id=ends or None, pad_token_id=pad, disable_compile=True
-    )
-    results: list[list[int]] = []
-    for start in range(0, len(prompts), BATCH):
-        batch = prompts[start : start + BATCH]
-        width = max(map(len, batch))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in batch], device=model.device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch], device=model.device)
-        with torch.inference_mode():
-            output = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
-        for row in output[:, width:].tolist():
-            end = next((place for place, token in enumerate(row) if token in ends), len(row) - 1)
-            results.append(row[: end + 1])
-    return results
+    from kit.models.backend import quantization_config
 
-
-def score(model: Any, prompts: list[list[int]], completions: list[list[int]], pad: int) -> Answers:
-    """Log-probabilities of given completions, and what the model would have chosen in place of each token."""
-    import torch
-
-    found = Answers()
-    for start in range(0, len(prompts), BATCH):
-        pairs = list(zip(prompts[start : start + BATCH], completions[start : start + BATCH], strict=True))
-        width = max(len(prompt) + len(completion) for prompt, completion in pairs)
-        rows = [prompt + completion for prompt, completion in pairs]
-        # Padded on the right: a causal model's scores of what comes before do not depend on it.
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=model.device)
-        with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=mask).logits  # (B, L, V)
-        for index, (prompt, completion) in enumerate(pairs):
-            own = logits[index, len(prompt) - 1 : len(prompt) + len(completion) - 1].float()  # (T, V)
-            chosen = torch.tensor(completion, device=own.device).unsqueeze(1)
-            found.logps.append(own.log_softmax(-1).gather(1, chosen).squeeze(1).tolist())
-            found.choices.append(own.argmax(-1).tolist())
-    return found
+    precision, device = getattr(torch, dtype), source.files.backend.device
+    how = {"dtype": precision, "quantization_config": quantization_config(precision, device)}
+    if device == "cuda":
+        how["device_map"] = {"": torch.cuda.current_device()}
+    model = load_plain(source, str(merged), **how)
+    model.generation_config = GenerationConfig.from_pretrained(merged)
+    model.save_pretrained(place)
+    save_tokenizer(source, source.tokenizer, place)

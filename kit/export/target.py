@@ -7,11 +7,13 @@ An unfinished folder that nobody holds is what an interrupted export left; the n
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kit.errors import RunError
 from kit.runs.files import disk_errors, free_bytes, human_size
@@ -146,3 +148,18 @@ def to_disk(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def listing(folder: Path) -> list[dict[str, Any]]:
+    """Name, size in bytes and sha256 of every file, by name."""
+    return [
+        {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": digest(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    ]
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,17 +1,31 @@
-"""The same prompts through source and export, and the verdict."""
+"""Is an export what was trained? Its files, its tokenizer and ends, every tensor, and its answers to the same prompts."""
 
 from __future__ import annotations
 
+import json
 import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import KitError
-from kit.export.formats import Limits, limits_of
-from kit.export.layout import check_ends, check_loading, check_safetensors, check_tied, check_tokenizer
-from kit.export.source import PROBES, Answers, Source, end_ids, generate, prompt_ids, put_on, score
-from kit.export.weights import WeightCheck, check_weights, load_plain
+from kit.export.request import ROUGHNESS, Limits, limits_of, precision
+from kit.export.source import (
+    Difference,
+    Source,
+    end_ids,
+    load_plain,
+    projection,
+    prompt_ids,
+    put_on,
+    starting_weights,
+    updates,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_EFFECT = 0.02
 """Nats (root mean square) from which on the effect of training is large enough to be looked for in an export."""
@@ -256,3 +270,265 @@ def _check_adapter(source: Source, folder: Path, faults: list[str]) -> dict[str,
     faults += [f"'{name}' is not what was trained" for name in other[:4]]
     faults += [f"'{name}' holds numbers that are not finite" for name in bad[:4]]
     return {"tensors": len(names), "updated": len(names) // 2, "largest_error": 0.0, "update_kept": None}
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+BATCH = 8
+"""Prompts generated after, or scored, at once."""
+PROBES = (
+    "The answer is 42.",
+    "  two  spaces\n\nand lines\t",
+    "naïve — ünïcödé 漢字 🙂",
+    "<think>1 + 1</think>",
+    "def f(x):\n    return x**2",
+)
+"""Texts on which two tokenizers are compared besides the prompts."""
+
+
+@dataclass
+class Answers:
+    """What a model does with prompts: its own greedy completions, and how it scores given ones.
+
+    `logps` and `choices` have an entry for each token of the scored completions: its log-probability (nats), and the token
+    that the model would choose there.
+    """
+
+    greedy: list[list[int]] = field(default_factory=list)
+    logps: list[list[float]] = field(default_factory=list)
+    choices: list[list[int]] = field(default_factory=list)
+
+
+def generate(model: Any, prompts: list[list[int]], ends: list[int], pad: int, longest: int) -> list[list[int]]:
+    """Greedy completions of `longest` tokens at most, up to and with the token that ends them."""
+    import torch
+    from transformers import GenerationConfig
+
+    how = GenerationConfig(
+        do_sample=False, max_new_tokens=longest, eos_token_id=ends or None, pad_token_id=pad, disable_compile=True
+    )
+    results: list[list[int]] = []
+    for start in range(0, len(prompts), BATCH):
+        batch = prompts[start : start + BATCH]
+        width = max(map(len, batch))
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in batch], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch], device=model.device)
+        with torch.inference_mode():
+            output = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
+        for row in output[:, width:].tolist():
+            end = next((place for place, token in enumerate(row) if token in ends), len(row) - 1)
+            results.append(row[: end + 1])
+    return results
+
+
+def score(model: Any, prompts: list[list[int]], completions: list[list[int]], pad: int) -> Answers:
+    """Log-probabilities of given completions, and what the model would have chosen in place of each token."""
+    import torch
+
+    found = Answers()
+    for start in range(0, len(prompts), BATCH):
+        pairs = list(zip(prompts[start : start + BATCH], completions[start : start + BATCH], strict=True))
+        width = max(len(prompt) + len(completion) for prompt, completion in pairs)
+        rows = [prompt + completion for prompt, completion in pairs]
+        # Padded on the right: a causal model's scores of what comes before do not depend on it.
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=model.device)
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=mask).logits  # (B, L, V)
+        for index, (prompt, completion) in enumerate(pairs):
+            own = logits[index, len(prompt) - 1 : len(prompt) + len(completion) - 1].float()  # (T, V)
+            chosen = torch.tensor(completion, device=own.device).unsqueeze(1)
+            found.logps.append(own.log_softmax(-1).gather(1, chosen).squeeze(1).tolist())
+            found.choices.append(own.argmax(-1).tolist())
+    return found
+
+
+# --- files and tokenizer ----------------------------------------------------------------------------------------------
+
+
+def check_safetensors(folder: Path) -> list[str]:
+    """Faults of the weight files: cut short, damaged, not those that the index names."""
+    faults, names = [], set()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return ["there are no weights (*.safetensors)"]
+    for path in files:
+        fault, found = _read_header(path)
+        names |= found
+        faults += [f"{path.name} {fault}"] if fault else []
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        faults += [f"{name} is missing" for name in sorted(set(placed.values()) - {path.name for path in files})]
+        faults += [f"'{key}' of the index is in no file" for key in sorted(placed.keys() - names)]
+    return faults
+
+
+def _read_header(path: Path) -> tuple[str | None, set[str]]:
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length)) if length < size else None
+    except (struct.error, ValueError):
+        header = None
+    if not isinstance(header, dict):
+        return "is damaged: its header cannot be read", set()
+    header.pop("__metadata__", None)
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != expected:
+        return f"has {size} bytes in place of {expected}: it was cut short", set(header)
+    return None, set(header)
+
+
+def check_loading(info: dict[str, Any]) -> list[str]:
+    """Faults that transformers noticed while it loaded the weights."""
+    words = {
+        "missing_keys": "missing",
+        "unexpected_keys": "not part of the model",
+        "mismatched_keys": "of a wrong shape",
+    }
+    return [f"'{name}' is {word}" for kind, word in words.items() for name in sorted(map(str, info.get(kind) or ()))]
+
+
+def check_tied(source: Any, export: Any) -> list[str]:
+    """Input and output embeddings are one in the export if they are one in the source, and two if they are two."""
+    tied, wanted = _is_tied(export), _is_tied(source)
+    if tied == wanted:
+        return []
+    return [
+        f"input and output embeddings are {'one' if tied else 'two'} matrices, and {'one' if wanted else 'two'} in the source"
+    ]
+
+
+def _is_tied(model: Any) -> bool:
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()
+    return first is not None and last is not None and first.weight.data_ptr() == last.weight.data_ptr()
+
+
+def check_tokenizer(trained: Any, written: Any, texts: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The written tokenizer gives the same ids for texts and prompts, the same text back, and has the same template."""
+
+    faults = []
+    if len(trained) != len(written):
+        faults.append(f"the tokenizer has {len(written)} tokens, and {len(trained)} in training")
+    if (trained.chat_template or None) != (written.chat_template or None):
+        faults.append("the chat template is not the one of training")
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        if getattr(trained, name) != getattr(written, name):
+            faults.append(
+                f"the tokenizer's {name} is {getattr(written, name)}, and {getattr(trained, name)} in training"
+            )
+    for text in texts:
+        ids = trained(text, add_special_tokens=False)["input_ids"]
+        if ids != written(text, add_special_tokens=False)["input_ids"]:
+            faults.append(f"the tokenizer splits {text!r} otherwise than in training")
+            break
+        if trained.decode(ids) != written.decode(ids):
+            faults.append(f"the tokenizer puts {text!r} together otherwise than in training")
+            break
+    try:
+        differ = sum(a != b for a, b in zip(prompt_ids(trained, rows), prompt_ids(written, rows), strict=True))
+    except Exception as error:  # a template may raise whatever it likes
+        return [*faults, f"the prompts cannot be rendered: {error}"]
+    return faults + ([f"{differ} of {len(rows)} prompts become other token ids than in training"] if differ else [])
+
+
+def check_ends(wanted: list[int], model: Any, tokenizer: Any) -> list[str]:
+    """The export's own settings end a completion at the source's end tokens and no others, and are sound."""
+
+    found = end_ids(model, tokenizer)
+    faults = [] if found == wanted else [f"completions end at the tokens {found}, and at {wanted} in the source"]
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError as error:
+        faults.append(f"generation_config.json is not sound: {str(error).splitlines()[0]}")
+    return faults
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+KEPT = 0.5
+"""Least share of an update that must be found again in a stored matrix, before rounding counts as having lost it."""
+CERTAIN = 5.0
+"""Standard errors that a lost update must lie outside of, where the rounding is as large as the update."""
+
+
+@dataclass
+class WeightCheck:
+    """What was found in the tensors of an export. `faults` is empty for a good one."""
+
+    tensors: int = 0
+    updated: int = 0
+    largest_error: float = 0.0
+    kept: float | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and float32 values of a model's parameters, 4-bit ones multiplied out."""
+    for name, weight in model.named_parameters():
+        state = getattr(weight, "quant_state", None)
+        if state is not None:
+            import bitsandbytes.functional as bnb
+
+            yield name, bnb.dequantize_4bit(weight.data, state).float().cpu()
+        else:
+            yield name, weight.detach().float().cpu()
+
+
+def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
+    """Every tensor of a loaded export against base + update, to within the rounding of `kind`.
+
+    For a trained matrix also how much of its update is in it: that tells a forgotten layer, even where the update is smaller
+    than the rounding, as rounding errors do not point the way of the update. With all weights trained the update is what they
+    differ by from what training began with.
+    """
+    import torch
+
+    found = WeightCheck()
+    base = dict(load_plain(source, source.base if source.lora else str(source.weights)).named_parameters())
+    if source.lora:
+        changes: Mapping[str, torch.Tensor] = updates(source.weights)
+    else:
+        trained, start = base, starting_weights(source, base)
+        base, changes = (trained, {}) if start is None else (start, Difference(start, trained))
+    limit, seen = ROUGHNESS[precision(kind)], set()
+    dots = sizes = 0.0
+    for name, value in stored(export):
+        if name not in base:
+            found.faults.append(f"'{name}' is in the export and not in the base")
+            continue
+        seen.add(name)
+        before = base[name].detach().float()
+        change = changes.get(name)
+        wanted = before if change is None else before + change
+        found.tensors += 1
+        if value.shape != wanted.shape:
+            found.faults.append(f"'{name}' is of shape {tuple(value.shape)}, expected {tuple(wanted.shape)}")
+            continue
+        if not torch.isfinite(value).all():
+            found.faults.append(f"'{name}' holds numbers that are not finite")
+            continue
+        error = float((value - wanted).norm() / wanted.norm().clamp_min(1e-30)) if wanted.numel() else 0.0
+        if float(wanted.norm()) == 0.0:
+            error = float(value.norm())
+        found.largest_error = max(found.largest_error, error)
+        if error > limit:
+            found.faults.append(f"'{name}' is off by {error:.2g} of its size, more than {kind} explains ({limit:g})")
+        if change is not None:
+            size = float((change.double() ** 2).sum())
+            if size == 0.0:
+                continue
+            found.updated += 1
+            kept = projection(value - before, change)
+            doubt = float((value - wanted).double().norm()) / math.sqrt(size * value.numel())
+            dots, sizes = dots + kept * size, sizes + size
+            if kept < KEPT and 1.0 - kept > CERTAIN * doubt:
+                found.faults.append(f"'{name}' holds {max(kept, 0):.0%} of its update: forgotten, or lost in rounding")
+    found.kept = dots / sizes if sizes else None
+    found.faults += [f"'{name}' is missing" for name in sorted(base.keys() - seen)]
+    found.faults += [f"the update of '{name}' belongs to no weights" for name in sorted(changes.keys() - seen)]
+    return found

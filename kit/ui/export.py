@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.export.face import exports
-from kit.export.formats import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed
+from kit.export.request import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed, exports
 from kit.export.target import MARKER
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
@@ -177,7 +176,7 @@ def _files(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> 
     )
 
 
-JOB = "kit.export.asked"
+JOB = "kit.export.request"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
 STEP = re.compile(r"step (\d{1,12})")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -319,10 +318,10 @@ class Screen:
         """Says at once what the child would say after a while. Raises `KitError`."""
         from importlib.util import find_spec
 
-        from kit.export.face import Wish
         from kit.export.gguf import find_tools
+        from kit.export.request import ExportRequest
 
-        Wish(**wish).request(run)
+        ExportRequest(**wish).request(run)
         if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):
             own = find_spec("unsloth") is not None and bool(Reading().gpus())
             find_tools(wish["quantization"], unsloth=own)

@@ -13,7 +13,7 @@ from kit.api.run import Run
 from kit.cli import app as cli
 from kit.config import load_config
 from kit.errors import RunError
-from kit.export import face
+from kit.export import request as face
 from kit.runs.store import RunDir, RunStore
 from kit.runs.worker import DONE, STOPPED, Outcome
 

@@ -11,7 +11,7 @@ from exporting_runs import make_run
 from safetensors.torch import load_file, save_file
 
 from kit.export import job
-from kit.export.face import Wish
+from kit.export.request import ExportRequest
 from kit.runner.console import Reporter
 from kit.runs.store import RunDir
 
@@ -19,7 +19,7 @@ WEIGHTS = "model.safetensors"
 
 
 def export(run: RunDir, to: str, **options: Any) -> dict[str, Any]:
-    return job.export(run, Wish(to, **options).request(run), Reporter(quiet=True))
+    return job.export(run, ExportRequest(to, **options).request(run), Reporter(quiet=True))
 
 
 def full_run(model_folder: Path, tmp_path: Path) -> RunDir:

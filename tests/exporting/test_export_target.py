@@ -12,7 +12,7 @@ import pytest
 
 from kit.errors import ConfigError, RunError
 from kit.export import target as places
-from kit.export.formats import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
+from kit.export.request import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
 
 WRITER = """
 import sys, time

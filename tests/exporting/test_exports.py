@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from kit.errors import ConfigError, ModelError, RunError
 from kit.export import job
-from kit.export.face import Wish, exports
-from kit.export.source import Source, open_source
+from kit.export.request import ExportRequest, exports
+from kit.export.source import Source, choose_dtype, open_source, share_kept, updates
 from kit.export.verify import Measured, measure, verify
-from kit.export.weights import choose_dtype, share_kept, updates
 from kit.runner.console import Reporter
 from kit.runs.store import RunDir
 
@@ -28,7 +27,7 @@ WEIGHTS = "model.safetensors"
 
 
 def export(run: RunDir, to: str, **options: Any) -> dict[str, Any]:
-    return job.export(run, Wish(to, **options).request(run), Reporter(quiet=True))
+    return job.export(run, ExportRequest(to, **options).request(run), Reporter(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +128,7 @@ def test_what_the_prompts_of_the_verification_lack_is_told(run: RunDir, monkeypa
 
 
 def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.export.weights as weights
+    import kit.export.source as weights
 
     for folder in ("mine", "other.not-verified"):
         (tmp_path / folder).mkdir()
@@ -144,7 +143,7 @@ def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monk
 
 
 def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.export.weights as weights
+    import kit.export.source as weights
 
     monkeypatch.setattr(weights, "updates", lambda folder: {})  # as a merge that forgets the adapter
     result = export(run, "merged-16bit", prompts=4, dtype="float16")
@@ -337,18 +336,18 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
 
 
 def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
-    from kit.export.card import card
+    from kit.export.hub import model_card
 
     source = open_source(run, None, None)[0]
     source.config.model.revision = "abc123"
-    text = card(source, "adapter", "someone/base", None, None, [])
+    text = model_card(source, "adapter", "someone/base", None, None, [])
     assert 'AutoModelForCausalLM.from_pretrained("someone/base", revision="abc123")' in text
     assert "| base's revision | abc123 |" in text
     (tmp_path / "written").mkdir()
     job._write_adapter(source, tmp_path / "written", public=False)
     assert json.loads((tmp_path / "written" / "adapter_config.json").read_text())["revision"] == "abc123"
     source.base = "someone/other"  # --base: that revision is of another repository
-    assert "revision=" not in card(source, "adapter", "someone/other", None, None, [])
+    assert "revision=" not in model_card(source, "adapter", "someone/other", None, None, [])
 
 
 def test_the_card_loads_a_model_that_takes_pictures_as_one(run: RunDir) -> None:
@@ -356,13 +355,13 @@ def test_the_card_loads_a_model_that_takes_pictures_as_one(run: RunDir) -> None:
 
     from transformers import LlavaConfig
 
-    from kit.export.card import card
+    from kit.export.hub import model_card
 
     source = open_source(run, None, None)[0]
     source.files = replace(source.files, config=LlavaConfig(), processor=object())
-    text = card(source, "merged-16bit", "someone/base", None, None, [])
+    text = model_card(source, "merged-16bit", "someone/base", None, None, [])
     assert "pipeline_tag: image-text-to-text" in text
     assert "from transformers import AutoModelForImageTextToText, AutoProcessor" in text
     assert 'model = AutoModelForImageTextToText.from_pretrained("' in text
     assert "AutoModelForCausalLM" not in text
-    assert "pipeline_tag: text-generation" in card(source, "gguf", "someone/base", "it.gguf", "q8_0", [])
+    assert "pipeline_tag: text-generation" in model_card(source, "gguf", "someone/base", "it.gguf", "q8_0", [])

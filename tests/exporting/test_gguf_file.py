@@ -19,7 +19,7 @@ def write(
     source: Source, path: Path, spoil: Callable[[dict[str, Any], dict[str, Any]], None] = lambda *_: None
 ) -> None:
     """The merged model of `source` in float16; `spoil` may change header and tensors first."""
-    from kit.export.weights import merged
+    from kit.export.source import merged
 
     model, _ = merged(source, "float16")
     config, tokenizer = model.config, source.tokenizer
@@ -118,8 +118,8 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     from exporting_runs import make_run
 
     from kit.export import job
-    from kit.export.face import Wish
     from kit.export.gguf import ends_left_out
+    from kit.export.request import ExportRequest
     from kit.runner.console import Reporter
 
     base = tmp_path / "base"
@@ -142,7 +142,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     # The whole export, with this file's writer in the place of llama.cpp's.
     monkeypatch.setattr("kit.export.gguf.convert", lambda tools, model, target, *rest: write(source, target))
     monkeypatch.setattr(job, "_gguf_tools", lambda source, request: None)
-    wish = Wish("ollama", quantization="f16", prompts=2)
+    wish = ExportRequest("ollama", quantization="f16", prompts=2)
     result = job.export(run, wish.request(run), Reporter(quiet=True))
     assert result["verification"]["faults"] == []
     assert any("end at <|endoftext|>, too" in note for note in result["notes"])

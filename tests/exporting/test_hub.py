@@ -15,6 +15,7 @@ import pytest
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.export import hub
+from kit.export.request import check_push
 
 TOKEN = "hf_" + "x" * 30
 REPO = "someone/tuned"
@@ -154,7 +155,7 @@ def folder(tmp_path: Path) -> Path:
 
 def push(folder: Path, said: list[str] | None = None, **how: Any) -> dict[str, Any]:
     tell = said.append if said is not None else lambda text: None
-    return hub.push(folder, REPO, hub.check_push(REPO), private=how.get("private", False), message="step 3", say=tell)
+    return hub.push(folder, REPO, check_push(REPO), private=how.get("private", False), message="step 3", say=tell)
 
 
 def test_a_folder_arrives_whole_in_one_commit(fake: FakeHub, folder: Path) -> None:
@@ -249,12 +250,12 @@ def test_without_a_token_a_repository_or_a_network_nothing_begins(
 ) -> None:
     for wrong in (None, "tuned", "a/b/c", "../x", "someone/"):
         with pytest.raises(ConfigError, match="OWNER/NAME"):
-            hub.check_push(wrong)
+            check_push(wrong)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="HF_TOKEN"):
-        hub.check_push(REPO)
+        check_push(REPO)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(EnvironmentUnsupported, match="HF_HUB_OFFLINE"):
-        hub.check_push(REPO)
+        check_push(REPO)
     assert fake.seen == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.export.ollama import differences, go_template, modelfile, take_apart
+from kit.export.gguf import differences, go_template, modelfile, take_apart
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

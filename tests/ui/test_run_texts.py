@@ -13,7 +13,7 @@ from made_runs import batch, make
 
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
-from kit.export.formats import FORMATS
+from kit.export.request import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_view
 from kit.ui import run as run_page

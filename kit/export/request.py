@@ -1,0 +1,274 @@
+"""What can be asked of an export and what came of it, without torch: formats, the checked request, the result.
+
+`python -m kit.export.request REQUEST` exports for faces that must not wait: the request is {run_dir, wish: keys of
+`ExportRequest`, result: a file}. What it prints on the way is the export's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kit.errors import ConfigError, EnvironmentUnsupported, RunError
+from kit.export import target as places
+from kit.registry import did_you_mean
+from kit.runs.store import ALIVE, RunDir
+from kit.runs.worker import STOPPED, call
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+FORMATS = {
+    "adapter": "the LoRA weights alone, as PEFT reads them; needs the base model beside it",
+    "merged-16bit": "base and adapter in one model, float16 or bfloat16",
+    "merged-4bit": "the same, quantised to NF4 (bitsandbytes); a lossy form",
+    "gguf": "one file for llama.cpp and what is built on it",
+    "ollama": "the GGUF file with a Modelfile",
+    "hub": "a repository on the Hugging Face hub",
+}
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+PUSHED = ("adapter", "merged-16bit", "merged-4bit", "gguf")
+"""What a hub repository may hold."""
+CONVERTED = ("f32", "f16", "bf16", "q8_0")
+"""GGUF types that the converter writes by itself; the others take llama-quantize."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an export may be from its source on the source's greedy tokens before it counts as broken.
+
+    `agreement`: least share of tokens at which both choose the same. `mean`, `largest`: log-probability, nats.
+    """
+
+    agreement: float
+    mean: float
+    largest: float
+
+    def loosest(self, other: Limits) -> Limits:
+        """What both together may lose at least."""
+        return Limits(
+            min(self.agreement, other.agreement), max(self.mean, other.mean), max(self.largest, other.largest)
+        )
+
+
+LIMITS = {
+    "float32": Limits(0.995, 1e-3, 0.05),
+    "float16": Limits(0.98, 0.005, 0.25),
+    "bfloat16": Limits(0.95, 0.03, 1.0),
+    "q8_0": Limits(0.95, 0.03, 1.0),
+    "q6_k": Limits(0.93, 0.06, 1.5),
+    "q5_k_m": Limits(0.90, 0.10, 2.5),
+    "q4_k_m": Limits(0.85, 0.20, 4.0),
+    "q3_k_m": Limits(0.75, 0.40, 6.0),
+    "q2_k": Limits(0.60, 0.80, 10.0),
+    "nf4": Limits(0.85, 0.20, 4.0),
+}
+"""By the precision of the numbers. Each step down doubles the rounding error or more; see docs/export.md for what was
+measured. The same table serves for the precision in which the source itself computes."""
+ALIASES = {
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q5_k_s": "q5_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m",
+    "q4_k_s": "q4_k_m", "q4_0": "q4_k_m", "q4_1": "q4_k_m", "q3_k_s": "q3_k_m", "q3_k_l": "q3_k_m",
+}  # fmt: skip
+ROUGHNESS = {
+    "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3, "q8_0": 0.02, "q6_k": 0.04, "q5_k_m": 0.08, "q4_k_m": 0.15,
+    "q3_k_m": 0.3, "q2_k": 0.6, "nf4": 0.15,
+}  # fmt: skip
+"""Largest root-mean-square error of a stored weight matrix, relative to that of its weights."""
+QUANTIZATIONS = sorted(name for name in {*LIMITS, *ALIASES} if name[0] == "q" or name in CONVERTED)
+
+
+def format_name(name: str) -> str:
+    """A format by either spelling: `merged_16bit`, `merged-16bit`. Raises `ConfigError` for another word."""
+    plain = name.strip().lower().replace("_", "-")
+    if plain not in FORMATS:
+        raise ConfigError(
+            f"There is no format '{name}'.{did_you_mean(plain, list(FORMATS))} Known: {', '.join(FORMATS)}."
+        )
+    return plain
+
+
+def quantization_name(name: str) -> str:
+    """A GGUF type in lower case. Raises `ConfigError` for one that nothing is known of."""
+    plain = name.strip().lower().replace("-", "_")
+    if plain not in QUANTIZATIONS:
+        raise ConfigError(
+            f"There is no quantisation '{name}'.{did_you_mean(plain, QUANTIZATIONS)} Known: {', '.join(QUANTIZATIONS)}."
+        )
+    return plain
+
+
+def precision(name: str) -> str:
+    """The row of `LIMITS` that a precision or quantisation belongs to."""
+    return ALIASES.get(name, name)
+
+
+def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
+    """What an export stored as `stored` may differ by from a source that computes in `computed`.
+
+    `base_in_4bit`: the source was trained on 4-bit weights and the export holds the full ones, so that the rounding of the
+    base stands between them.
+    """
+    found = LIMITS[precision(stored)].loosest(LIMITS[computed])
+    return found.loosest(LIMITS["nf4"]) if base_in_4bit else replace(found)
+
+
+def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m") -> int:
+    """Bytes that an export takes while it is made, the intermediate ones included; a tenth is added for the rest.
+
+    `parameters` is the number of weights of the model, `adapter` the size of the trained files in bytes.
+    """
+    half = 2 * parameters
+    bits = {"float32": 32, "float16": 16, "bfloat16": 16, "q8_0": 8.5, "q6_k": 6.6, "q5_k_m": 5.7, "q4_k_m": 4.9,
+            "q3_k_m": 4.0, "q2_k": 3.4}[precision(quantization)]  # fmt: skip
+    gguf = half + parameters * bits / 8 + (half if quantization not in CONVERTED else 0)
+    sizes = {"adapter": adapter, "merged-16bit": half, "merged-4bit": half + parameters, "gguf": gguf, "ollama": gguf}
+    return int(1.1 * (sizes[what] + adapter)) + 32 * 1024 * 1024
+
+
+# --- the request and its result ---------------------------------------------------------------------------------------
+
+
+JOB = "kit.export.job"
+DTYPES = ("auto", "float16", "bfloat16")
+NOT_VERIFIED = ".not-verified"
+"""After the name of a folder that is not what was trained."""
+
+
+class NotVerified(RunError):
+    """An export that was written and is not what was trained. `result` holds the figures; the command line exits with 1."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What an export shall be. See `Run.export` for the meaning of each."""
+
+    format: str
+    out: str | Path | None = None
+    checkpoint: str | int | None = None
+    force: bool = False
+    dtype: str = "auto"
+    quantization: str = "q4_k_m"
+    prompts: int = 16
+    seed: int = 0
+    verify: bool = True
+    base: str | None = None
+    llama_cpp: str | Path | None = None
+    repo: str | None = None
+    private: bool = False
+    push: str = "adapter"
+
+    def request(self, run: RunDir) -> dict[str, Any]:
+        """The same, checked, for the process that exports. Raises `KitError` for what would fail there."""
+        name, push = format_name(self.format), format_name(self.push)
+        if push not in PUSHED:
+            raise ConfigError(f"A hub repository cannot hold '{push}'. It can hold: {', '.join(PUSHED)}.")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype: '{self.dtype}' is none of {', '.join(DTYPES)}.")
+        if self.prompts < 1:
+            raise ConfigError(
+                f"prompts: {self.prompts}, expected 1 or more. To leave the verification out: --no-verify."
+            )
+        out = Path(self.out).expanduser().absolute() if self.out is not None else None
+        if out is not None and ".." in out.parts:
+            out = out.resolve()
+        check_place(out or run.path / "export" / name, run, force=self.force)
+        if name == "hub":
+            check_push(self.repo)
+        return {
+            "run_dir": str(run.path.resolve()), "format": name, "out": str(out) if out else None,
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint), "force": self.force,
+            "dtype": self.dtype, "quantization": quantization_name(self.quantization), "prompts": self.prompts,
+            "seed": self.seed, "verify": self.verify, "base": self.base,
+            "llama_cpp": str(self.llama_cpp) if self.llama_cpp else None, "repo": self.repo, "private": self.private,
+            "push": push,
+        }  # fmt: skip
+
+
+def export(run: RunDir, wish: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
+    """Exports in a process of its own and returns the result. Raises `NotVerified`, and `KitError` for all else."""
+    from kit.evaluation.results import weights_of
+
+    if not run.config.is_file():
+        raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")
+    checkpoint = wish.checkpoint
+    if checkpoint is None and run.status()["state"] in ALIVE:
+        checkpoint = "last"
+    weights_of(run, checkpoint)  # an answer at once where there is nothing to export
+    request = wish.request(run)
+    filed = run.path / "export" / f"{request['format']}.json"
+    before = filed.stat().st_mtime_ns if filed.is_file() else None
+    outcome = call(JOB, request, quiet=not progress)
+    if outcome.error is not None:
+        outcome.error.shown = outcome.shown
+        raise outcome.error
+    if outcome.code == STOPPED or not filed.is_file() or filed.stat().st_mtime_ns == before:
+        raise RunError(f"The export of {run.id} was stopped before it was done; nothing of it is left.")
+    result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
+    verdict = result["verification"]
+    if verdict is not None and not verdict["verified"]:
+        raise NotVerified(
+            f"not verified: {result['path']} is not what was trained: {'; '.join(verdict['faults'])}.", result
+        )
+    return result
+
+
+def exports(run: RunDir) -> dict[str, dict[str, Any]]:
+    """Results by format, for those who list them; what cannot be read is left out."""
+    found = {}
+    for path in sorted((run.path / "export").glob("*.json")):
+        try:
+            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def check_place(target: Path, run: RunDir, *, force: bool) -> None:
+    """Refuses a folder that an export of `run` may not take the place of, verified or not. Raises `KitError`."""
+    place, exported = target.resolve(), (run.path / "export").resolve()
+    if place.is_relative_to(run.path.resolve()) and exported not in place.parents and place != run.path.resolve():
+        raise ConfigError(f"{target} lies within the run's own files. Give a folder elsewhere, or leave --out away.")
+    places.check_free(target, force=force, keep=run.path)
+    places.check_free(target.with_name(target.name + NOT_VERIFIED), force=True)
+
+
+def check_push(repo: str | None) -> str:
+    """The token of the environment. Raises `KitError` where a push could not even begin. Says nothing of the token."""
+    if repo is None or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", repo):
+        raise ConfigError(
+            f"--repo: {repo!r} is no repository; expected OWNER/NAME of letters, digits, '.', '_' and '-'."
+        )
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        raise EnvironmentUnsupported(
+            "HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, and give the command again."
+        )
+    token = next((os.environ[name] for name in TOKENS if os.environ.get(name)), None)
+    if token is None:
+        raise ConfigError(
+            "A push to the hub needs a token that may write, in the environment variable HF_TOKEN (made at "
+            "https://huggingface.co/settings/tokens). It is read from there only, and written nowhere."
+        )
+    return token
+
+
+def export_job(request: dict[str, Any], quiet: bool) -> None:
+    """Exports, and writes the result file. Raises `KitError`, `NotVerified` among them."""
+    found = export(RunDir(Path(request["run_dir"])), ExportRequest(**request["wish"]), progress=not quiet)
+    Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from kit.runs.worker import serve
+
+    sys.exit(serve(export_job))
