@@ -425,11 +425,11 @@ def say_where_it_hangs(row: Row) -> None:
 def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
     """An answer a row, in order; fewer where the GPU is lost to this process."""
     from kit.config import load_config
-    from kit.models.backend import choose_backend, running_on
+    from kit.models.backend import activate_backend, choose_backend
 
     desk = Desk(rows, folder)
     anywhere = load_config(configuration(rows[0], folder, folder, desk.longest))
-    with running_on(choose_backend(anywhere.model)):
+    with activate_backend(choose_backend(anywhere.model)):
         for row in rows:
             say_where_it_hangs(row)
             try:

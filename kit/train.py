@@ -18,7 +18,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
-    from kit.models.failures import Memory
+    from kit.models.failures import BatchSizeBackoff
     from kit.runner.console import LogCapture, Reporter
     from kit.runner.distributed import DistributedContext
     from kit.runner.lifecycle import StopSignal
@@ -91,7 +91,7 @@ def _run(
     force: bool,
     adopt: bool,
 ) -> RunDir:
-    from kit.models.backend import running_on
+    from kit.models.backend import activate_backend
     from kit.runner.distributed import ReadOnlyRunDir
     from kit.runner.lifecycle import create_run_directory, following, lifecycle
     from kit.runner.resume import truncate_to_checkpoint
@@ -106,7 +106,7 @@ def _run(
     )
     life = lifecycle(folder, logs, reporter) if first else following(folder, processes)
 
-    backend = running_on(parts.files.backend, standby=config.generation.vllm.standby)  # Unsloth comes before TRL
+    backend = activate_backend(parts.files.backend, standby=config.generation.vllm.standby)  # Unsloth comes before TRL
 
     with life as stop, backend, Trackers(folder, reporter.say) as trackers:
         if first and found.resumption is not None:
@@ -142,11 +142,11 @@ def check(
     return Checked(parts, threads, previous, check_resumable(previous, parts, force=force) if previous else None)
 
 
-def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | None]:
+def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, BatchSizeBackoff | None]:
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
     from kit.data.images import IMAGES
     from kit.generation.engine import record
-    from kit.models.failures import Memory, tell_halved
+    from kit.models.failures import BatchSizeBackoff, report_backoff
     from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
@@ -176,8 +176,10 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
     watch = FailureMonitor(rewards, config.reward.max_failure_share, say, batches)
-    told = partial(tell_halved, folder, say)
-    memory = Memory(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    told = partial(report_backoff, folder, say)
+    memory = (
+        BatchSizeBackoff(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    )
     if parts.engine.note:
         say(parts.engine.note)
     trainer = make_trainer_class()(
@@ -214,7 +216,7 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, Memory | Non
     return trainer, memory
 
 
-def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, Memory | None]:
+def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, BatchSizeBackoff | None]:
     """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
     from kit.models.failures import release
 
@@ -232,17 +234,17 @@ def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job
 
 def fall_back_to_hf(job: Job, reason: str) -> Job:
     """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
-    from kit.generation.engine import Engine, resolved
+    from kit.generation.engine import Engine, with_engine
 
     parts = job.parts
     engine = Engine("hf", f"vLLM did not start: {reason}")
     job.reporter.say(f"{reason}\nCompletions come from transformers' generate instead (generation.engine: auto).")
-    config = resolved(parts.config, engine)
+    config = with_engine(parts.config, engine)
     job.folder.write_text("config.yaml", config.to_yaml())
     return replace(job, parts=replace(parts, engine=engine, config=config))
 
 
-def learn(job: Job, trainer: Any, memory: Memory | None, start: int) -> None:
+def learn(job: Job, trainer: Any, memory: BatchSizeBackoff | None, start: int) -> None:
     """Held-out score before, GRPO from step `start` on, held-out score after."""
     from kit.evaluation.heldout import HeldOut
     from kit.runner.environment import peak_memory

@@ -17,7 +17,7 @@ from kit.errors import ConfigError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
 from kit.export.source import Source, end_ids, open_source
 from kit.generation.multi_turn import Conversation, own_tokens
-from kit.generation.prompts import has_pictures, is_plain, tell_of_thinking
+from kit.generation.prompts import has_pictures, is_plain, note_opened_thinking
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -37,13 +37,13 @@ class Question:
     sampling: Mapping[str, Any]
 
 
-class Talker:
+class ChatModels:
     """Both models loaded, the run's data and reward at hand."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
         from kit.data import load_data
         from kit.generation.prompts import fit_pictures
-        from kit.generation.tools import check_turns, load_interaction
+        from kit.generation.tools import check_turns, load_tools
         from kit.models.backend import use_threads
         from kit.runner.evaluate import unchanged
         from kit.runner.prepare import build_reward, fit_prompts
@@ -51,7 +51,7 @@ class Talker:
         self.source, note = open_source(run, checkpoint, None)
         config, files = self.source.config, self.source.files
         use_threads(config.run.threads, config.model.name)
-        self.interaction = load_interaction(config.generation)
+        self.interaction = load_tools(config.generation)
         check_turns(self.interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
         # The rows of evaluations, in their order: a number means the same problem there and here.
         data = fit_prompts(config, unchanged(run, load_data(config.data)), files.tokenizer, self.interaction)
@@ -210,7 +210,7 @@ def _base_of(source: Source) -> Any:
 
 
 class Answerer(HeldOut):
-    """Ids, pictures, tools and environments of a row as in training. `sampling` as `kit.chat.answering.Talker.sampling`."""
+    """Ids, pictures, tools and environments of a row as in training. `sampling` as `kit.chat.answering.ChatModels.sampling`."""
 
     sampling: Mapping[str, Any]
 
@@ -224,9 +224,9 @@ class Answerer(HeldOut):
     ) -> Completion:
         """One completion; with its turns where the model may call tools."""
         self.sampling, self.plain = sampling, is_plain([row["prompt"]])
-        tell_of_thinking(self.preset, self.tokenizer, [row["prompt"]])
-        if self.talker is not None:
-            self.talker.limit = sampling["max_tokens"]
+        note_opened_thinking(self.preset, self.tokenizer, [row["prompt"]])
+        if self.sampler is not None:
+            self.sampler.limit = sampling["max_tokens"]
         stop = [lambda ids, scores, **_: _all(cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"]), ids)]
         self.further = {"streamer": stream, "stopping_criteria": stop}
         (done,) = self._ended(model, [self._prompt(row)], True, stream.ends)

@@ -20,7 +20,7 @@ from kit.chat.client import decode, encode
 from kit.runs.worker import is_user_error
 
 if TYPE_CHECKING:
-    from kit.chat.answering import Talker
+    from kit.chat.answering import ChatModels
 
 WATCH_SECONDS = 1.0
 
@@ -81,10 +81,10 @@ def serve(request: dict[str, Any], wire: Wire) -> None:
 
     with LogCapture().collecting():
         try:
-            from kit.chat.answering import Talker
+            from kit.chat.answering import ChatModels
 
-            talker = Talker(RunDir(Path(request["run_dir"])), request["checkpoint"])
-            wire.send("ready", **talker.about())
+            models = ChatModels(RunDir(Path(request["run_dir"])), request["checkpoint"])
+            wire.send("ready", **models.about())
         except Exception as error:
             wire.send("error", id=None, **_words(error))
             return
@@ -97,17 +97,17 @@ def serve(request: dict[str, Any], wire: Wire) -> None:
             if message is None:
                 wire.send("closed", reason="asked to")
                 return
-            _handle(talker, message, wire)
+            _handle(models, message, wire)
 
 
-def _handle(talker: Talker, message: dict[str, Any], wire: Wire) -> None:
+def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> None:
     number = str(message.get("id"))
     try:
         if message.get("do") == "heldout":
-            found = talker.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
+            found = models.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
             wire.send("rows", id=number, **found)
         elif message.get("do") == "ask":
-            _answer(talker, message, number, wire)
+            _answer(models, message, number, wire)
         else:
             wire.send("error", id=number, kind="ConfigError", message=f"'{message.get('do')}' is nothing to ask for.")
     except Exception as error:
@@ -115,15 +115,15 @@ def _handle(talker: Talker, message: dict[str, Any], wire: Wire) -> None:
     wire.cancelled.discard(number)
 
 
-def _answer(talker: Talker, message: dict[str, Any], number: str, wire: Wire) -> None:
+def _answer(models: ChatModels, message: dict[str, Any], number: str, wire: Wire) -> None:
     from kit.generation.prompts import question
 
-    asked = talker.question(message)
+    asked = models.question(message)
     for side in asked.sides:
         if number in wire.cancelled:
             break
         wire.send("began", id=number, side=side)
-        found = talker.answer(
+        found = models.answer(
             asked, side,
             lambda text, side=side: wire.send("token", id=number, side=side, text=text),  # type: ignore[misc]
             lambda: number in wire.cancelled,

@@ -11,7 +11,7 @@ import typer
 from kit.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from kit.model_check.check import Card
+    from kit.model_check.check import Findings
 
 GIB = 1024**3
 Overrides = Annotated[
@@ -189,30 +189,30 @@ def model_check(
     """
     from kit.model_check.check import check_model
 
-    card = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
+    found = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
     if as_json:
-        typer.echo(json.dumps(card.as_dict(), indent=2))
+        typer.echo(json.dumps(found.as_dict(), indent=2))
     else:
-        _show(card)
-    if not card.trains:
+        _show(found)
+    if not found.trains:
         raise typer.Exit(1)
 
 
-def _show(card: Card) -> None:
-    typer.echo(f"{card.source}: {card.architecture} (model_type {card.model_type}); weights: {card.weights}")
-    typer.echo(f"tokenizer: {card.tokenizer}")
+def _show(found: Findings) -> None:
+    typer.echo(f"{found.source}: {found.architecture} (model_type {found.model_type}); weights: {found.weights}")
+    typer.echo(f"tokenizer: {found.tokenizer}")
     print_table(
-        ["found", ""], [[name, _said(value)] for name, value in card.family.items() if value not in (None, [], {})]
+        ["found", ""], [[name, _said(value)] for name, value in found.family.items() if value not in (None, [], {})]
     )
-    print_table(["support", "", "why"], [list(finding) for finding in card.findings])
-    typer.echo(verdict(card))
+    print_table(["support", "", "why"], [list(finding) for finding in found.findings])
+    typer.echo(verdict(found))
 
 
-def verdict(card: Card) -> str:
+def verdict(found: Findings) -> str:
     """The last line: whether it trains, and on what not."""
-    if not card.trains:
+    if not found.trains:
         return "It does not train; see what is failing above, and docs/models.md."
-    if card.fails_on_pictures:
+    if found.fails_on_pictures:
         return "It trains on text; with pictures it does not: see vision above, and docs/models.md."
     return "It trains."
 

@@ -99,7 +99,7 @@ def has_ids(rows: Dataset) -> bool:
     return IDS in rows.column_names
 
 
-def keep_known(split: DataSplit, vocabulary: int, *, skip: bool) -> DataSplit:
+def drop_unknown_ids(split: DataSplit, vocabulary: int, *, skip: bool) -> DataSplit:
     """The split, whose ids are all below `vocabulary`. Raises `DataError` with the numbers of other rows, unless `skip`."""
     if not has_ids(split.train):
         return split
@@ -123,7 +123,7 @@ def keep_known(split: DataSplit, vocabulary: int, *, skip: bool) -> DataSplit:
     return type(split)(sides["train"], sides["heldout"], info)
 
 
-def tell_ids(
+def decode_id_prompts(
     split: DataSplit,
     decode: Callable[[list[int]], str],
     encode: Callable[[list[Any]], list[list[int]]],

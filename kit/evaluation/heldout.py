@@ -16,18 +16,18 @@ from kit.config import EvaluationConfig, GenerationConfig
 from kit.data.images import IMAGES, digest
 from kit.data.rows import IDS
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
-from kit.generation.multi_turn import Conversation, Talker, environment_rewards, own_tokens, readable
-from kit.generation.prompts import Asked, Pictured, has_pictures, is_plain, model_inputs
+from kit.generation.multi_turn import Conversation, MultiTurnSampler, environment_rewards, own_tokens, readable
+from kit.generation.prompts import ImagePrompt, LazyPrompt, has_pictures, is_plain, model_inputs
 from kit.generation.prompts import count_tokens as count_tokens
 from kit.generation.prompts import encode as encode
 from kit.generation.prompts import lengths_of as lengths_of
+from kit.generation.prompts import note_opened_thinking as note_opened_thinking
 from kit.generation.prompts import question as question
 from kit.generation.prompts import render as render
-from kit.generation.prompts import tell_of_thinking as tell_of_thinking
 
 if TYPE_CHECKING:
-    from kit.generation.tools import Interaction
-    from kit.models.failures import Memory
+    from kit.generation.tools import ToolSetup
+    from kit.models.failures import BatchSizeBackoff
     from rewards import Context, Evaluation, Preset, Sample, Score
 
 log = logging.getLogger("kit")
@@ -36,7 +36,7 @@ GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p", "repetition_pe
 """What `_generation_config` takes of the run's generation settings."""
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
-Prompt = str | list[int] | Asked | Pictured
+Prompt = str | list[int] | LazyPrompt | ImagePrompt
 
 
 class HeldOut:
@@ -54,8 +54,8 @@ class HeldOut:
         config: EvaluationConfig,
         generation: GenerationConfig,
         checker: Preset | None = None,
-        memory: Memory | None = None,
-        interaction: Interaction | None = None,
+        memory: BatchSizeBackoff | None = None,
+        interaction: ToolSetup | None = None,
         processor: Any = None,
     ) -> None:
         self.processor = processor  # what prompts with pictures are made of
@@ -63,9 +63,9 @@ class HeldOut:
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
         self.checker = checker if checker is not None else preset
         self.memory = memory  # what to do when memory runs out; None: fail
-        self.talker: Talker | None = None
+        self.sampler: MultiTurnSampler | None = None
         if interaction is not None and interaction.has_turns:
-            self.talker = Talker(interaction, tokenizer, generation.max_completion_tokens)
+            self.sampler = MultiTurnSampler(interaction, tokenizer, generation.max_completion_tokens)
         self.note = None
         if interaction is not None and interaction.rollout is not None:
             self.note = "generated without generation.rollout, which needs the trainer"
@@ -75,14 +75,14 @@ class HeldOut:
         self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
         for scorer in {id(one): one for one in (self.preset, self.checker)}.values():
-            tell_of_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
+            note_opened_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
 
     def _prompt(self, row: dict[str, Any]) -> Prompt:
         """The text that the model is given, its ids where the row has them, or the row itself where it may call tools."""
-        if self.talker is not None:
-            return Asked(row)
+        if self.sampler is not None:
+            return LazyPrompt(row)
         if has_pictures(row):
-            return Pictured(row)
+            return ImagePrompt(row)
         ids = row.get(IDS)
         return render(self.tokenizer, row["prompt"]) if ids is None else list(ids)
 
@@ -188,10 +188,10 @@ class HeldOut:
             stops = [next((place for place, token in enumerate(row) if token in ends), None) for row in rows]
             return [(row if end is None else row[: end + 1], end is None) for row, end in zip(rows, stops, strict=True)]
 
-        if self.talker is None:
+        if self.sampler is None:
             return generate(prompts)
-        rows = [asked.row for asked in prompts if isinstance(asked, Asked)]
-        return self.talker.converse(rows, lambda given: [ids for ids, _ in generate(given)], ends, model)
+        rows = [asked.row for asked in prompts if isinstance(asked, LazyPrompt)]
+        return self.sampler.converse(rows, lambda given: [ids for ids, _ in generate(given)], ends, model)
 
     def _rows(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         """What the model generates after each prompt: all at once, or in smaller parts after running out of memory."""
@@ -212,13 +212,17 @@ class HeldOut:
         from kit.generation.decoding import fast_decoding
         from kit.models.family import placeholders
 
-        pictured = [prompt for prompt in prompts if isinstance(prompt, Pictured)]
-        if pictured and len(pictured) < len(prompts):  # apart: processors want pictures for every prompt, or for none
-            made = iter(self._generate(model, list(pictured), sample, ends))
-            bare = iter(self._generate(model, [one for one in prompts if not isinstance(one, Pictured)], sample, ends))
-            return [next(made if isinstance(prompt, Pictured) else bare) for prompt in prompts]
-        if pictured:
-            batch = model_inputs(self.processor, [prompt.row for prompt in pictured], self._accepts(model))
+        with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
+        if with_images and len(with_images) < len(
+            prompts
+        ):  # apart: processors want pictures for every prompt, or for none
+            made = iter(self._generate(model, list(with_images), sample, ends))
+            bare = iter(
+                self._generate(model, [one for one in prompts if not isinstance(one, ImagePrompt)], sample, ends)
+            )
+            return [next(made if isinstance(prompt, ImagePrompt) else bare) for prompt in prompts]
+        if with_images:
+            batch = model_inputs(self.processor, [prompt.row for prompt in with_images], self._accepts(model))
         elif all(isinstance(prompt, str) for prompt in prompts):
             batch = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=self.plain)
         else:
@@ -237,7 +241,7 @@ class HeldOut:
         settings.suppress_tokens = list(placeholders(model.config)) or None
         with torch.inference_mode(), fast_decoding(model):
             output = model.generate(
-                **(batch if pictured else {name: batch[name] for name in ("input_ids", "attention_mask")}),
+                **(batch if with_images else {name: batch[name] for name in ("input_ids", "attention_mask")}),
                 generation_config=settings,
                 **self.further,
             )
@@ -284,7 +288,7 @@ class HeldOut:
         asked = [self._asked_ids(row, done) for row, done in zip(rows, completions, strict=True)]
         if all(ids is not None for ids in asked):
             columns[IDS] = asked
-        if self.talker is not None and self.talker.interaction.environments is not None:
+        if self.sampler is not None and self.sampler.interaction.environments is not None:
             columns["environments"] = [getattr(done, "environment", None) for done in completions]
         return build_samples(
             [row["prompt"] for row in rows],

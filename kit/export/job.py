@@ -134,10 +134,10 @@ def _note_what_prompts_lack(source: Source, rows: list[dict[str, Any]]) -> None:
     """Says where the verification asks otherwise than training did."""
     from kit.data.images import IMAGES
 
-    asks, pictured = source.config.generation, sum(bool(row.get(IMAGES)) for row in rows)
+    asks, with_images = source.config.generation, sum(bool(row.get(IMAGES)) for row in rows)
     lacking = {
         "the descriptions of the run's tools": bool(asks.tools or asks.environment),
-        f"the pictures ({pictured} of {len(rows)} prompts have some)": pictured > 0,
+        f"the pictures ({with_images} of {len(rows)} prompts have some)": with_images > 0,
         "what the run's rollout function adds": asks.rollout is not None,
     }
     if any(lacking.values()):

@@ -95,7 +95,7 @@ def instead_of_vllm(obstacle: Exception) -> Engine:
     return Engine("hf", f"vLLM cannot serve this run: {why}", f"Completions come from transformers' generate. {why}")
 
 
-def resolved(config: RunConfig, engine: Engine) -> RunConfig:
+def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
     """The configuration with the chosen engine written out."""
     generation = config.generation.model_copy(update={"engine": engine.name})
     return config.model_copy(update={"generation": generation})
@@ -240,7 +240,7 @@ def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:
-    """TRL's arguments for the engine, every one pinned. `engine: auto` has become one of the two by then (`resolved`)."""
+    """TRL's arguments for the engine, every one pinned. `engine: auto` has become one of the two by then (`with_engine`)."""
     vllm = config.generation.vllm
     return {
         "use_vllm": config.generation.engine == "vllm",
@@ -271,7 +271,7 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
 IMAGE_COLUMNS = {"image", "images"}
 
 
-def settle_backend(config: RunConfig, columns: Collection[str] = (), machine: Machine | None = None) -> RunConfig:
+def resolve_backend(config: RunConfig, columns: Collection[str] = (), machine: Machine | None = None) -> RunConfig:
     """The configuration, with `auto` written out as transformers where Unsloth would refuse this run.
 
     `columns`: of the data. Raises `KitError` for what the backend that was asked for refuses.
@@ -284,10 +284,10 @@ def settle_backend(config: RunConfig, columns: Collection[str] = (), machine: Ma
     if config.model.backend != "auto" or backend.name == TRANSFORMERS:
         raise obstacle
     plain = config.model.model_copy(update={"backend": TRANSFORMERS})
-    return settle_backend(config.model_copy(update={"model": plain}), columns, machine)
+    return resolve_backend(config.model_copy(update={"model": plain}), columns, machine)
 
 
-def settle(
+def resolve(
     config: RunConfig,
     engine: Engine,
     columns: Collection[str] = (),
@@ -297,16 +297,16 @@ def settle(
     """The configuration with engine and backend written out, and the engine: hf where `auto` chose a vLLM that the backend
     or the data refuses.
 
-    Raises `KitError` as `settle_backend` does, also where a hook of the objective needs vLLM.
+    Raises `KitError` as `resolve_backend` does, also where a hook of the objective needs vLLM.
     """
     try:
-        return settle_backend(resolved(config, engine), columns, machine), engine
+        return resolve_backend(with_engine(config, engine), columns, machine), engine
     except KitError as obstacle:
         needed = objective is not None and "sampler_logps" in objective.needs
         if engine.name != "vllm" or engine.note is None or needed:  # a note: nobody asked for it
             raise
         engine = instead_of_vllm(obstacle)
-    return settle_backend(resolved(config, engine), columns, machine), engine
+    return resolve_backend(with_engine(config, engine), columns, machine), engine
 
 
 def backend_incompatibilities(

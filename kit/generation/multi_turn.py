@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.generation.tools import Interaction
+    from kit.generation.tools import ToolSetup
 
 
 def finish_reason(ids: Sequence[int], ends: Collection[int], completion: Any = None) -> str:
@@ -77,10 +77,10 @@ class Conversation(tuple[list[int], bool]):
     reason: str
 
 
-class Talker:
+class MultiTurnSampler:
     """Holds conversations for the rows of a dataset. `limit`: tokens of a completion, all turns and answers together."""
 
-    def __init__(self, interaction: Interaction, tokenizer: Any, limit: int) -> None:
+    def __init__(self, interaction: ToolSetup, tokenizer: Any, limit: int) -> None:
         from kit.generation.tools import training_template
 
         self.interaction, self.tokenizer, self.limit = interaction, tokenizer, limit

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LazyPrompt:
     """A row whose prompt is rendered when it is asked, with the tools that may be called."""
 
     row: dict[str, Any]
@@ -36,7 +36,7 @@ def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[A
     return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described))
 
 
-def tell_of_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
+def note_opened_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
     """Tells a preset whether the chat template opens a `<think>` before the model writes, as those of some reasoning
     models do: rewards see messages only, and would take what follows for an answer."""
     if preset.thinking_opened is None and prompts and not isinstance(prompts[0], str):
@@ -76,7 +76,7 @@ def question(prompt: str | list[dict[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class Pictured:
+class ImagePrompt:
     """A row with pictures, rendered when it is asked."""
 
     row: dict[str, Any]

@@ -33,7 +33,7 @@ Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Interaction:
+class ToolSetup:
     """Loaded tools and environments. `environments` go by the dataset's column `environment`; None is the only one."""
 
     tools: tuple[Callable[..., Any], ...] = ()
@@ -66,10 +66,10 @@ class Interaction:
         return [*self.tools, *(tool for make in (self.environments or {}).values() for tool in methods_of(make()))]
 
 
-NOTHING = Interaction()
+NOTHING = ToolSetup()
 
 
-def open_row(interaction: Interaction, row: Mapping[str, Any]) -> tuple[Any, Any, list[Callable[..., Any]]]:
+def open_row(interaction: ToolSetup, row: Mapping[str, Any]) -> tuple[Any, Any, list[Callable[..., Any]]]:
     """The prompt of a row after its environment was reset, that environment (None: there is none), and its tools."""
     prompt, environments, tools = row["prompt"], interaction.environments, list(interaction.tools)
     if environments is None:
@@ -84,7 +84,7 @@ def open_row(interaction: Interaction, row: Mapping[str, Any]) -> tuple[Any, Any
     return prompt, environment, tools + methods_of(environment)
 
 
-def check_rows(interaction: Interaction, data: DataSplit) -> None:
+def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
     """Refuses rows that the environments or the rollout function could not serve. Raises `DataError`."""
     for rows in (data.train, data.heldout):
         if interaction.rollout is not None and "prompt_ids" in rows.column_names:
@@ -106,7 +106,7 @@ def check_rows(interaction: Interaction, data: DataSplit) -> None:
             )
 
 
-def load_interaction(config: GenerationConfig) -> Interaction:
+def load_tools(config: GenerationConfig) -> ToolSetup:
     """The tools, environments and rollout function of a configuration, checked. Raises `KitError`."""
     tools = tuple(_load(path, f"generation.tools.{place}") for place, path in enumerate(config.tools))
     for path, tool in zip(config.tools, tools, strict=True):
@@ -131,7 +131,7 @@ def load_interaction(config: GenerationConfig) -> Interaction:
                 "generation.rollout makes whole completions, calls of tools included; generation.tools and "
                 "generation.environment would act on what it has finished. Keep one of the two."
             )
-    return Interaction(tools, environments, rollout, config.max_tool_calling_iterations)
+    return ToolSetup(tools, environments, rollout, config.max_tool_calling_iterations)
 
 
 def _load(path: str, key: str) -> Callable[..., Any]:
@@ -238,7 +238,7 @@ def check_rollout(made: Any, size: int, where: str) -> None:
                 )
 
 
-def check_turns(interaction: Interaction, tokenizer: Any, *, chat: bool, source: str) -> None:
+def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: str) -> None:
     """Refuses a model whose template cannot hold a conversation with tools. Raises `KitError`.
 
     The tokenizer is given TRL's description of how its template writes calls, where it has none of its own.

@@ -44,7 +44,7 @@ VALUES = (
 
 
 @dataclass
-class Card:
+class Findings:
     """What was found and tried of one model."""
 
     source: str
@@ -75,7 +75,7 @@ class Card:
         return asdict(self) | {"findings": findings, "trains": self.trains}
 
 
-def check_model(source: str, *, weights: bool = False, trust_remote_code: bool = False) -> Card:
+def check_model(source: str, *, weights: bool = False, trust_remote_code: bool = False) -> Findings:
     """Tries the model of a folder, a hub id or a `model_type`. Raises `ModelError` where there is none.
 
     A folder with config.json alone is enough without `weights`: a tokenizer that the kit builds stands in.
@@ -90,15 +90,15 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     count = f"{kind}, {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f}M"
     found = {name: _plain(getattr(family, name)) for name in VALUES}
     found["template"] = asdict(family.template) if family.template is not None else None
-    card = Card(source, family.model_type, family.architecture, count, found, named)
+    report = Findings(source, family.model_type, family.architecture, count, found, named)
     try:
         check_logit_transforms(model.config)
     except ModelError as error:
-        card.findings.append(("scores", FAILING, str(error)))
-    trials = _Trials(card, make, family, tokenizer, processor, [model])
+        report.findings.append(("scores", FAILING, str(error)))
+    trials = _Trials(report, make, family, tokenizer, processor, [model])
     del model  # the list has the only reference, and gives it up: real weights may fit once and no more
     trials.run()
-    return card
+    return report
 
 
 def find_config(source: str, trust_remote_code: bool = False) -> Any:
@@ -201,18 +201,18 @@ def quantised(model: Any) -> Any:
 
 
 class _Trials:
-    """The trials of one card, each on a model made afresh after the one before is gone; what one raises is its finding."""
+    """The trials of one model, each on a model made afresh after the one before is gone; what one raises is its finding."""
 
     def __init__(
         self,
-        card: Card,
+        report: Findings,
         make: Callable[..., Any],
         family: FamilyAdapter,
         tokenizer: Any,
         processor: Any | None,
         made: list[Any],
     ) -> None:
-        self.card, self.make, self.family = card, make, family
+        self.report, self.make, self.family = report, make, family
         self.tokenizer, self.processor = tokenizer, processor
         self.scored: dict[str, Any] | None = None  # how the first step on text scored completions
         self.made = made
@@ -224,22 +224,22 @@ class _Trials:
         self._attempt("train", self._whole)
         self._attempt("LoRA", lambda: self._told(self._step(lora=True)))
         self._attempt("4-bit", self._four_bit)
-        self.card.findings.append(("vLLM", *vllm_support(self.family.architecture)))
-        self.card.findings.append(("sleep", UNTESTED, "vLLM's sleep mode needs a GPU and vLLM; see docs/vllm.md"))
+        self.report.findings.append(("vLLM", *vllm_support(self.family.architecture)))
+        self.report.findings.append(("sleep", UNTESTED, "vLLM's sleep mode needs a GPU and vLLM; see docs/vllm.md"))
         self._attempt("vision", self._vision)
-        self.card.findings.append(("packing", *self._packing()))
+        self.report.findings.append(("packing", *self._packing()))
 
     def _attempt(self, what: str, trial: Callable[[], tuple[str, str] | str]) -> None:
-        if any(what == name for name, *_ in self.card.findings):
+        if any(what == name for name, *_ in self.report.findings):
             return
         try:
             said = trial()
         except Exception as error:  # whatever training would have raised is the finding
             name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
-            self.card.findings.append((what, FAILING, name + _first(error)))
+            self.report.findings.append((what, FAILING, name + _first(error)))
         else:
             status, why = said if isinstance(said, tuple) else (TESTED, said)
-            self.card.findings.append((what, status, why))
+            self.report.findings.append((what, status, why))
 
     def _scores(self, model: Any) -> tuple[str, str]:
         """The canaries: the fused head against plain logits, and left padding against none."""
@@ -250,9 +250,9 @@ class _Trials:
         limit = TOLERANCE if next(model.parameters()).dtype == torch.float32 else 0.15
         padded = f"left-padded and unpadded rows differ by {scores.padded:.1e} nats a token"
         if not scores.padded <= limit:
-            self.card.findings.append(("padding", FAILING, f"{padded}: the architecture misreads padding"))
+            self.report.findings.append(("padding", FAILING, f"{padded}: the architecture misreads padding"))
         else:
-            self.card.findings.append(("padding", TESTED, padded))
+            self.report.findings.append(("padding", TESTED, padded))
         head = f"the scorer and plain logits differ by {scores.head:.1e} nats a token"
         return (TESTED if scores.head <= limit else FAILING), head
 
@@ -287,7 +287,7 @@ class _Trials:
         return TESTED, told[way] + reason
 
     def _whole(self) -> tuple[str, str]:
-        if self.card.weights.startswith("its own"):
+        if self.report.weights.startswith("its own"):
             return UNTESTED, "training all of the real weights is left to a run; adapters are tried below"
         return self._told(self._step(lora=False))
 
@@ -506,7 +506,7 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps what libraries print from the card."""
+    """Keeps what libraries print from the output."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

@@ -191,32 +191,34 @@ def _best(config: ModelConfig, machine: Machine) -> Backend:
 # --- carrying the choice out ------------------------------------------------------------------------------------------
 
 
-class _Begun:
-    """The backend that this process was begun with; None: it was not said, and any class will do."""
-
-    backend: Backend | None = None
+_active: Backend | None = None
 
 
-def begun() -> Backend | None:
-    """The backend that this process runs on, if it was said."""
-    return _Begun.backend
+def active_backend() -> Backend | None:
+    """The backend that this process runs on; None: nobody said, and any trainer class will do."""
+    return _active
+
+
+begun = active_backend
+"""As the trainer asks for it."""
 
 
 @contextmanager
-def running_on(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
+def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
     """For the time inside, this process runs on `backend`: its switches are set, its packages imported in order.
 
     Enter it before anything imports `trl`. The environment is as before afterwards, but for what Unsloth sets itself.
     Raises `EnvironmentUnsupported` when it is too late for that.
     """
-    previous = _Begun.backend
+    global _active
+    previous = _active
     with switched(switches(backend, standby=standby)):
-        _Begun.backend = backend
+        _active = backend
         try:
             ensure_imported(backend)
             yield backend
         finally:
-            _Begun.backend = previous
+            _active = previous
 
 
 def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
@@ -260,7 +262,7 @@ def _unsloth(backend: Backend) -> ModuleType:
             f"model.backend: {backend.name}, but TRL was imported in this process already, and Unsloth can only rewrite it "
             "while it is imported. Start a new process (grpo-kit train, kit.train(...)), or import unsloth first."
         )
-    with said_to_log():
+    with stdout_to_log():
         try:
             import unsloth
         except (ImportError, NotImplementedError, RuntimeError) as failure:
@@ -283,7 +285,7 @@ def fast_language_model(backend: Backend) -> Any:
 
 
 @contextmanager
-def said_to_log() -> Iterator[None]:
+def stdout_to_log() -> Iterator[None]:
     """What is printed inside goes to the kit's log, line by line."""
     heard = io.StringIO()
     try:

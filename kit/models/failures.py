@@ -136,7 +136,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Halved:
+class BackoffEvent:
     """What was halved: kind of work, rows at once from now on, and what the allocator said."""
 
     work: str
@@ -146,13 +146,13 @@ class Halved:
     micro_batch_size: int  # rows of a training pass from now on
 
 
-class Memory:
+class BatchSizeBackoff:
     """The sizes of one run, and how often in a row they were too large.
 
     `micro_batch_size` is that of a training pass at the start; `tell` hears of every halving.
     """
 
-    def __init__(self, tell: Callable[[Halved], None] | None = None, micro_batch_size: int = 0) -> None:
+    def __init__(self, tell: Callable[[BackoffEvent], None] | None = None, micro_batch_size: int = 0) -> None:
         self.tell = tell or _log
         self.micro_batch_size = micro_batch_size
         self.sizes: dict[str, int] = {}
@@ -192,7 +192,9 @@ class Memory:
             ) from error
         self.sizes[work] = (size + 1) // 2
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
-        self.tell(Halved(work, self.sizes[work], reason, self.step, self.sizes.get("training", self.micro_batch_size)))
+        self.tell(
+            BackoffEvent(work, self.sizes[work], reason, self.step, self.sizes.get("training", self.micro_batch_size))
+        )
 
     def finished(self, step: int | None = None) -> None:
         """An optimiser step, or a batch of an evaluation, came through: what happens next is not in a row with it."""
@@ -208,24 +210,28 @@ class Memory:
         self.sizes = {work: int(state[work]) for work in KINDS if work in state}
 
 
-def tell_halved(run: RunDir, say: Callable[[str], None], halved: Halved) -> None:
+Memory = BatchSizeBackoff
+"""The name of before; it goes with the release after 0.1."""
+
+
+def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent) -> None:
     """Files the event, and says what changes and what does not."""
     run.append_event(
         "out_of_memory",
-        step=halved.step,
-        work=halved.work,
-        rows=halved.rows,
-        micro_batch_size=halved.micro_batch_size,
-        reason=halved.reason,
+        step=event.step,
+        work=event.work,
+        rows=event.rows,
+        micro_batch_size=event.micro_batch_size,
+        reason=event.reason,
     )
-    same = "the same step in smaller parts" if halved.work == "training" else "the same number of completions"
+    same = "the same step in smaller parts" if event.work == "training" else "the same number of completions"
     say(
-        f"Out of memory in {halved.work} after step {halved.step}: from here on {halved.rows} completions at once ({same})."
+        f"Out of memory in {event.work} after step {event.step}: from here on {event.rows} completions at once ({same})."
     )
 
 
-def _log(halved: Halved) -> None:
-    log.warning("out of memory in %s; %d rows at once from now on (%s)", halved.work, halved.rows, halved.reason)
+def _log(event: BackoffEvent) -> None:
+    log.warning("out of memory in %s; %d rows at once from now on (%s)", event.work, event.rows, event.reason)
 
 
 def release() -> None:

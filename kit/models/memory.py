@@ -129,7 +129,7 @@ TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
 CPU_BASELINE = 1060 * MIB
 """Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""
 CUDA_CONTEXT = 0.6 * GIB
-"""What the driver, cuBLAS and the kernels take of a GPU before the first tensor. A usual value; it varies by card."""
+"""What the driver, cuBLAS and the kernels take of a GPU before the first tensor. A usual value; it varies by GPU."""
 VLLM_CPU_BYTES = 1.5 * GIB
 """vLLM on the CPU: 1 GiB of cache, as the kit sets it, and its code. Its copy of the weights is not counted."""
 SLACK = {"cpu": 0.10, "cuda": 0.10}
@@ -264,9 +264,9 @@ def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str
     growing = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
     # At the first: the prompts go through at once, and the cache holds no more than them.
     prefill = forward_elements(shape, work) * size * sequences * work.prompt
-    begun = cache * work.prompt / work.tokens
-    if begun + prefill > cache + growing:
-        cache, growing = begun, prefill
+    first = cache * work.prompt / work.tokens
+    if first + prefill > cache + growing:
+        cache, growing = first, prefill
     return {"key-value cache": cache, "transients": growing, "sampling": logits}
 
 
@@ -361,7 +361,7 @@ def optimiser_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
 def workload(config: RunConfig, device: str, objective: Objective, prompt: int, room: float | None = None) -> Workload:
     """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
-    `room` (bytes) is the memory of the card, of which a colocated vLLM takes a share; None leaves the engine out.
+    `room` (bytes) is the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
     """
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
@@ -396,7 +396,7 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
 
 
 def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
-    """Bytes of a colocated vLLM: its share of the card, or the cache that it is given on the CPU."""
+    """Bytes of a colocated vLLM: its share of the GPU, or the cache that it is given on the CPU."""
     vllm = config.generation.vllm
     if config.generation.engine != "vllm" or vllm.mode != "colocate":
         return 0.0

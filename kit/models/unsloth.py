@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import KitError, ModelError
-from kit.models.backend import UNSLOTH, Backend, begun, fast_language_model, said_to_log, switched, switches
+from kit.models.backend import UNSLOTH, Backend, active_backend, fast_language_model, stdout_to_log, switched, switches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ def load(
         given |= {"use_safetensors": True}
         given.pop("float32_mixed_precision", None)
     # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
-    with said_to_log(), switched({} if begun() else switches(backend)):
+    with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)
         with starting_engine(with_):
             model, _ = fast.from_pretrained(**given)
@@ -140,7 +140,7 @@ def starting_engine(with_: Loading) -> Iterator[None]:
 
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:
     """The model with adapters of Unsloth's."""
-    with said_to_log():
+    with stdout_to_log():
         return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_))
 
 

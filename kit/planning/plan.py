@@ -253,11 +253,11 @@ def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
     """Tokens of the longest prompt that the run keeps, measured; None and a note where it cannot be."""
     from kit.data import load_data
     from kit.evaluation.heldout import lengths_of
-    from kit.generation.tools import load_interaction
+    from kit.generation.tools import load_tools
 
     limit = config.data.max_prompt_tokens
     try:
-        tools = load_interaction(config.generation).all_tools()
+        tools = load_tools(config.generation).all_tools()
         lengths = lengths_of(tokenizer_of(config), load_data(config.data).train, tools)
     except KitError as error:
         assumed = prompt_tokens(config)

@@ -59,10 +59,10 @@ def worst_rows(parts: Parts) -> Any:
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Trains two steps and measures. The trainer is made as `kit.train.build` makes it; keep the two alike."""
-    from kit.models.backend import running_on
+    from kit.models.backend import activate_backend
 
     standby = parts.config.generation.vllm.standby
-    with running_on(parts.files.backend, standby=standby):  # Unsloth comes before TRL
+    with activate_backend(parts.files.backend, standby=standby):  # Unsloth comes before TRL
         return _measured(parts, folder, say)
 
 

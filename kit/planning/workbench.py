@@ -88,12 +88,12 @@ QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     """Prompt lengths in tokens of the model's tokenizer (quantiles), and how many are over data.max_prompt_tokens."""
     from kit.evaluation.heldout import lengths_of
-    from kit.generation.tools import load_interaction
+    from kit.generation.tools import load_tools
     from kit.planning.plan import tokenizer_of
 
     train = ROWS.load(config).train
     some = train.select(range(min(5000, len(train))))
-    counted = sorted(lengths_of(tokenizer_of(config), some, load_interaction(config.generation).all_tools()))
+    counted = sorted(lengths_of(tokenizer_of(config), some, load_tools(config.generation).all_tools()))
     limit = config.data.max_prompt_tokens
     return {
         "tokens": {name: counted[int(share * (len(counted) - 1))] for name, share in QUANTILES.items()},

@@ -50,9 +50,9 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     from peft import PeftModel
 
     from kit.generation.prompts import fit_pictures
-    from kit.generation.tools import check_turns, load_interaction
+    from kit.generation.tools import check_turns, load_tools
     from kit.models.backend import use_threads
-    from kit.models.failures import Memory
+    from kit.models.failures import BatchSizeBackoff
     from kit.models.loading import find_model, load_model
 
     use_threads(config.run.threads, config.model.name)
@@ -63,10 +63,10 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     files = find_model(config.model, chat=config.data.chat)
     loaded = load_model(files, config.model)
     model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(weights))
-    interaction = load_interaction(config.generation)
+    interaction = load_tools(config.generation)
     check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
     rows = fit_pictures(config, fit_prompts(config, data, loaded.tokenizer, interaction), files).heldout.to_list()
-    memory = Memory() if config.run.on_out_of_memory == "halve" else None
+    memory = BatchSizeBackoff() if config.run.on_out_of_memory == "halve" else None
     settings = (config.evaluation, config.generation)
     heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
     name = request.get("name", "again")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
-from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, settle
-from kit.generation.tools import NOTHING, Interaction, open_row
+from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
+from kit.generation.tools import NOTHING, ToolSetup, open_row
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -31,7 +31,7 @@ class Parts:
     data: DataSplit
     checker: Preset
     engine: Engine = HF
-    interaction: Interaction = NOTHING
+    interaction: ToolSetup = NOTHING
 
 
 HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
@@ -53,9 +53,9 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.data import load_data
     from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
-    from kit.evaluation.heldout import tell_of_thinking
+    from kit.evaluation.heldout import note_opened_thinking
     from kit.generation.prompts import check_pictures, fit_pictures
-    from kit.generation.tools import check_rows, check_turns, load_interaction
+    from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.memory import check_memory
     from kit.runner.lifecycle import check_run_id
     from kit.trainer.selection.rules import check_selection
@@ -64,16 +64,16 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     if config.run.id is not None and fresh:
         check_run_id(config)
     objective = build_objective(config)
-    config, engine = settle(explicit(config, objective), choose_engine(config, objective), objective=objective)
+    config, engine = resolve(explicit(config, objective), choose_engine(config, objective), objective=objective)
     if engine.name == "vllm":
         check_server(config)
-    interaction = load_interaction(config.generation)
+    interaction = load_tools(config.generation)
     check_greedy_pass(objective, interaction)
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
     data = load_data(config.data)
-    config, engine = settle(config, engine, data.train.column_names, objective)
+    config, engine = resolve(config, engine, data.train.column_names, objective)
     check_selection(
         config, objective, processes=int(os.environ.get("WORLD_SIZE", "1")), images=IMAGES in data.train.features
     )
@@ -90,11 +90,11 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     data = fit_prompts(config, data, files.tokenizer, interaction)
     data = fit_pictures(config, data, files)
     check_heldout(config, len(data.heldout))
-    tell_of_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
+    note_opened_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
     return Parts(config, objective, preset, files, data, checker, engine, interaction)
 
 
-def check_greedy_pass(objective: Objective, interaction: Interaction) -> None:
+def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:
     """Refuses an estimator with greedy completions where completions have turns. Raises `ObjectiveError`."""
     if "greedy_rewards" in objective.needs and interaction:
         raise ObjectiveError(
@@ -186,7 +186,7 @@ def build_reward(config: RunConfig) -> Preset:
     return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
 
 
-def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction: Interaction = NOTHING) -> None:
+def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction: ToolSetup = NOTHING) -> None:
     """Scores a made-up completion of a few rows. Raises `RewardError` when a component can score none of them.
 
     Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
@@ -217,7 +217,7 @@ def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction
 
 
 def trial_samples(
-    config: RunConfig, data: DataSplit, interaction: Interaction = NOTHING
+    config: RunConfig, data: DataSplit, interaction: ToolSetup = NOTHING
 ) -> tuple[list[Sample], list[str]]:
     """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
     import rewards
@@ -304,18 +304,18 @@ def check_context(config: RunConfig, files: ModelFiles) -> None:
         )
 
 
-def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: Interaction = NOTHING) -> DataSplit:
+def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
     """Holds ids against the tokenizer, and leaves out prompts longer than `data.max_prompt_tokens`, tools included.
 
     Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
     """
     from kit.data import filter_by_length
-    from kit.data.tokens import keep_known, tell_ids
+    from kit.data.tokens import decode_id_prompts, drop_unknown_ids
     from kit.evaluation.heldout import count_tokens, encode
 
     tools = interaction.all_tools()
-    data = keep_known(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
-    data = tell_ids(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
+    data = drop_unknown_ids(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
+    data = decode_id_prompts(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
     return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)
 
 

@@ -12,7 +12,7 @@ import torch
 from exporting_runs import make_run
 from tiny_qwen import tiny_qwen, tiny_tokenizer
 
-from kit.chat.answering import Talker
+from kit.chat.answering import ChatModels
 from kit.errors import ConfigError, RunError
 from kit.runs.store import RunDir
 
@@ -60,15 +60,15 @@ def seen(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def ask(talker: Talker, side: str = "tuned", **message: Any) -> tuple[dict[str, Any], str]:
+def ask(models: ChatModels, side: str = "tuned", **message: Any) -> tuple[dict[str, Any], str]:
     said: list[str] = []
-    asked = talker.question({"sampling": SAMPLING, **message})
-    return talker.answer(asked, side, said.append, lambda: False), "".join(said)
+    asked = models.question({"sampling": SAMPLING, **message})
+    return models.answer(asked, side, said.append, lambda: False), "".join(said)
 
 
-def follow(talker: Talker, monkeypatch: pytest.MonkeyPatch, *turns: str) -> list[str]:
+def follow(models: ChatModels, monkeypatch: pytest.MonkeyPatch, *turns: str) -> list[str]:
     """Makes the model say these turns; returns the texts that it is given, as they come."""
-    tokenizer, given, left = talker.source.tokenizer, list[str](), list(turns)
+    tokenizer, given, left = models.source.tokenizer, list[str](), list(turns)
 
     def generate(input_ids: torch.Tensor, streamer: Any, **_: Any) -> torch.Tensor:
         given.append(tokenizer.decode(input_ids[0]))
@@ -79,7 +79,7 @@ def follow(talker: Talker, monkeypatch: pytest.MonkeyPatch, *turns: str) -> list
         streamer.end()
         return torch.cat([input_ids, torch.tensor([ids])], dim=1)
 
-    monkeypatch.setattr(talker.tuned, "generate", generate)
+    monkeypatch.setattr(models.tuned, "generate", generate)
     return given
 
 
@@ -93,9 +93,9 @@ def test_tools_are_described_called_and_answered(
     )
     path = "kit.environments.calculator:Calculator" if key == "environment" else [f"{tmp_path}/tools.py:calculate"]
     rows = [{"prompt": QUESTION.replace("12", str(12 + number)), "answer": "84"} for number in range(6)]
-    talker = Talker(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, key: path}), None)
-    given = follow(talker, monkeypatch, CALL, "<answer>84</answer><|im_end|>")
-    answer, said = ask(talker, heldout=1)
+    models = ChatModels(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, key: path}), None)
+    given = follow(models, monkeypatch, CALL, "<answer>84</answer><|im_end|>")
+    answer, said = ask(models, heldout=1)
     assert "calculate(expression)" in given[0]
     assert "84" in given[1].rpartition("</tool_call>")[2]  # the tool's answer
     assert answer["text"] == said
@@ -104,7 +104,7 @@ def test_tools_are_described_called_and_answered(
     (messages,) = seen(tmp_path)["completions"]
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
     own = [
-        talker.source.tokenizer(turn, add_special_tokens=False)["input_ids"]
+        models.source.tokenizer(turn, add_special_tokens=False)["input_ids"]
         for turn in (CALL, "<answer>84</answer><|im_end|>")
     ]
     assert answer["tokens"] == sum(map(len, own))
@@ -116,9 +116,9 @@ def test_a_cut_or_unanswered_call_is_told(tool_folder: Path, new_run: Any, monke
 
     rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
     how = {"environment": "kit.environments.calculator:Calculator", "max_tool_calling_iterations": 1}
-    talker = Talker(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, **how}), None)
-    follow(talker, monkeypatch, CALL, CALL)
-    answer, _ = ask(talker, heldout=2)
+    models = ChatModels(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, **how}), None)
+    follow(models, monkeypatch, CALL, CALL)
+    answer, _ = ask(models, heldout=2)
     assert answer["finish"] == "tool_calls"
     assert "its last call was not answered" in chips(answer)
 
@@ -126,22 +126,22 @@ def test_a_cut_or_unanswered_call_is_told(tool_folder: Path, new_run: Any, monke
 def test_a_real_model_is_asked_with_its_tools(tool_folder: Path, new_run: Any) -> None:
     rows = [{"prompt": f"{number} * 7", "answer": "84"} for number in range(6)]
     how = {"max_completion_tokens": 8, "environment": "kit.environments.calculator:Calculator"}
-    talker = Talker(new_run(tool_folder, rows, generation=how), None)
+    models = ChatModels(new_run(tool_folder, rows, generation=how), None)
     for side in ("base", "tuned"):
-        answer, said = ask(talker, side, prompt="3 * 7", sampling={"max_tokens": 8})
+        answer, said = ask(models, side, prompt="3 * 7", sampling={"max_tokens": 8})
         assert answer["text"] == said
         assert 0 < answer["tokens"] <= 8
     with pytest.raises(ConfigError, match="the model reads 512"):
-        ask(talker, prompt="3 * 7", sampling={"max_tokens": 600})
+        ask(models, prompt="3 * 7", sampling={"max_tokens": 600})
 
 
 def test_environments_that_rows_name_are_not_guessed(tool_folder: Path, new_run: Any) -> None:
     rows = [{"prompt": f"{number}?", "answer": "1", "environment": "one"} for number in range(6)]
     how = {"environment": {"one": "kit.environments.calculator:Calculator"}, "max_completion_tokens": 4}
-    talker = Talker(new_run(tool_folder, rows, generation=how), None)
+    models = ChatModels(new_run(tool_folder, rows, generation=how), None)
     with pytest.raises(ConfigError, match=r"none of the run's environments \(one\)"):
-        ask(talker, prompt="else?")
-    assert ask(talker, heldout=1, sampling={"max_tokens": 4})[0]["tokens"] > 0
+        ask(models, prompt="else?")
+    assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["tokens"] > 0
 
 
 def test_a_rollout_function_is_noted_and_its_reward_is_not_guessed(
@@ -150,9 +150,9 @@ def test_a_rollout_function_is_noted_and_its_reward_is_not_guessed(
     (tmp_path / "own.py").write_text("def roll(prompts, trainer):\n    return {}\n")
     rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
     how = {"max_completion_tokens": 4, "rollout": f"{tmp_path}/own.py:roll"}
-    talker = Talker(new_run(model_folder, rows, generation=how), None)
-    assert "without generation.rollout" in talker.about()["note"]
-    assert ask(talker, heldout=1, sampling={"max_tokens": 4})[0]["reward"] is None
+    models = ChatModels(new_run(model_folder, rows, generation=how), None)
+    assert "without generation.rollout" in models.about()["note"]
+    assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["reward"] is None
 
 
 def test_ids_are_asked_as_they_are_shown_as_text_and_told_to_rewards(
@@ -166,32 +166,32 @@ def test_ids_are_asked_as_they_are_shown_as_text_and_told_to_rewards(
          "finish_reason": "of the data"} for number in range(6)
     ]  # fmt: skip
     run = new_run(model_folder, rows, data={"system_prompt": "Be brief."})
-    talker = Talker(run, None)
-    shown = talker.pick(1, 5, None)["rows"]
+    models = ChatModels(run, None)
+    shown = models.pick(1, 5, None)["rows"]
     assert all(row["prompt"].endswith("+ 1 =") for row in shown)
-    given = follow(talker, monkeypatch, "7<|im_end|>", "7")
-    answer, _ = ask(talker, heldout=2)
+    given = follow(models, monkeypatch, "7<|im_end|>", "7")
+    answer, _ = ask(models, heldout=2)
     assert answer["finish"] == "stop"
     assert given == [shown[1]["prompt"]]  # no template around the ids
-    assert seen(tmp_path)["prompt_ids"] == [talker.rows[1]["prompt_ids"]]
+    assert seen(tmp_path)["prompt_ids"] == [models.rows[1]["prompt_ids"]]
     assert seen(tmp_path)["finish_reason"] == ["stop"]  # not the data's column
-    ask(talker, prompt=shown[1]["prompt"])
+    ask(models, prompt=shown[1]["prompt"])
     assert given[1] == given[0]  # typed by hand, it is that problem
     assert seen(tmp_path)["finish_reason"] == ["length"]
 
 
 def test_text_prompts_tell_their_ids_to_rewards(model_folder: Path, new_run: Any, tmp_path: Path) -> None:
-    talker = Talker(new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]), None)
-    ask(talker, heldout=1, sampling={"max_tokens": 2})
+    models = ChatModels(new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]), None)
+    ask(models, heldout=1, sampling={"max_tokens": 2})
     (ids,) = seen(tmp_path)["prompt_ids"]
-    assert "<|im_start|>user" in talker.source.tokenizer.decode(ids)
+    assert "<|im_start|>user" in models.source.tokenizer.decode(ids)
 
 
 def test_numbers_are_those_of_evaluations(model_folder: Path, new_run: Any) -> None:
     """Planted: a held-out row that is too long, which an evaluation leaves out."""
     rows = [{"prompt": f"{number} + 1 =" + " and on" * (40 if number % 2 else 0), "answer": "1"} for number in range(8)]
-    talker = Talker(new_run(model_folder, rows, data={"max_prompt_tokens": 40}), None)
-    shown = talker.pick(1, 8, None)
+    models = ChatModels(new_run(model_folder, rows, data={"max_prompt_tokens": 40}), None)
+    shown = models.pick(1, 8, None)
     assert 0 < shown["total"] < 6
     assert not any("and on" in row["prompt"] for row in shown["rows"])
 
@@ -200,7 +200,7 @@ def test_other_data_than_the_run_was_trained_on_are_refused(model_folder: Path, 
     run = new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)])
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{number}!"}) for number in range(6)))
     with pytest.raises(RunError, match="has changed since run 'it'"):
-        Talker(run, None)
+        ChatModels(run, None)
 
 
 def test_a_think_that_the_template_opens_is_known(model_folder: Path, new_run: Any) -> None:
@@ -214,8 +214,8 @@ def test_a_think_that_the_template_opens_is_known(model_folder: Path, new_run: A
     own.write_text(text + "{% if add_generation_prompt %}<think>{% endif %}")
     rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
     more = {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}, "chat_template": str(own)}
-    talker = Talker(new_run(model_folder, rows, model=more), None)
-    assert talker.answerer.preset.thinking_opened is True
+    models = ChatModels(new_run(model_folder, rows, model=more), None)
+    assert models.answerer.preset.thinking_opened is True
 
 
 def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,19 +224,19 @@ def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypat
 
     tiny_processors.qwen2_5_vl(tmp_path / "model")
     source = str(tiny_processors.rows(tmp_path / "data", 8))
-    talker = Talker(new_run(tmp_path / "model", [], data={"source": source, "heldout": 4}), None)
+    models = ChatModels(new_run(tmp_path / "model", [], data={"source": source, "heldout": 4}), None)
     given: list[Any] = []
-    generate = talker.tuned.generate
+    generate = models.tuned.generate
 
     def watched(**inputs: Any) -> Any:
         given.append(inputs)
         return generate(**inputs)
 
-    monkeypatch.setattr(talker.tuned, "generate", watched)
-    answer, said = ask(talker, heldout=1, sampling={"max_tokens": 4})
+    monkeypatch.setattr(models.tuned, "generate", watched)
+    answer, said = ask(models, heldout=1, sampling={"max_tokens": 4})
     assert given[0]["pixel_values"].numel() > 0
     assert answer["text"] == said
     assert answer["reward"]["total"] == answer["tokens"]
     assert "images" not in seen(tmp_path)["names"]
-    ask(talker, prompt="Dark or light?", reference="dark", sampling={"max_tokens": 4})
+    ask(models, prompt="Dark or light?", reference="dark", sampling={"max_tokens": 4})
     assert "pixel_values" not in given[1]  # which picture is not said

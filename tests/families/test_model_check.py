@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kit.cli.app import app
 from kit.cli.plan import verdict
-from kit.model_check.check import Card, listed_architectures, vllm_support
+from kit.model_check.check import Findings, listed_architectures, vllm_support
 
 runner = CliRunner()
 
@@ -72,7 +72,7 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
 
 
 def test_the_last_line_does_not_hide_that_pictures_fail():
-    card = Card("m", "m", "M", "random", {}, "its own", [("LoRA", "tested", ""), ("vision", "untested", "")])
+    card = Findings("m", "m", "M", "random", {}, "its own", [("LoRA", "tested", ""), ("vision", "untested", "")])
     assert verdict(card) == "It trains."
     card.findings[1] = ("vision", "failing", "no")
     assert card.trains

@@ -11,7 +11,7 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.generation import engine
-from kit.generation.engine import settle_backend
+from kit.generation.engine import resolve_backend
 from kit.models.backend import Machine
 from kit.planning.gpus import find_card
 from kit.planning.plan import plan
@@ -67,7 +67,7 @@ def refused(config: RunConfig, card: str) -> list[str]:
             str(each)
             for each in engine.incompatibilities(config, "cuda", engine.Installed("vllm", "0.31.0"), objective)
         ]
-    settle_backend(config, (), Machine(capability, gpu, "2026.10.9"))
+    resolve_backend(config, (), Machine(capability, gpu, "2026.10.9"))
     return []
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_refused_on_the_card_that_it_is_for(name: str, preset: str, c
     gpu, capability = CARDS[card]
     config = load_config(preset, settings(name, gpu))
     assert refused(config, card) == []
-    assert settle_backend(config, (), Machine(capability, gpu, "2026.10.9")).model.backend == "unsloth"
+    assert resolve_backend(config, (), Machine(capability, gpu, "2026.10.9")).model.backend == "unsloth"
 
 
 @pytest.mark.parametrize(("name", "preset", "card"), CASES)

@@ -177,7 +177,7 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
         pass
 
     def trainer(model: Any, rewards: Any, args: Any, **keywords: Any) -> None:
-        assert backend.begun() == parts.files.backend
+        assert backend.active_backend() == parts.files.backend
         seen.update(keywords, args=args)
         raise Seen
 

@@ -17,16 +17,16 @@ from peft import LoraConfig
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
-from kit.generation.engine import settle_backend
+from kit.generation.engine import resolve_backend
 from kit.models.backend import (
     Backend,
     Machine,
+    activate_backend,
     check_architecture,
     check_merge,
     decide,
     fast_inference,
     precision,
-    running_on,
     standby,
     suited,
     switched,
@@ -116,8 +116,8 @@ def test_a_t4_has_neither_bfloat16_nor_standby_but_fast_inference() -> None:
 # --- what is refused before a run -------------------------------------------------------------------------------------
 
 
-def settle(machine: Machine, *overrides: str, columns: Any = ()) -> Any:
-    return settle_backend(load_config("quickstart", overrides), columns, machine)
+def resolve(machine: Machine, *overrides: str, columns: Any = ()) -> Any:
+    return resolve_backend(load_config("quickstart", overrides), columns, machine)
 
 
 ENGINE = "generation.engine=vllm"
@@ -142,14 +142,14 @@ def test_what_a_backend_refuses_is_refused_with_the_alternative(
 ) -> None:
     overrides = ["model.lora.rank=16", *overrides] if "model.lora=null" not in overrides else overrides
     with pytest.raises(KitError, match=words):
-        settle(machine, *overrides)
+        resolve(machine, *overrides)
 
 
 def test_pictures_are_refused_under_unsloth_and_left_to_transformers_by_auto() -> None:
     with pytest.raises(ConfigError, match=r"pictures.*model\.backend: transformers"):
-        settle(A100, "model.backend=unsloth", columns=["prompt", "image"])
-    assert settle(A100, columns=["prompt", "image"]).model.backend == "transformers"
-    assert settle(A100, columns=["prompt"]).model.backend == "auto"
+        resolve(A100, "model.backend=unsloth", columns=["prompt", "image"])
+    assert resolve(A100, columns=["prompt", "image"]).model.backend == "transformers"
+    assert resolve(A100, columns=["prompt"]).model.backend == "auto"
 
 
 def test_a_mixture_of_experts_is_left_to_transformers() -> None:
@@ -302,7 +302,7 @@ def test_unsloth_after_trl_is_refused() -> None:
 
     if "unsloth" in sys.modules:
         pytest.skip("this process has Unsloth already")
-    with pytest.raises(EnvironmentUnsupported, match="TRL was imported"), running_on(UNSLOTH_CPU):
+    with pytest.raises(EnvironmentUnsupported, match="TRL was imported"), activate_backend(UNSLOTH_CPU):
         pass
     assert "UNSLOTH_FORCE_CPU" not in os.environ
 

@@ -111,7 +111,7 @@ def test_auto_takes_vllm_on_a_gpu_and_says_why_where_it_cannot(machine: Callable
 def test_the_chosen_engine_is_written_out(machine: Callable[..., None]) -> None:
     machine("cuda", CUDA_BUILD)
     auto = config("generation.engine=auto", "run.seed=5")
-    done = engine.resolved(auto, choose_engine(auto))
+    done = engine.with_engine(auto, choose_engine(auto))
     assert done.generation.engine == "vllm"
     assert engine.record(done, choose_engine(auto)) == {
         "name": "vllm", "reason": "a GPU, and vLLM is installed", "seed": 5, "mode": "colocate", "distribution": "vllm",

@@ -16,7 +16,7 @@ import torch
 from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation import engine
-from kit.generation.engine import Engine, Installed, choose_engine, settle
+from kit.generation.engine import Engine, Installed, choose_engine, resolve
 from kit.models import loading as models
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
@@ -37,8 +37,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, E
 
     def choose(*overrides: str, columns: Any = (), objective: Objective | None = None) -> tuple[RunConfig, Engine]:
         given = load_config("quickstart", ["generation.engine=auto", *overrides])
-        config, chosen = settle(given, choose_engine(given), (), objective, A100)
-        return settle(config, chosen, columns, objective, A100) if columns else (config, chosen)
+        config, chosen = resolve(given, choose_engine(given), (), objective, A100)
+        return resolve(config, chosen, columns, objective, A100) if columns else (config, chosen)
 
     return choose
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ModelError
-from kit.models.failures import Halved, Memory, explained, is_out_of_memory
+from kit.models.failures import BackoffEvent, Memory, explained, is_out_of_memory
 from kit.objective import Objective
 
 from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
@@ -156,7 +156,7 @@ ACROSS = {
 def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name: str, place: str) -> None:
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
     want = stepped(new_trainer(objective=ACROSS[name], **settings))
-    told: list[Halved] = []
+    told: list[BackoffEvent] = []
     trainer = new_trainer(objective=ACROSS[name], extra={"memory": Memory(told.append)}, **settings)
     machine = Machine(place, rows=2, from_call=1)  # the second micro-batch of the first step
     got = stepped(trainer, machine)
@@ -240,7 +240,7 @@ def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None
     objective = {"recipe": "reinforce_pp", "regularizers": [KL]}
     want = stepped(new_trainer(objective=objective, unchecked=True, **greedy))
 
-    told: list[Halved] = []
+    told: list[BackoffEvent] = []
     trainer = new_trainer(objective=objective, unchecked=True, extra={"memory": Memory(told.append)}, **greedy)
     got = stepped(trainer, Machine("no_grad", rows=4))
     assert [(each.work, each.rows) for each in told] == [("generation", 4)]

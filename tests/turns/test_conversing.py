@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kit.environments.calculator import Calculator
-from kit.generation.multi_turn import Talker, environment_rewards, own_tokens
-from kit.generation.tools import Interaction
+from kit.generation.multi_turn import MultiTurnSampler, environment_rewards, own_tokens
+from kit.generation.tools import ToolSetup
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
 ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4
@@ -36,7 +36,7 @@ class Scored(Calculator):
         return float(len(self.asked))
 
 
-def talk(tokenizer: Any, script: list[list[str]], interaction: Interaction, limit: int = 160) -> list[Any]:
+def talk(tokenizer: Any, script: list[list[str]], interaction: ToolSetup, limit: int = 160) -> list[Any]:
     turns = iter(script)
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
@@ -45,7 +45,7 @@ def talk(tokenizer: Any, script: list[list[str]], interaction: Interaction, limi
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=256))
-    return Talker(interaction, tokenizer, limit).converse(ROWS, generate, [tokenizer.eos_token_id], model)
+    return MultiTurnSampler(interaction, tokenizer, limit).converse(ROWS, generate, [tokenizer.eos_token_id], model)
 
 
 @pytest.mark.survival
@@ -57,28 +57,28 @@ def test_evaluation_and_training_hold_the_same_conversation(
     trainer = new_trainer([ROWS[0]], SCRIPT, environment_factory=factory, rollout_sinks=[rollouts.append])
     generated(trainer)
     (rollout,) = rollouts
-    interaction = Interaction(environments={None: factory})
+    interaction = ToolSetup(environments={None: factory})
     said = talk(tokenizer, SCRIPT, interaction)
     assert [list(one[0]) for one in said] == rollout.completion_ids
     assert [one.tool_mask for one in said] == rollout.tool_mask
     assert [one.messages for one in said] == rollout.completions
     assert [one[1] for one in said] == rollout.truncated
     assert [own_tokens(one) for one in said] == [sum(mask) for mask in rollout.tool_mask]
-    asked = Talker(interaction, tokenizer, 160).ids_of(said[0].prompt, interaction.all_tools())
+    asked = MultiTurnSampler(interaction, tokenizer, 160).ids_of(said[0].prompt, interaction.all_tools())
     assert asked == rollout.prompt_ids[0]
 
 
 def test_environments_reward_what_was_done(tokenizer: Any) -> None:
-    said = talk(tokenizer, SCRIPT, Interaction(environments={None: Scored}))
+    said = talk(tokenizer, SCRIPT, ToolSetup(environments={None: Scored}))
     assert environment_rewards(said) == [1.0, 0.0, 1.0, 1.0]
     think = '<tool_call>{"name": "think", "arguments": {"thought": "so"}}</tool_call><|im_end|>'
-    said = talk(tokenizer, [[think, *["a<|im_end|>"] * 3], ["b<|im_end|>"]], Interaction(environments={None: Scored}))
+    said = talk(tokenizer, [[think, *["a<|im_end|>"] * 3], ["b<|im_end|>"]], ToolSetup(environments={None: Scored}))
     assert said[0].messages[1]["content"] == "SO"
 
 
 def test_rounds_are_limited(tokenizer: Any) -> None:
     script = [[call("1")] * 4, [call("2")] * 4]
-    said = talk(tokenizer, script, Interaction(environments={None: Calculator}, max_iterations=1))
+    said = talk(tokenizer, script, ToolSetup(environments={None: Calculator}, max_iterations=1))
     assert {one.reason for one in said} == {"tool_calls"}
 
 
@@ -89,13 +89,13 @@ def test_a_run_with_an_environment_is_evaluated_with_it(
     import pyarrow.parquet as pq
 
     talks: list[int] = []
-    converse = Talker.converse
+    converse = MultiTurnSampler.converse
 
     def counted(self: Any, rows: Any, *rest: Any) -> Any:
         talks.append(len(rows))
         return converse(self, rows, *rest)
 
-    monkeypatch.setattr(Talker, "converse", counted)
+    monkeypatch.setattr(MultiTurnSampler, "converse", counted)
     tree["model"]["name"] = str(tool_folder)
     tree["data"] = {"source": "reasoning-gym:products", "limit": 40, "heldout": 8, "max_prompt_tokens": 100}
     tree["evaluation"] |= {"after": True}

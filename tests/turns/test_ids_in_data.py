@@ -10,7 +10,7 @@ import pytest
 
 from kit.config import DataConfig
 from kit.data import filter_by_length, load_data
-from kit.data.tokens import keep_known, tell_ids
+from kit.data.tokens import decode_id_prompts, drop_unknown_ids
 from kit.errors import DataError
 
 
@@ -42,7 +42,7 @@ def test_text_messages_and_ids_stand_in_one_dataset(tmp_path: Path) -> None:
     )
     assert [row["prompt_ids"] for row in split.train] == [None, None, [5, 6], [7]]
     assert [row["prompt"][0]["content"] for row in split.train] == ["a", "b", "[5, 6]", "d"]
-    told = tell_ids(split, as_text, lambda prompts: [[0] for _ in prompts], chat=True)
+    told = decode_id_prompts(split, as_text, lambda prompts: [[0] for _ in prompts], chat=True)
     assert [row["prompt"][0]["content"] for row in told.train] == ["a", "b", "t5 t6", "d"]
 
 
@@ -108,8 +108,8 @@ def test_rows_with_neither_name_both_columns(tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary_are_refused_or_left_out(tmp_path: Path) -> None:
     split = load(tmp_path, {"prompt_ids": [1]}, {"prompt_ids": [511]}, {"prompt_ids": [2, 512]})
     with pytest.raises(DataError, match=r"row 3: 'prompt_ids' holds 512, beyond the vocabulary of 512"):
-        keep_known(split, 512, skip=False)
-    kept = keep_known(split, 512, skip=True)
+        drop_unknown_ids(split, 512, skip=False)
+    kept = drop_unknown_ids(split, 512, skip=True)
     assert kept.train["prompt_ids"] == [[1], [511]]
     assert (kept.info["rows"]["skipped"], kept.info["rows"]["used"], kept.info["rows"]["train"]) == (1, 2, 2)
     assert kept.info["bad_rows"][0]["row"] == 3
@@ -131,7 +131,7 @@ def test_equal_ids_and_equal_texts_stand_on_one_side(tmp_path: Path) -> None:
 def test_training_rows_whose_text_has_the_ids_of_a_held_out_row_are_left_out(tmp_path: Path) -> None:
     rows = [{"prompt": f"t{index}"} for index in range(6)] + [{"prompt_ids": [index]} for index in range(6)]
     split = load(tmp_path, *rows, heldout=3)
-    told = tell_ids(split, as_text, as_ids, chat=True)
+    told = decode_id_prompts(split, as_text, as_ids, chat=True)
     held = {row["prompt"][0]["content"] for row in told.heldout}
     assert len(split.train) - len(told.train) == told.info["rows"]["heldout_duplicates"] == len(held) == 3
     assert not held & {row["prompt"][0]["content"] for row in told.train}

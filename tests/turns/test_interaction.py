@@ -11,7 +11,7 @@ from tiny_qwen import tiny_tokenizer
 from kit.config import GenerationConfig
 from kit.environments.calculator import Calculator, evaluate
 from kit.errors import ConfigError, ModelError
-from kit.generation.tools import Interaction, check_turns, checked_rollout, load_interaction
+from kit.generation.tools import ToolSetup, check_turns, checked_rollout, load_tools
 
 OWN = '''
 def add(left: int, right: int) -> int:
@@ -67,8 +67,8 @@ def own(tmp_path: Path) -> str:
     return str(tmp_path / "own.py")
 
 
-def load(**keys: Any) -> Interaction:
-    return load_interaction(GenerationConfig(**keys))
+def load(**keys: Any) -> ToolSetup:
+    return load_tools(GenerationConfig(**keys))
 
 
 def test_what_is_named_is_handed_to_trl(own: str) -> None:
