@@ -48,7 +48,7 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
     what = request["push"] if name == "hub" else name
     target = Path(request["out"]) if request["out"] else run.path / "export" / name
     check_place(target, run, force=request["force"])
-    source, note = open_source(run, request["checkpoint"], request["base"])
+    source, note = open_source(run, request["checkpoint"], request["base"], quantized=what == "merged-4bit")
     notes = source.notes
     notes += [note] if note else []
     _check(source, what, request)

@@ -122,12 +122,19 @@ def find_weights(run: RunDir, which: str | None) -> tuple[int, Path, str | None]
     return step, path, None
 
 
-def open_source(run: RunDir, which: str | None, base: str | None) -> tuple[Source, str | None]:
-    """The run's policy, files found and nothing loaded, and what there is to remark. Raises `KitError`."""
+def open_source(
+    run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
+) -> tuple[Source, str | None]:
+    """The run's policy, files found and no weights loaded, and what there is to remark. Raises `KitError`.
+
+    Loads the libraries for it, with those for 4-bit weights if the export is to be `quantized`.
+    """
+    from kit.models.libraries import load_libraries
     from kit.models.loading import find_model
 
     step, weights, note = find_weights(run, which)
     config = load_config(run.config)
+    load_libraries(config.model, training=False, quantized=quantized)
     named = config.model.name
     # Unsloth's models are transformers' underneath, and its adapters PEFT's.
     config.model.backend = "transformers"

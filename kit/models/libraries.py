@@ -24,22 +24,24 @@ from kit.models.backend import TRANSFORMERS, choose_backend
 if TYPE_CHECKING:
     from kit.config import ModelConfig
 
-UNUSED = ("sklearn", "trackio")
-"""For assisted generation, and a tracker, which the kit runs in a process of its own."""
+UNUSED = ("scipy", "sklearn", "trackio")
+"""For object detection, for assisted generation, and a tracker, which the kit runs in a process of its own."""
 OF_LARGE_MODELS = ("bitsandbytes", "torchao")
 """For quantised weights and optimizers. Hidden for the embedded models, which have none: transformers asks once and remembers,
 so in such a process its `is_bitsandbytes_available()` and `is_torchao_available()` go on saying no."""
 
 
-def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
+def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool = False) -> None:
     """Imports what `model` is loaded with, and TRL for `training`. Raises what `choose_backend` raises.
+
+    `quantized`: 4-bit weights are made here, whatever the model was trained in.
 
     Does nothing in a process that the kit did not start: there, what else wants the packages is not known. And nothing
     for Unsloth, which wants them all, and has to come before TRL.
     """
     if not _is_of_the_kit() or (training and choose_backend(model).name != TRANSFORMERS):
         return
-    small = model.name in EMBEDDED_MODELS
+    small = model.name in EMBEDDED_MODELS and not (quantized or model.load_in_4bit)
     with hidden(UNUSED + OF_LARGE_MODELS * small), _without_collections():
         import datasets  # noqa: F401
         import peft  # noqa: F401

@@ -495,15 +495,18 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
     reporter, logs = Reporter(quiet), LogCapture()
     with logs.collecting():
-        from transformers import set_seed
-
         from kit.models.backend import use_threads
         from kit.models.failures import explained
+        from kit.models.libraries import load_libraries
         from kit.models.loading import load_model
         from kit.runner.prepare import prepare
 
         config, rows = load_config(request["config"]), request.get("rows")
         use_threads(config.run.threads, config.model.name)
+        load_libraries(config.model, training=False)
+
+        from transformers import set_seed
+
         parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
         found: Any
