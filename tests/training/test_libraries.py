@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -9,10 +10,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kit.config import ModelConfig
+from kit.models import libraries
 from kit.models.libraries import OF_LARGE_MODELS, UNUSED, hidden, load_libraries
 
 OPTIONAL = [*UNUSED, *OF_LARGE_MODELS]
@@ -37,15 +40,33 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
     assert gc.get_freeze_count() == frozen
 
 
-@pytest.mark.parametrize(("name", "hidden_too"), [("embedded", True), ("some/model", False)])
-def test_in_a_process_of_the_kit(name: str, hidden_too: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "quantized", "hidden_too"),
+    [
+        ({"name": "embedded"}, False, True),
+        ({"name": "embedded"}, True, False),
+        ({"name": "embedded", "load_in_4bit": True}, False, False),
+        ({"name": "some/model"}, False, False),
+    ],
+)
+def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], quantized: bool, hidden_too: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(libraries, "_is_of_the_kit", lambda: True)
+    monkeypatch.setattr(libraries, "hidden", lambda names: asked.extend(names) or contextlib.nullcontext())
+    load_libraries(ModelConfig(**model), training=False, quantized=quantized)
+    assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
+
+
+def test_in_a_process_of_the_kit(tmp_path: Path) -> None:
     """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards."""
     code = f"""
 import gc, importlib.util, json, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="kit.train")
 from kit.config import ModelConfig
 from kit.models.libraries import load_libraries
-load_libraries(ModelConfig(name={name!r}), training=False)
+load_libraries(ModelConfig(name="embedded"), training=False)
 loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
 found = [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)]
 import peft
@@ -55,6 +76,6 @@ print(json.dumps([loaded, found, gc.isenabled(), gc.get_freeze_count() > 100_000
     loaded, found, collects, frozen = json.loads(done.stdout.splitlines()[-1])
     installed = [name for name in OPTIONAL if importlib.util.find_spec(name)]
     assert found == installed
-    assert loaded == [name for name in installed if name in OF_LARGE_MODELS and not hidden_too]
+    assert loaded == []
     assert collects
     assert frozen
