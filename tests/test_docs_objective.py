@@ -16,7 +16,7 @@ from kit import objective
 from kit.cli.objective import KINDS, _call
 from kit.objective import Objective, TokenBatch
 from kit.objective.check import check_hook
-from kit.objective.checks.inputs import scale_of, token_batch, token_fields
+from kit.objective.check_inputs import scale_of, token_batch, token_fields
 from kit.objective.recipes import recipe, recipe_names
 from kit.objective.schedules import Controller, schedules
 from kit.registry import import_object

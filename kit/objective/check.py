@@ -24,27 +24,37 @@
 Schedules stand at step 0. State that a hook keeps is put back before every call: with it a hook must be deterministic,
 or no run could be resumed.
 
-Finite differences: a hook may cut the graph on purpose, as cispo does with its weight. So a gradient that is not that of
-the value is a note if the hook was seen to detach something (`detach`, `data`, `item`, `tolist`, `numpy`, `float`,
-`torch.no_grad`). If nothing is detached, a backward of its own must be wrong, and the check fails.
+Finite differences (`torch.autograd.gradcheck`): a hook may cut the graph on purpose, as cispo does with its weight. So a
+gradient that is not that of the value is a note if the hook was seen to detach something (`detach`, `data`, `item`, `tolist`,
+`numpy`, `float`, `torch.no_grad`). If nothing is detached, a backward of its own must be wrong, and the check fails.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import traceback
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from kit.errors import KitError
-from kit.objective.checks.advantages import ADVANTAGE_CHECKS
-from kit.objective.checks.reductions import REDUCTION_CHECKS
-from kit.objective.checks.tokens import TOKEN_CHECKS
-from kit.objective.checks.tools import Check, Fault, Note, Subject
-from kit.objective.hook import Hook, underlying
+from kit.objective import check_inputs as inputs
+from kit.objective.batch import TokenBatch
+from kit.objective.check_inputs import TOKENS, Fields
+from kit.objective.hook import REWARD_REMEDIES, TOKEN_REMEDIES, Hook, underlying
+from kit.objective.objective import Objective
+from kit.objective.reduction import LossScale
 
 __all__ = ["Finding", "check_hook"]
+
+EXACT = 1e-9
+"""Relative: of sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +72,24 @@ class Finding:
         return ("note" if self.note else "passed") if self.passed else "failed"
 
 
+class Fault(Exception):
+    """A check failed; the message says how."""
+
+
+class Note(str):
+    """The detail of a check that passed, but is worth a second look."""
+
+
 def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
     """What is found out about a hook of any kind by trying it: see the table above. Takes a tenth of a second.
 
     If it does not run at all, that is the only finding. Raises nothing that the hook raises: that is a finding, too.
     """
-    checks = {"advantage": ADVANTAGE_CHECKS, "reduction": REDUCTION_CHECKS}.get(hook.kind, TOKEN_CHECKS)
     subject = Subject(hook, seed)
     found: list[Finding] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        for name, check in checks.items():
+        torch.manual_seed(seed)
+        for name, check in CHECKS[hook.kind].items():
             finding = _tried(name, check, subject)
             found += [finding] if finding else []
             if name == "runs" and not found[0].passed:
@@ -83,10 +101,8 @@ def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
 def _tried(name: str, check: Check, subject: Subject) -> Finding | None:
     try:
         detail = check(subject)
-    except Fault as fault:
+    except (Fault, KitError) as fault:
         return Finding(name, False, str(fault))
-    except KitError as error:
-        return Finding(name, False, str(error))
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {error}{_where(error, subject.hook)}")
     return None if detail is None else Finding(name, True, str(detail), isinstance(detail, Note))
@@ -99,3 +115,481 @@ def _where(error: Exception, hook: Hook) -> str:
     file = getattr(getattr(target, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
+
+
+# --- the hook that is looked at, and what it is called with -----------------------------------------------------------
+
+
+class Subject:
+    """The hook that is looked at. Calling it is calling the hook, from the state in which it was handed over."""
+
+    def __init__(self, hook: Hook, seed: int) -> None:
+        self.hook, self.kind, self.seed = hook, hook.kind, seed
+        self._state = {key: copy.deepcopy(part.state_dict()) for key, part in hook.stateful().items()}
+        self.muted = hook.kind == "regularizer" and hook.coef_at(0) == 0.0
+        louder = hook.factory(**hook.values | {"coef": 1.0}) if self.muted else hook
+        many = {"weight": "weights", "regularizer": "regularizers"}.get(hook.kind)
+        # An objective around the hook, of parts that hide nothing.
+        plain: dict[str, Any] = {"advantage": "group_mean", "clip": "reinforce", "reduction": "global_token_mean"}
+        self.objective = Objective(**plain | ({many: [louder]} if many else {hook.kind: louder}))
+        self.watch: _Watch | None = None
+
+    def restore(self) -> None:
+        """Puts back the state that the hook had at first."""
+        for key, part in self.hook.stateful().items():
+            part.load_state_dict(copy.deepcopy(self._state[key]))
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        self.restore()
+        with self.watch or contextlib.nullcontext():
+            out = self.hook(*arguments)
+        if not isinstance(out, Tensor):
+            hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
+            raise Fault(f"returned {type(out).__name__}, expected a tensor.{hint}")
+        return out
+
+    def cases(self, keep: Collection[str] | None = None) -> list[inputs.Case]:
+        """Calls that it must be able to take. `keep`: without optional fields of the batch but these."""
+        return inputs.cases(self.kind, self.seed, keep)
+
+    def loss(self, fields: Fields, scale: LossScale | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of an objective with this hook in it, and the leaves of its batch."""
+        self.restore()
+        batch, leaves = inputs.token_batch(fields)
+        return self.objective.loss(batch, scale or inputs.scale_of(fields["mask"])).loss, leaves
+
+    def advantages(self, fields: Fields) -> Tensor:
+        """The advantages as an objective passes them on; 0 at tokens that do not train."""
+        self.restore()
+        return inputs.live(self.objective.compute_advantages(inputs.reward_batch(fields)), fields)
+
+
+Check = Callable[[Subject], str | None]  # the detail, None where it does not apply; raises `Fault`
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """To the last bit; NaN is equal to NaN."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _alike(a: Tensor, b: Tensor, what: str, hint: str = "Count with the mask, not with the number of columns.") -> None:
+    """Raises `Fault` where two tensors differ by more than rounding."""
+    if a.shape != b.shape or not torch.allclose(a, b, rtol=EXACT, atol=EXACT, equal_nan=True):
+        raise Fault(f"{what}. {hint}")
+
+
+def _require_finite(values: Tensor, where: str) -> None:
+    if not torch.isfinite(values).all():
+        raise Fault(f"NaN or infinity {where}. Bound what is exponentiated, and what is divided by.")
+
+
+def _gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """d (sum of `out`) by each leaf that it depends on."""
+    found = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+
+
+def _over_tokens(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of these gradients those over tokens (B, T)."""
+    return {name: gradient for name, gradient in _gradients(loss, leaves).items() if gradient.dim() == 2}
+
+
+# --- hooks of every kind ----------------------------------------------------------------------------------------------
+
+
+def _runs(subject: Subject) -> str:
+    for case in subject.cases():
+        out = subject(*case.arguments)
+        if tuple(out.shape) not in case.shapes:
+            stretch = subject.kind in ("clip", "weight", "regularizer") and out.dim() == 2 and out.shape[-1] == 1
+            hint = " Use .expand(-1, T) on a value per completion." if stretch else ""
+            raise Fault(f"returned shape {tuple(out.shape)}, expected {case.expected}.{hint}")
+    if subject.kind == "advantage":
+        return f"{'one for each completion' if out.dim() == 1 else 'one for each token'}, in float32 and float64"
+    if subject.kind == "reduction":
+        return "a scalar, in float32 and float64"
+    return "float32 and float64, on and off policy, advantages (B, 1) and (B, T)"
+
+
+def _needs(subject: Subject) -> str:
+    known = set(REWARD_REMEDIES if subject.kind == "advantage" else TOKEN_REMEDIES)
+    needs = set(subject.hook.needs)
+
+    def error_with(fields: set[str]) -> Exception | None:
+        try:
+            subject(*subject.cases(fields)[0].arguments)
+        except Exception as error:
+            return error
+        return None
+
+    error = error_with(needs)
+    if error is not None:
+        lacking = [name for name in sorted(known - needs) if error_with(known - {name}) is not None]
+        if not lacking:
+            raise error
+        said = ", ".join(f"'{name}'" for name in lacking)
+        raise Fault(
+            f"reads {', '.join(lacking)} without declaring it; a run fills in only what is declared. Set "
+            f"function.needs = {{{said}}}. ({type(error).__name__}: {error})"
+        )
+    return f"needs {', '.join(sorted(needs))}" if needs else "needs nothing beyond what every batch has"
+
+
+def _inputs(subject: Subject) -> str:
+    def version(value: Tensor) -> int:
+        return 0 if value.is_inference() else value._version
+
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            case = subject.cases()[0]
+            if isinstance(batch := case.arguments[0], TokenBatch):
+                batch.ratio, batch.sequence_ratio  # noqa: B018  (computed now; other hooks read them, too)
+            tensors = case.tensors
+            before = {name: (value.detach().clone(), version(value)) for name, value in tensors.items()}
+            subject(*case.arguments)
+            edited = [n for n, v in tensors.items() if version(v) != before[n][1] or not _equal(v, before[n][0])]
+        if edited:
+            raise Fault(f"edited {', '.join(edited)} in place: other hooks read it, too. Make a new tensor instead.")
+    return "not edited, inference tensors neither"
+
+
+def _same_again(subject: Subject) -> str:
+    first, second = ([subject(*case.arguments) for case in subject.cases()] for _ in range(2))
+    if not all(map(_equal, first, second)):
+        raise Fault(
+            "gives something else the second time: a run could be neither repeated nor resumed. Draw from a generator "
+            "seeded with batch.step, or keep what changes in state_dict() and load_state_dict()."
+        )
+    return "to the last bit"
+
+
+def _finite(subject: Subject) -> str:
+    for case in subject.cases():
+        _require_finite(case.counted(subject(*case.arguments)), case.where)
+    if subject.kind == "advantage":
+        return "although some rewards are NaN"
+    return "also with a completion without live tokens" if subject.kind == "reduction" else "at every live token"
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def _gradient(subject: Subject) -> str | None:
+    reached: set[str] = set()
+    for fields in inputs.variants(subject.seed):
+        batch, leaves = inputs.token_batch(fields)
+        out = inputs.counted(subject(batch), batch.mask)
+        if not out.requires_grad and subject.muted:
+            return Note("carries none; its coef is 0, so it is only logged")
+        if not out.requires_grad:
+            _off_the_graph("batch.logps" if subject.kind == "clip" else "batch.logps, entropy, full_kl or weight_norm")
+        for name, slope in _gradients(out, leaves).items():
+            _require_finite(slope, f"in the gradient to {name}, {inputs.kind_of(fields)}")
+            reached |= {name} if slope.any() else set()
+    if subject.kind == "clip" and "logps" not in reached:
+        raise Fault("the gradient to logps is 0 at every token of every batch: the policy would not move.")
+    if not reached:
+        return Note(f"attached, but 0 at every token of these small batches ({TOKENS} tokens, rewards 0 to 2)")
+    return f"to {', '.join(sorted(reached))}"
+
+
+def _gradient_of_reduction(subject: Subject) -> str:
+    per_token, mask = inputs.losses(subject.seed)
+    out = subject(per_token.requires_grad_(), mask, inputs.scale_of(mask))
+    if not out.requires_grad:
+        _off_the_graph("per_token")
+    (slope,) = torch.autograd.grad(out, per_token)
+    _require_finite(slope, "in the gradient to per_token")
+    lost, live = int((mask & (slope == 0)).sum()), int(mask.sum())
+    if lost == live:
+        raise Fault("the gradient is 0 at every token: the policy would not move.")
+    return Note(f"{lost} of {live} live tokens get no gradient") if lost else "to every live token"
+
+
+def _off_the_graph(source: str) -> None:
+    raise Fault(
+        f"carries no gradient, so nothing would be learned. Compute it from {source} without .detach(), .item() or "
+        "torch.no_grad()."
+    )
+
+
+def _finite_differences(subject: Subject) -> str:
+    """`gradcheck` along a random direction of each input, in float64."""
+    value: Callable[..., Tensor]
+    if subject.kind == "reduction":
+        per_token, mask = inputs.losses(subject.seed)
+        names, leaves = ("per_token",), (per_token.requires_grad_(),)
+
+        def value(leaf: Tensor) -> Tensor:
+            return subject(leaf.masked_fill(~mask, 0.0), mask, inputs.scale_of(mask))
+
+    else:
+        fields = inputs.token_fields(subject.seed, per_token=True)
+        weight = inputs.numbers(fields["mask"].shape, subject.seed + 1)
+        names, leaves = zip(*inputs.token_batch(fields)[1].items(), strict=True)
+
+        def value(*leaves: Tensor) -> Tensor:
+            batch = TokenBatch(**fields | dict(zip(names, leaves, strict=True)))
+            batch.ratio, batch.sequence_ratio  # noqa: B018  (what these do is not the hook's doing)
+            out = subject(batch)
+            return out if out.dim() == 0 else (torch.where(batch.mask, out, 0.0) * weight).sum()
+
+    subject.watch = watch = _Watch()
+    try:
+        out = value(*leaves)
+    finally:
+        subject.watch = None
+    if not out.requires_grad:
+        return Note("skipped: there is no gradient to compare")
+    if torch.autograd.gradcheck(
+        value, leaves, atol=1e-6, rtol=1e-5, raise_exception=False, check_undefined_grad=False, fast_mode=True
+    ):
+        return "autograd agrees, in float64"
+    if watch.cut:
+        return Note("gradient is not that of the value: the hook detaches part of it; fine for cispo-like weights")
+    raise Fault(
+        "gradient is not that of the value, and nothing is detached: look for a torch.autograd.Function whose backward is "
+        "wrong."
+    )
+
+
+class _Watch(TorchFunctionMode):
+    """Sees whether anything is taken off the graph."""
+
+    cut = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # a property: is it `Tensor.data`?
+            name = "data" if getattr(func, "__self__", None) is _DATA else name
+        cuts = name in ("detach", "detach_", "data", "item", "tolist", "numpy", "__float__")
+        # torch.no_grad; the forward of a torch.autograd.Function, which also runs without gradient, does not pass here.
+        cuts = cuts or (name == "_set_grad_enabled" and args[:1] == (False,))
+        self.cut = self.cut or cuts
+        return func(*args, **(kwargs or {}))
+
+
+_DATA = vars(torch._C.TensorBase)["data"]
+
+
+# --- terms of the loss ------------------------------------------------------------------------------------------------
+
+
+def _masked_tokens(subject: Subject) -> str:
+    for fields in inputs.variants(subject.seed):
+        loss, leaves = subject.loss(fields)
+        other, _ = subject.loss(inputs.with_rubbish(fields, shift=2))
+        if not _equal(loss, other):
+            raise Fault("what stands at masked tokens changes the loss.")
+        for name, slope in _over_tokens(loss, leaves).items():
+            if not (slope[~fields["mask"]] == 0).all():
+                raise Fault(f"masked tokens get gradient to {name}.")
+    return "gradient exactly 0, no influence on the loss"
+
+
+def _padding(subject: Subject) -> str:
+    for per_token in (False, True):
+        fields = inputs.token_fields(subject.seed, per_token=per_token)
+        (loss, leaves), (wide, wide_leaves) = subject.loss(fields), subject.loss(inputs.widened(fields))
+        _alike(wide, loss, "more padding changes the loss")
+        slopes, wide_slopes = _over_tokens(loss, leaves), _over_tokens(wide, wide_leaves)
+        for name, slope in slopes.items():
+            _alike(wide_slopes[name][:, :TOKENS], slope, f"more padding changes the gradient to {name}")
+            if wide_slopes[name][:, TOKENS:].any():
+                raise Fault(f"padding gets gradient to {name}.")
+    return "more of it changes neither loss nor gradient"
+
+
+_EXTREME = (
+    "at log ratios of ±80 nats in float32. Take batch.ratio or batch.sequence_ratio, which stay finite there, or "
+    "kit.objective.batch.bounded_exp in place of exp."
+)
+
+
+def _extreme_ratios(subject: Subject) -> str:
+    for flip in (1.0, -1.0):
+        fields = inputs.extreme_fields(subject.seed)
+        fields["advantages"] = flip * fields["advantages"]
+        batch, leaves = inputs.token_batch(fields)
+        out = inputs.counted(subject(batch), batch.mask)
+        if not torch.isfinite(out).all():
+            raise Fault(f"NaN or infinity {_EXTREME}")
+        if out.requires_grad and subject.kind != "weight":
+            for name, slope in _gradients(out, leaves).items():
+                if not torch.isfinite(slope).all():
+                    raise Fault(f"NaN or infinity in the gradient to {name} {_EXTREME}")
+    return "finite at log ratios of ±80 nats in float32"
+
+
+def _empty(subject: Subject) -> str:
+    whole = subject.kind == "regularizer" and "weight_norm" in subject.hook.needs  # a penalty on the weights may remain
+    what = "a micro-batch whose tokens are all masked"
+    for window in (0.0, 5.0):
+        fields = inputs.token_fields(subject.seed)
+        fields = inputs.with_rubbish(fields | {"mask": torch.zeros_like(fields["mask"])})
+        loss, leaves = subject.loss(fields, LossScale(1.0, window, TOKENS))
+        if not torch.isfinite(loss) or (loss != 0 and not whole):
+            raise Fault(f"{what} has the loss {float(loss):g}, not 0.")
+        if not loss.requires_grad:
+            raise Fault(f"{what} gives a loss off the graph; use 0 * per_token.sum().")
+        for name, slope in _over_tokens(loss, leaves).items():
+            if not (slope == 0).all():
+                raise Fault(f"{what} gives gradient to {name}.")
+    return "a differentiable 0"
+
+
+def _sign(subject: Subject) -> str:
+    if any((case.counted(subject(*case.arguments)) < 0).any() for case in subject.cases()):
+        return Note("some weights are negative: there the surrogate is turned around")
+    return "no weight is negative"
+
+
+def _advantage(subject: Subject) -> str:
+    """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
+    fields = inputs.token_fields(subject.seed, off_policy=False)
+    given = fields["advantages"]
+    tried = (given, -given, inputs.numbers(given.shape, subject.seed + 1))
+    slopes = []
+    for advantages in tried:
+        loss, leaves = subject.loss(fields | {"advantages": advantages})
+        if not loss.requires_grad:
+            return Note("skipped: there is no gradient to compare")
+        slopes.append(_over_tokens(loss, leaves).get("logps", torch.zeros_like(fields["logps"])))
+    if not any(slope.any() for slope in slopes):
+        return Note("not seen: on policy the gradient is 0 at every token, so the first step would change nothing")
+    if all(_equal(slope, slopes[0]) for slope in slopes):
+        raise Fault(
+            "ignores batch.advantages: on policy the gradient is the same whatever they are, so no reward is learned."
+        )
+    moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], tried[:2], strict=True)])
+    right, total = int((moved < 0).sum()), moved.numel()
+    if 2 * right <= total:
+        return Note(
+            f"a positive advantage lowers the probability: is a sign missing? (at {total - right} of {total} tokens)"
+        )
+    return f"on policy the gradient has the sign of -A at {right} of {total} tokens where it is not 0"
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _accumulation(subject: Subject) -> str:
+    """Two micro-batches of equally many full completions against one of all: here every mean agrees with every other."""
+    per_token = inputs.numbers(torch.Size([4, TOKENS]), subject.seed + 3)
+    mask = torch.ones_like(per_token, dtype=torch.bool)
+    whole = subject(per_token, mask, inputs.scale_of(mask))
+    halves = sum(subject(per_token[i : i + 2], mask[i : i + 2], LossScale(2.0, mask.sum(), TOKENS)) for i in (0, 2))
+    factor = float(halves / whole)
+    if abs(factor - 1.0) > EXACT:
+        return Note(
+            f"two micro-batches of two completions add up to {factor:.3g} times the loss of one of four: the gradient "
+            f"depends on the accumulation. Divide by scale.accumulation, or by scale.window_tokens."
+        )
+    return "two micro-batches add up to the loss of one"
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def _unscorable(subject: Subject) -> str:
+    fields = inputs.reward_fields(subject.seed)
+    unknown = fields["rewards"].isnan()
+    before = subject.advantages(fields)
+    if not (before[unknown] == 0).all():
+        raise Fault("a completion whose reward is NaN has an advantage other than 0.")
+    changed = dict(fields)
+    for name in ("components", "greedy_rewards", "token_rewards", "values"):
+        value = fields[name].clone()
+        value[unknown] = value[unknown] + 3.0
+        changed[name] = value
+    if not _equal(before, subject.advantages(changed)):
+        raise Fault("what a completion without a reward (NaN) brings along changes the advantages of others.")
+    return "a completion without a reward has 0 and no influence"
+
+
+def _order(subject: Subject) -> str:
+    fields = inputs.reward_fields(subject.seed)
+    order = torch.randperm(fields["rewards"].shape[0], generator=torch.Generator().manual_seed(subject.seed))
+    renamed = inputs.rows(fields, order)
+    renamed["group"] = 100 - renamed["group"]
+    _alike(
+        subject.advantages(renamed),
+        subject.advantages(fields)[order],
+        "another order of the completions, or other group ids, change the advantages",
+        "Tell groups by batch.group, not by position.",
+    )
+    return "groups may be interleaved, in any order"
+
+
+def _padding_of_advantages(subject: Subject) -> str:
+    fields = inputs.reward_fields(subject.seed)
+    length = fields["mask"].shape[1]
+    before = subject.advantages(fields)
+    for other in (inputs.with_rubbish(fields, shift=2), inputs.widened(fields)):
+        after = subject.advantages(other)
+        _alike(after if after.dim() == 1 else after[:, :length], before, "more padding changes the advantages")
+    return "more of it changes nothing"
+
+
+def _no_spread(subject: Subject) -> str:
+    def require(fields: Fields, where: str) -> None:
+        out = inputs.live(subject(inputs.reward_batch(fields)), fields)
+        _require_finite(out[fields["rewards"].isfinite()], where)
+
+    for dtype in inputs.DTYPES:
+        fields = inputs.reward_fields(subject.seed, dtype)
+        known = fields["rewards"].isfinite()
+        for rewards in (torch.where(known, 0.5, torch.nan), torch.full_like(fields["rewards"], torch.nan)):
+            same = fields | {"rewards": rewards.to(dtype), "components": torch.ones_like(fields["components"])}
+            require(same, "where all rewards of a group are equal, or none is known")
+        require(inputs.rows(fields, torch.tensor([0])), "for a batch of one completion")
+    return "finite where all rewards are equal, for groups of one, and without any reward"
+
+
+def _targets(subject: Subject) -> str | None:
+    if "values" not in subject.hook.needs:
+        return None
+    subject.restore()
+    subject.objective.value_targets(inputs.reward_batch(inputs.reward_fields(subject.seed)))
+    return "(N, T) and finite"
+
+
+# --- what is checked, by kind -----------------------------------------------------------------------------------------
+
+_OF_EVERY_HOOK: dict[str, Check] = {
+    "runs": _runs,
+    "needs": _needs,
+    "inputs": _inputs,
+    "same again": _same_again,
+    "finite": _finite,
+}
+_DERIVED: dict[str, Check] = {"gradient": _gradient, "finite differences": _finite_differences}
+_OF_A_TERM: dict[str, Check] = {
+    "masked tokens": _masked_tokens, "padding": _padding, "extreme ratios": _extreme_ratios, "empty micro-batch": _empty,
+}  # fmt: skip
+
+CHECKS: dict[str, dict[str, Check]] = {
+    "advantage": {
+        **_OF_EVERY_HOOK,
+        "unscorable": _unscorable,
+        "order": _order,
+        "padding": _padding_of_advantages,
+        "no spread": _no_spread,
+        "value targets": _targets,
+    },
+    "clip": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM, "advantage": _advantage},
+    "weight": {**_OF_EVERY_HOOK, **_OF_A_TERM, "sign": _sign},
+    "regularizer": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM},
+    "reduction": {
+        **{name: check for name, check in _OF_EVERY_HOOK.items() if name != "needs"},
+        "gradient": _gradient_of_reduction,
+        "finite differences": _finite_differences,
+        "masked tokens": _masked_tokens,
+        "padding": _padding,
+        "empty micro-batch": _empty,
+        "accumulation": _accumulation,
+    },
+}

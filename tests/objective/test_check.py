@@ -12,7 +12,7 @@ from torch import Tensor
 from kit import objective
 from kit.objective import LossScale, RewardBatch, TokenBatch
 from kit.objective.check import Finding, check_hook
-from kit.objective.checks.inputs import extreme_fields, reward_fields, token_batch, token_fields
+from kit.objective.check_inputs import extreme_fields, reward_fields, token_batch, token_fields
 from kit.objective.hook import Hook, HookFactory
 from kit.objective.registry import HookRegistry
 

@@ -6,7 +6,8 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -170,3 +171,103 @@ def _mask() -> Tensor:
     mask = torch.arange(TOKENS) < torch.tensor(_LENGTHS)[:, None]
     mask[0, 2] = mask[3, 0] = False
     return mask
+
+
+# --- the calls that a hook must be able to take -----------------------------------------------------------------------
+
+DTYPES = (torch.float64, torch.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the hook: its arguments, the shapes that it may return, what of the output counts, and a name for people."""
+
+    arguments: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    expected: str
+    counted: Callable[[Tensor], Tensor]
+    where: str
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the hook could edit."""
+        first = self.arguments[0]
+        if isinstance(first, TokenBatch | RewardBatch):
+            return {name: value for name, value in vars(first).items() if isinstance(value, Tensor)}
+        per_token, mask, scale = self.arguments
+        return {"per_token": per_token, "mask": mask, "window_tokens": scale.window_tokens}
+
+
+def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> list[Case]:
+    """Calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
+    if kind == "advantage":
+        return [_reward_case(reward_fields(seed, dtype), dtype, keep) for dtype in DTYPES]
+    if kind == "reduction":
+        inputs = [(*losses(seed, dtype), dtype) for dtype in DTYPES]
+        return [
+            Case((per_token, mask, scale), ((),), "a scalar ()", lambda out: out, f"in {dtype}")
+            for per_token, mask, dtype in inputs
+            for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS))
+        ]
+    return [_token_case(kind, fields, keep) for fields in variants(seed)]
+
+
+def _reward_case(fields: Fields, dtype: torch.dtype, keep: Collection[str] | None = None) -> Case:
+    size, width = fields["mask"].shape
+    return Case(
+        (reward_batch(fields, keep),),
+        ((size,), (size, width)),
+        f"(N,) = ({size},) or (N, T) = {(size, width)}",
+        lambda out: live(out, fields)[fields["rewards"].isfinite()],
+        f"for completions that have a reward, in {dtype}. Two others of the batch have none (NaN): leave them out of means and "
+        "deviations, with batch.scorable or nanmean",
+    )
+
+
+def _token_case(kind: str, fields: Fields, keep: Collection[str] | None = None) -> Case:
+    batch, _ = token_batch(fields, keep)
+    shape = tuple(batch.mask.shape)
+    return Case(
+        (batch,),
+        (shape, ()) if kind == "regularizer" else (shape,),
+        f"(B, T) = {shape}, with advantages {'(B, 1)' if fields['advantages'].shape[1] == 1 else '(B, T)'}",
+        lambda out: counted(out, batch.mask),
+        f"at live tokens, {kind_of(fields)}",
+    )
+
+
+def variants(seed: int) -> list[Fields]:
+    """Float32 and float64, on and off policy, advantages (B, 1) and (B, T)."""
+    return [
+        token_fields(seed, dtype, off_policy=off_policy, per_token=per_token)
+        for dtype in DTYPES
+        for off_policy in (True, False)
+        for per_token in (False, True)
+    ]
+
+
+def kind_of(fields: Fields) -> str:
+    """`on policy, float32`, for messages."""
+    policy = "on" if torch.equal(fields["logps"][fields["mask"]], fields["old_logps"][fields["mask"]]) else "off"
+    return f"{policy} policy, {str(fields['logps'].dtype).removeprefix('torch.')}"
+
+
+def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """What a reduction is given: a per-token loss (B, T) that is 0 at padding, and the mask."""
+    mask = token_fields(seed)["mask"]
+    return numbers(mask.shape, seed + 2).to(dtype).masked_fill(~mask, 0.0), mask
+
+
+def numbers(shape: torch.Size, seed: int) -> Tensor:
+    """Normally distributed, float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def live(advantages: Tensor, fields: Fields) -> Tensor:
+    """What of the advantages is used: 0 at tokens that do not train."""
+    return advantages if advantages.dim() == 1 else advantages.masked_fill(~fields["mask"], 0.0)
+
+
+def counted(out: Tensor, mask: Tensor) -> Tensor:
+    """What of a hook's output counts: live tokens, or all of a scalar."""
+    return out if out.dim() == 0 else out[mask]

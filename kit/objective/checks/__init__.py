@@ -1,1 +1,0 @@
-"""The checks behind `kit.objective.check.check_hook`, by kind of hook."""
