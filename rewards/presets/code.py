@@ -25,11 +25,12 @@ def code_stdio(
     max_tests: int | None = None,
     tolerance: float | None = None,
     workers: int | None = None,
+    python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
-    """Programs that read stdin and print, in the last fenced block after `</think>`. Python with its standard library; no
-    other packages.
+    """Programs that read stdin and print, in the last fenced block after `</think>`. Python with its standard library; other
+    packages by `python`.
 
     Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
     program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end.
@@ -52,6 +53,8 @@ def code_stdio(
         max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
+        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
+            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
         cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
@@ -70,6 +73,7 @@ def code_stdio(
         max_tests=max_tests,
         tolerance=tolerance,
         workers=workers,
+        python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,
     )
@@ -85,11 +89,12 @@ def code_function(
     tolerance: float = 0.0,
     prelude: str | None = None,
     workers: int | None = None,
+    python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
     """Functions called with given arguments, defined in the last fenced block after `</think>`. Python with its standard
-    library; no other packages.
+    library; other packages by `python`.
 
     Formula: accuracy = 1 when every call returns the expected value, else 0; with `scoring="share"`, passed / calls.
     Range: [0, 1].
@@ -100,8 +105,10 @@ def code_function(
     Source: assertions of MBPP (2108.07732) and HumanEval (2107.03374), calls of APPS (2105.09938).
     Hacks: `sys.exit(0)` (a call without an answer has failed); an object that equals everything, or a subclass of int
     (only plain values come out, compared outside); changed builtins or a forged result line (it still has to hold the
-    right value); reading the expected values (they never enter the sandbox). Assertions whose expected value cannot stay
-    outside, such as loops and comparisons of two calls, make the row an error with the reason.
+    right value); reading the expected values (they never enter the program's
+    sandbox). Tests with loops, helpers, `!=`, `in` or `pytest.raises` run in a sandbox of their own, where the program only
+    answers calls. A test that uses a name which nothing but the program could define is an error of the row: the program
+    could define it to its liking.
 
     Args:
         scoring: "all" or "share".
@@ -112,6 +119,8 @@ def code_function(
         prelude: Python run in front of every program. None stands for the imports that such problems take for granted
             (`from typing import *`, math, re, collections, itertools, functools, heapq, bisect, ...).
         workers: completions judged at the same time; None takes the number of CPUs.
+        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
+            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
         cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
@@ -131,6 +140,7 @@ def code_function(
         tolerance=tolerance,
         prelude=_USUAL if prelude is None else prelude,
         workers=workers,
+        python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,
     )
@@ -147,6 +157,7 @@ def code_contest(
     max_tests: int | None = None,
     tolerance: float | None = 1e-6,
     workers: int | None = None,
+    python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
 ) -> Preset:
@@ -171,6 +182,8 @@ def code_contest(
         max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
+        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
+            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
         cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
 
@@ -192,6 +205,7 @@ def code_contest(
         row_limits=True,
         time_factor=time_factor,
         workers=workers,
+        python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,
     )

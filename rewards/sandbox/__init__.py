@@ -12,10 +12,12 @@ machine or cheating its reward; not for hostile strangers on a machine that hold
 '42'
 """
 
-from rewards.sandbox.records import Job, Level, LevelReport, Result
-from rewards.sandbox.runner import SandboxError, choose, concurrently, describe, level, run, run_all
+from rewards.sandbox.commands import Interpreter, interpreter
+from rewards.sandbox.records import Job, Level, LevelReport, Result, SandboxError
+from rewards.sandbox.runner import choose, concurrently, describe, level, run, run_all
 
 __all__ = [
+    "Interpreter",
     "Job",
     "Level",
     "LevelReport",
@@ -24,6 +26,7 @@ __all__ = [
     "choose",
     "concurrently",
     "describe",
+    "interpreter",
     "level",
     "run",
     "run_all",

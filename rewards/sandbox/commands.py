@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from rewards.sandbox.records import Job, Level
+from rewards.sandbox.records import Job, Level, SandboxError
 from rewards.sandbox.seccomp import filter_program
 
-__all__ = ["MissingTool", "bwrap_command", "launcher_command", "python", "unsafe_command"]
+__all__ = ["Interpreter", "MissingTool", "bwrap_command", "interpreter", "launcher_command", "python", "unsafe_command"]
 
 _TOOL_DIRECTORIES = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -58,6 +59,35 @@ def system_paths() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     return tuple(binds), tuple(links)
 
 
+class Interpreter(NamedTuple):
+    """A Python of the user's choice: its version, and the directories that it lies in and reads."""
+
+    path: str
+    version: str
+    directories: tuple[str, ...]
+
+
+@functools.cache
+def interpreter(path: str) -> Interpreter:
+    """Asks the interpreter at `path`.
+
+    Raises:
+        SandboxError: it cannot be run.
+    """
+    ask = (
+        "import platform, sys; print(platform.python_version(), sys.executable, sys.prefix, sys.base_prefix, sep='\\n')"
+    )
+    try:
+        told = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+        version, executable, *prefixes = told.splitlines()
+    except (OSError, ValueError, subprocess.SubprocessError) as failure:
+        raise SandboxError(
+            f"python is {path!r}, which cannot be run: {failure}. Give the path of an interpreter."
+        ) from None
+    outside = [each for each in dict.fromkeys(prefixes) if not f"{os.path.realpath(each)}/".startswith("/usr/")]
+    return Interpreter(executable, version, tuple(outside))
+
+
 def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
     """setpriv, when there is a slot's user id to change to, then prlimit.
 
@@ -80,22 +110,30 @@ def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
     return [*command, tool("prlimit"), *(f"--{name}={value}" for name, value in limits.items())]
 
 
-def _interpreter(script: str) -> list[str]:
-    return [python(), "-X", "utf8", "-I", "-S", script]
+def _interpreter(job: Job, script: str) -> list[str]:
+    if job.python is None:
+        return [python(), "-X", "utf8", "-I", "-S", script]
+    # With its packages; numerical ones would start a thread for each core, whose stacks count as memory.
+    single = [f"{name}=1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")]
+    return [tool("env"), *single, interpreter(job.python).path, "-X", "utf8", "-I", "-B", script]
+
+
+def _binds(job: Job) -> tuple[str, ...]:
+    """What a program may read: the system's directories, and those of its own interpreter."""
+    return system_paths()[0] + (() if job.python is None else interpreter(job.python).directories)
 
 
 def bwrap_command(
     job: Job, uid: int | None, *, program_fd: int, file_fds: dict[str, int], seccomp_fd: int | None, status_fd: int
 ) -> list[str]:
     """setpriv → prlimit → bwrap → prlimit (processes) → python3. Needs no file on the host."""
-    binds, links = system_paths()
-    version = _bwrap_version()
+    links, version = system_paths()[1], _bwrap_version()
     command = [*_limited(job, uid, helpers=3), tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent"]
     # As process 1, so that bwrap itself reaps it: its own process 1 would be left to the machine's.
     command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     if version >= (0, 8):
         command.append("--disable-userns")  # the filter of system calls does it everywhere else
-    for path in binds:
+    for path in system_paths()[0]:
         command += ["--ro-bind", path, path]
     for link, target in links:
         command += ["--symlink", target, link]
@@ -105,6 +143,8 @@ def bwrap_command(
     if version >= (0, 7):
         command += ["--size", str(job.disk_mb * _MIB)]
     command += ["--perms", "0700", "--tmpfs", "/tmp"]
+    for path in _binds(job)[len(system_paths()[0]) :]:  # an interpreter's own, which may lie below /tmp
+        command += ["--ro-bind", path, path]
     for name, fd in file_fds.items():
         command += ["--file", str(fd), f"/tmp/{name}"]
     if version < (0, 7):
@@ -112,12 +152,12 @@ def bwrap_command(
     command += ["--remount-ro", "/", "--chdir", "/tmp", "--json-status-fd", str(status_fd)]
     if seccomp_fd is not None:
         command += ["--seccomp", str(seccomp_fd)]
-    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter("/box/main.py")]
+    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter(job, "/box/main.py")]
 
 
 def launcher_command(level: Level, job: Job, uid: int | None, *, box: str, status_fd: int) -> list[str]:
     """setpriv → prlimit → python3 launcher → python3; `box` is a directory with main.py and the files."""
-    binds, links = system_paths()
+    binds, links = _binds(job), system_paths()[1]
     namespaces = level == "namespaces"
     code = filter_program(namespaces=namespaces)
     if code is None:
@@ -132,7 +172,7 @@ def launcher_command(level: Level, job: Job, uid: int | None, *, box: str, statu
         "processes": job.processes + 3,
         "seccomp": code.hex(),
         "status_fd": status_fd,
-        "argv": _interpreter("/box/main.py" if namespaces else f"{box}/main.py"),
+        "argv": _interpreter(job, "/box/main.py" if namespaces else f"{box}/main.py"),
     }
     if not namespaces:
         # Landlock looks behind symbolic links: these are already below the directories that may be read.
@@ -142,7 +182,7 @@ def launcher_command(level: Level, job: Job, uid: int | None, *, box: str, statu
 
 def unsafe_command(job: Job, uid: int | None, *, box: str) -> list[str]:
     """prlimit → python3: limits, and nothing that keeps the program from the machine."""
-    return [*_limited(job, uid, helpers=0), *_interpreter(f"{box}/main.py")]
+    return [*_limited(job, uid, helpers=0), *_interpreter(job, f"{box}/main.py")]
 
 
 @functools.cache

@@ -86,6 +86,8 @@ def build_root(config: dict[str, Any]) -> None:
     root = "/proc"  # any directory that exists everywhere; the new root is mounted over it
     mount("", "/", "", _MS_REC | _MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+    os.mkdir(root + "/tmp")
+    mount("tmpfs", root + "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={config['disk_mb']}m,mode=700")
     for link, target in config["links"]:
         os.symlink(target, root + link)
     for path in config["binds"]:
@@ -93,8 +95,6 @@ def build_root(config: dict[str, Any]) -> None:
     _bind(config["box"], root + "/box")
     for device in ("/dev/null", "/dev/urandom"):
         _bind(device, root + device, locked=False)
-    os.mkdir(root + "/tmp")
-    mount("tmpfs", root + "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={config['disk_mb']}m,mode=700")
     os.mkdir(root + "/old")
     syscall("pivot_root", _PIVOT_ROOT, root.encode(), (root + "/old").encode())
     os.chdir("/")

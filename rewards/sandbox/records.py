@@ -4,11 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["LEVELS", "Job", "Level", "LevelReport", "Result", "RunStatus"]
+from rewards.errors import RewardsError
+
+__all__ = ["LEVELS", "Job", "Level", "LevelReport", "Result", "RunStatus", "SandboxError"]
 
 Level: TypeAlias = Literal["bwrap", "namespaces", "landlock", "unsafe"]
 # Strongest first; "unsafe" is never chosen unless asked for.
 LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+class SandboxError(RewardsError):
+    """No level of isolation works on this machine, or what was asked for does not; the message says why."""
+
 
 RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]
 
@@ -26,6 +33,8 @@ class Job:
         files: further files in the working directory, name to content. Names are plain: no directories.
         processes: processes and threads that the program may have at once.
         disk_mb: MiB that it may write below /tmp; where there is no sized /tmp, nothing can be written at all.
+        python: path of an interpreter with its packages, such as a virtual environment's; by default the system's Python with
+            the standard library alone. The program may read the whole environment.
     """
 
     program: str
@@ -36,6 +45,7 @@ class Job:
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     processes: int = 16
     disk_mb: int = 32
+    python: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

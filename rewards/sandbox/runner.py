@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from rewards.errors import RewardsError
 from rewards.sandbox import commands
-from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, RunStatus
+from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, RunStatus, SandboxError
 from rewards.sandbox.seccomp import filter_program
 
 if TYPE_CHECKING:
@@ -29,10 +28,6 @@ _MEANING: dict[Level, str] = {
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class SandboxError(RewardsError):
-    """No level of isolation works on this machine, or the one asked for does not; the message says why."""
 
 
 def level() -> Level | None:
@@ -55,6 +50,7 @@ def run(
     files: Mapping[str, str | bytes] = _DEFAULTS.files,
     processes: int = _DEFAULTS.processes,
     disk_mb: int = _DEFAULTS.disk_mb,
+    python: str | None = None,
     at: Level | None = None,
     allow_unsafe: bool = False,
 ) -> Result:
@@ -76,6 +72,7 @@ def run(
         files=files,
         processes=processes,
         disk_mb=disk_mb,
+        python=python,
     )
     return _run_at(choose(at, allow_unsafe), job)
 

@@ -14,11 +14,13 @@ from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import Call, parse_calls
 from rewards.components.code.harness import CODE, SOURCE_FILE
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
+from rewards.components.code.tester import TESTER, ProgramTests, read_tests, run_tests
 from rewards.components.code.values import NotPlain, decode, encode
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
-from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, run_all
+from rewards.samples import prompt_text
+from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, interpreter, run_all
 
 __all__ = ["CodeFunction", "CodeStdio", "require_sandbox"]
 
@@ -29,6 +31,7 @@ _SETUP_COLUMN = "test_setup_code"
 _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
+_TOLD = 16 << 20  # bytes that a test program may say of its calls
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 _MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
@@ -54,6 +57,8 @@ class _CodeComponent(ItemComponent):
     leaves no time for have failed. `max_tests` draws that many tests, the same for a group. `workers` completions are
     judged at the same time. A verdict is remembered by program and tests unless a time limit had a part in it (a busy
     machine can do that to a right program); `cache` is a SQLite file that keeps them for later runs, too.
+    `python` is the interpreter that runs the programs, by default the system's with its standard library alone; its version
+    stands in the verdict's `info` and decides, as the program does, which verdicts are remembered.
     """
 
     name: str = "accuracy"
@@ -63,6 +68,7 @@ class _CodeComponent(ItemComponent):
     budget_seconds: float = 60.0
     max_tests: int | None = None
     workers: int | None = None
+    python: str | None = None
     allow_unsafe: bool = False
     cache: str | Path | None = None
 
@@ -75,6 +81,11 @@ class _CodeComponent(ItemComponent):
             raise PresetError(f"memory_mb is {self.memory_mb}. Give at least {_MIN_MEMORY_MB}: Python itself needs it.")
         if self.max_tests is not None and self.max_tests < 1:
             raise PresetError(f"max_tests is {self.max_tests}. Give at least 1, or None for all.")
+        if self.python is not None:
+            try:
+                interpreter(self.python)
+            except SandboxError as failure:
+                raise PresetError(f"{failure}") from failure
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         keys = [self._key(sample, ctx) or f"only:{position}" for position, sample in enumerate(samples)]
@@ -93,8 +104,9 @@ class _CodeComponent(ItemComponent):
         given = [sample.columns.get(column) for column in columns]
         drawn = None if self.max_tests is None else (ctx.seed, ctx.step, sample.group_id)
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
-        kind = ("code", type(self).__name__, self.version, configuration, drawn)
-        return None if program is None else content_key(*kind, program, given, sample.reference)
+        kind = ("code", type(self).__name__, self.version, configuration, drawn, self._python_version)
+        asked = prompt_text(sample.prompt) if isinstance(self, CodeFunction) else None  # may hold helpers of the tests
+        return None if program is None else content_key(*kind, program, given, sample.reference, asked)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         found = sample.once(code_block)
@@ -111,6 +123,10 @@ class _CodeComponent(ItemComponent):
     @abstractmethod
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
         """The verdict on a program, by the tests of its row."""
+
+    @property
+    def _python_version(self) -> str | None:
+        return None if self.python is None else interpreter(self.python).version
 
     def _drawn(self, tests: list[T], sample: Sample, ctx: Context) -> list[T]:
         if self.max_tests is None or len(tests) <= self.max_tests:
@@ -129,6 +145,8 @@ class _CodeComponent(ItemComponent):
 
     def _verdict(self, passed: int, total: int, reason: str, timed_out: bool = False) -> Score:
         info: dict[str, Any] = {"passed": passed, "tests": total}
+        if self.python is not None:
+            info["python"] = self._python_version
         if passed == total:
             return Score(self.high, "ok", info)
         info |= {"reason": reason[:_REPORTED]} | ({"timed_out": True} if timed_out else {})
@@ -165,6 +183,7 @@ class CodeStdio(_CodeComponent):
                 seconds=min(seconds, left),
                 memory_mb=memory_mb,
                 output_bytes=max(1 << 16, 2 * len(test.output.encode("utf-8", "replace"))),
+                python=self.python,
             )
             result = self._run(job)
             problem, timed_out = self._problem(test, result), timed_out or result.status == "timeout"
@@ -197,7 +216,8 @@ class CodeFunction(_CodeComponent):
 
     A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong; where the test makes a
     list, set or sum of it, any iterable will do. `tolerance` lets floats differ by tolerance × max(1, |expected|).
-    `prelude` is run in front of the program, for instance imports.
+    `prelude` is run in front of the program, for instance imports. Tests that are programs themselves are run, see `tester`:
+    then each test function, and each statement outside of one, counts as a test.
     """
 
     tolerance: float = 0.0
@@ -205,20 +225,18 @@ class CodeFunction(_CodeComponent):
 
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
         named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
-        function, calls = _usable(functools.partial(parse_calls, function=named), tests)
+        given = sample.columns.get(_SETUP_COLUMN)
+        before = "\n".join(part for part in (self.prelude, given) if isinstance(part, str) and part)
+        try:
+            function, calls = _usable(functools.partial(parse_calls, function=named), tests)
+        except _BadRow:
+            if not _is_source(tests):
+                raise
+            read = functools.partial(read_tests, function=named, setup=before, prompt=_python_in(sample.prompt))
+            return self._judge_by_running(program, _usable(read, tests), before)
         calls = self._drawn(calls, sample, ctx)
-        setup = sample.columns.get(_SETUP_COLUMN)
-        before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
-        request = _usable(_request, (function, calls, before))
-        result = self._run(
-            Job(
-                program=CODE,
-                stdin=request,
-                seconds=min(self.seconds, self.budget_seconds),
-                memory_mb=self.memory_mb,
-                files={SOURCE_FILE: program},
-            )
-        )
+        rows = _usable(lambda given: [_row(call) for call in given], calls)
+        result = self._call(program, function, rows, before, self.budget_seconds)
         answers = _answers(result.stdout, len(calls))
         judged = [
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
@@ -226,6 +244,46 @@ class CodeFunction(_CodeComponent):
         passed = sum(judged) if len(answers) <= len(calls) else 0
         problem = _call_problem(result, answers, len(calls))
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
+
+    def _call(self, program: str, function: str, rows: Sequence[Any], before: str, seconds: float) -> Result:
+        """One run of the program that makes the calls [encoded args, encoded kwargs, whether any iterable will do]."""
+        return self._run(
+            Job(
+                program=CODE,
+                stdin=json.dumps({"function": function, "calls": rows, "before": before}),
+                seconds=min(self.seconds, seconds),
+                memory_mb=self.memory_mb,
+                files={SOURCE_FILE: program},
+                python=self.python,
+            )
+        )
+
+    def _judge_by_running(self, program: str, tests: ProgramTests, before: str) -> Score:
+        end = time.monotonic() + self.budget_seconds
+        ended: list[Result] = []
+
+        def run_tester(request: str) -> str | None:
+            result = self._run(
+                Job(
+                    program=TESTER,
+                    stdin=request,
+                    seconds=min(self.seconds, max(0.1, end - time.monotonic())),
+                    memory_mb=self.memory_mb,
+                    output_bytes=_TOLD,
+                    python=self.python,
+                )
+            )
+            return result.stdout if result.status == "ok" else None
+
+        def answer_calls(calls: list[Any]) -> list[Any]:
+            rows = [[*call, False] for call in calls]
+            ended.append(self._call(program, tests.function, rows, before, max(0.1, end - time.monotonic())))
+            return _lines(ended[-1].stdout, len(calls))
+
+        verdict = _usable(functools.partial(run_tests, run_tester=run_tester, answer_calls=answer_calls), tests)
+        late = any(result.status == "timeout" for result in ended)
+        problem = verdict.reason if not ended or ended[-1].status == "ok" else f"{_ending(ended[-1])}; {verdict.reason}"
+        return self._verdict(verdict.passed or 0, max(1, verdict.total), problem, late or verdict.passed is None)
 
 
 def _kept(score: Score) -> list[Any] | None:
@@ -263,20 +321,39 @@ def _usable(parse: Any, tests: Any) -> Any:
         raise _BadRow(f"{failure}" if type(failure) is ValueError else failure_reason(failure)) from failure
 
 
-def _request(given: tuple[str, Sequence[Call], str]) -> str:
-    function, calls, before = given
-    rows = [[encode(c.args), encode(dict(c.kwargs)), c.wrappers[:1] in _OF_ITERABLES] for c in calls]
-    return json.dumps({"function": function, "calls": rows, "before": before})
+def _is_source(tests: Any) -> bool:
+    """Whether the tests are Python: text, or a list of texts."""
+    texts = tests if isinstance(tests, list) and tests else [tests]
+    return all(isinstance(text, str) and text.lstrip()[:1] not in ("{", "[") for text in texts)
+
+
+def _python_in(prompt: Any) -> str:
+    """The prompt as Python source: its fenced block where it has one, else all of it."""
+    text = prompt_text(prompt)
+    return code_block(text).value or text
+
+
+def _row(call: Call) -> list[Any]:
+    return [encode(call.args), encode(dict(call.kwargs)), call.wrappers[:1] in _OF_ITERABLES]
+
+
+def _lines(stdout: str, calls: int) -> list[Any]:
+    """What the program answered to each call; None for a line that is no answer."""
+    answers: list[Any] = []
+    for line in stdout.split("\n")[: calls + 2]:
+        try:
+            answers += [json.loads(line)] if line else []
+        except (ValueError, RecursionError):
+            answers.append(None)
+    return answers
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
     """What each line says: the value in a tuple, or None for an exception and for anything that is no answer."""
     answers: list[tuple[Any] | None] = []
-    for line in stdout.split("\n")[: calls + 2]:
-        if not line:
-            continue
+    for said in _lines(stdout, calls):
         try:
-            answers.append((decode(json.loads(line)["value"]),))
+            answers.append((decode(said["value"]),))
         except (ValueError, KeyError, TypeError, NotPlain, RecursionError):
             answers.append(None)
     return answers

@@ -1,25 +1,15 @@
 """The program around a generated function: takes calls as JSON on stdin, prints one JSON line for each.
 
-`CODE` is what runs in the sandbox, in front of nothing but the generated source, which it reads from a file. It holds no
-expected value, and nothing that it prints is believed: the lines are parsed and compared outside.
+`ENCODE_AND_DECODE` is how plain values cross the border: the rules of `values`, for a process that can import nothing of
+this library. `CODE` is what runs in the sandbox, in front of nothing but the generated source, which it reads from a file.
+It holds no expected value, and nothing that it prints is believed: the lines are parsed and compared outside.
 """
 
-__all__ = ["CODE", "SOURCE_FILE"]
+__all__ = ["CODE", "ENCODE_AND_DECODE", "SOURCE_FILE"]
 
 SOURCE_FILE = "solution.py"
 
-CODE = """
-import itertools, json, os, sys
-
-sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
-sys.setrecursionlimit(10000)
-answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-request = json.loads(sys.stdin.read())
-sys.stdin = open(os.devnull)
-
-
-def encode(value, depth=0):
+ENCODE_AND_DECODE = """def encode(value, depth=0):
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -30,7 +20,10 @@ def encode(value, depth=0):
     if depth < 100:
         for plain in (list, tuple, set, frozenset):
             if issubclass(kind, plain):
-                return {plain.__name__.replace("frozen", ""): [encode(item, depth + 1) for item in plain.__iter__(value)]}
+                items = [encode(item, depth + 1) for item in plain.__iter__(value)]
+                if plain in (set, frozenset):
+                    items.sort(key=repr)  # else another order in every process
+                return {plain.__name__.replace("frozen", ""): items}
         if issubclass(kind, dict):
             return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]}
     raise TypeError("not a plain value: " + kind.__name__)
@@ -46,7 +39,20 @@ def decode(tagged):
         return float.fromhex(content)
     if tag == "dict":
         return {decode(key): decode(item) for key, item in content}
-    return {"list": list, "tuple": tuple, "set": set}[tag](decode(item) for item in content)
+    return {"list": list, "tuple": tuple, "set": set}[tag](decode(item) for item in content)"""
+
+CODE = """
+import itertools, json, os, sys
+
+sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
+sys.setrecursionlimit(10000)
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+request = json.loads(sys.stdin.read())
+sys.stdin = open(os.devnull)
+
+
+ENCODE_AND_DECODE
 
 
 def listed(value):
@@ -83,4 +89,4 @@ def main():
 
 
 main()
-"""
+""".replace("ENCODE_AND_DECODE", ENCODE_AND_DECODE)
