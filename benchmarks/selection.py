@@ -74,21 +74,20 @@ def settings(task: str, arm: str) -> list[str]:
 def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
     """One run to the target: a point of its curve at the start and every few steps."""
     import torch
-    from transformers import TrainerCallback
+    from transformers import TrainerCallback, set_seed
 
     from kit.config import load_config
     from kit.evaluation.heldout import HeldOut, evaluating, scoring_context
     from kit.models.backend import use_threads
     from kit.models.loading import load_model
     from kit.runner.console import silence_steps
-    from kit.train import seed_everything
     from kit.trainer.arguments import grpo_config
     from kit.trainer.trainer import make_trainer_class
 
     config = load_config("quickstart", [*SETTINGS, *TASKS[task], *ARMS[arm], f"run.seed={seed}", f"run.root={root}"])
     use_threads(1)
     parts = checked_parts(task, config)
-    seed_everything(seed)
+    set_seed(seed)
     loaded = load_model(parts.files, config.model)
     rewards = parts.preset.trl(seed=seed)
     args = grpo_config(config, loaded.backend, Path(root), rewards.reward_weights)

@@ -402,7 +402,7 @@ def test_running_out_of_memory_ends_with_advice(
 def test_a_defect_of_ours_is_a_crash_with_its_traceback_and_a_failed_run(
     tree: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("kit.trainer.arguments.grpo_config", lambda *_: 1 / 0)
+    monkeypatch.setattr("kit.runner.build.grpo_config", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kit.train.run(load_config(tree), quiet=True)
     status = RunDir(tmp_path / "runs" / "it").status()

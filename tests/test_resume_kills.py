@@ -61,7 +61,7 @@ EARLY = {
     "with the weights just loaded": {"call": "kit.models.loading:load_model", "nth": 1, "when": "after"},
     "with env.json half written": {"call": "kit.runs.store:to_json", "nth": 3},
     "with env.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 2, "when": "after"},
-    "with the trainer just built": {"call": "kit.train:build", "nth": 1, "when": "after"},
+    "with the trainer just built": {"call": "kit.runner.build:build", "nth": 1, "when": "after"},
     "in the score before training": {"call": "kit.evaluation.heldout:HeldOut._complete", "nth": 2},
     "with the score before training written": {"call": "kit.runner.resume:train_on", "nth": 1},
     "with the first completions written": {"call": "kit.runner.recording:write_parquet", "nth": 1, "when": "after"},

@@ -58,7 +58,7 @@ def worst_rows(parts: Parts) -> Any:
 
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Trains two steps and measures. The trainer is made as `kit.train.build` makes it; keep the two alike."""
+    """Trains two steps and measures. The trainer is made as `kit.runner.build.build` makes it; keep the two alike."""
     from kit.models.backend import activate_backend
 
     standby = parts.config.generation.vllm.standby

@@ -11,12 +11,15 @@ from transformers import TrainerCallback
 
 from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
+from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
 
 if TYPE_CHECKING:
+    from kit.models.failures import BatchSizeBackoff
+    from kit.runner.prepare import Parts
     from rewards import Preset
 
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
@@ -25,6 +28,21 @@ TRAINING_STATE = (
     "value_head*", "progress.json", "rollout*.pt", "manifest.json",
 )  # fmt: skip
 """Files of a checkpoint that are about training, not about the model."""
+
+
+def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
+    """What scores the held-out problems of a run, in parts where `memory` has seen too little of it."""
+    return HeldOut(
+        parts.data.heldout.to_list(),
+        parts.preset,
+        parts.files.tokenizer,
+        parts.config.evaluation,
+        parts.config.generation,
+        parts.checker,
+        memory,
+        parts.interaction,
+        processor=parts.files.processor,
+    )
 
 
 class EvaluationPolicy:

@@ -227,3 +227,13 @@ class SyncCallback(TrainerCallback):  # type: ignore[misc]
         for process, told in enumerate(events_of for *_, events_of in found):
             for event in told:
                 self.run.append_event(event.pop("kind"), process=process, **event)
+
+
+def peak_memory() -> dict[str, int]:
+    """The most memory so far, in bytes: resident in this process, and on the GPU in torch's own tensors if there is one."""
+    import resource
+
+    import torch
+
+    peak = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return peak | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {})

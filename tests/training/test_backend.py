@@ -315,11 +315,11 @@ def test_what_does_not_train_is_loaded_by_transformers() -> None:
 def test_preparing_a_run_leaves_trl_alone() -> None:
     """Else Unsloth, imported after it, would come too late."""
     code = (
-        "import sys; from kit.models import backend, loading, unsloth; from kit.runner import prepare; "
-        "import kit.train; print('trl' in sys.modules)"
+        "import sys, kit.train; print('transformers' in sys.modules); from kit.models import backend, loading, unsloth; "
+        "from kit.runner import lifecycle, prepare, resume, evaluation, recording; print('trl' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "False"
+    assert done.stdout.split()[-2:] == ["False", "False"], "transformers is load_libraries' to import"
 
 
 @pytest.mark.parametrize(

@@ -476,7 +476,7 @@ def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDi
 
 
 def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> None:
-    from kit.runner.environment import packages
+    from kit.runner.resume import packages
 
     env = {
         "packages": packages() | {"trl": "0.1", "numpy": "0.1"},
@@ -487,7 +487,7 @@ def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> N
 
 
 def test_unsloths_version_matters_where_it_loads_the_model(run: RunDir, parts: Any) -> None:
-    from kit.runner.environment import packages
+    from kit.runner.resume import packages
 
     old = packages() | {"unsloth": "0.1", "unsloth_zoo": "0.1"}
     found = changed(run, parts(), {"packages": old, "backend": {"name": "unsloth", "device": "cuda"}})

@@ -1,0 +1,168 @@
+"""The trainer of a run: model, reward functions, TRL's arguments with every default pinned, and the record of what it stands on.
+
+Imports TRL, so it is imported once the backend is active: Unsloth has to come before TRL.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import set_seed
+
+from kit.data.images import IMAGES
+from kit.errors import EngineError
+from kit.generation.engine import Engine, record, with_engine
+from kit.models.failures import BatchSizeBackoff, release, report_backoff
+from kit.models.libraries import return_freed_memory
+from kit.models.loading import keep_trainable_in_float32, load_model
+from kit.models.unsloth import loading
+from kit.runner.console import silence_steps
+from kit.runner.distributed import GatheringSink
+from kit.runner.prepare import Parts
+from kit.runner.recording import CompletionWriter, FailureMonitor
+from kit.runner.resume import git_state, inputs, packages, with_history
+from kit.trainer.arguments import changes, grpo_config
+from kit.trainer.engine import engine_settings
+from kit.trainer.savings import switches
+from kit.trainer.trainer import make_trainer_class
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.runner.console import Reporter
+    from kit.runner.distributed import DistributedContext
+    from kit.runner.lifecycle import StopSignal
+    from kit.runner.resume import Resumption
+    from kit.runner.trackers import Trackers
+    from kit.runs.store import RunDir
+
+SECRET = ("token", "key", "secret", "password")
+"""Words in the names of trainer arguments that are left out of the record."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has a directory: what its steps share."""
+
+    parts: Parts
+    folder: RunDir
+    reporter: Reporter
+    processes: DistributedContext
+    stop: StopSignal
+    resumption: Resumption | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.parts.config
+
+
+def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, BatchSizeBackoff | None]:
+    """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
+
+    config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
+    set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
+    return_freed_memory(parts.files.parameters)
+    loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
+    rewards = parts.preset.trl(seed=config.run.seed, strict=False)
+    args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
+    engine = record(config, parts.engine, loaded.backend.name)
+    stands_on = environment(loaded.backend, threads, args, config.run.seed, engine)
+    stands_on |= {"inputs": inputs(parts)}
+    stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
+    folder.write_json("env.json", stands_on)
+    trackers.start(config)
+
+    batches = config.optimisation.steps // config.optimisation.iterations
+    writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
+    watch = FailureMonitor(rewards, config.reward.max_failure_share, say, batches)
+    told = partial(report_backoff, folder, say)
+    memory = (
+        BatchSizeBackoff(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    )
+    if parts.engine.note:
+        say(parts.engine.note)
+    trainer = make_trainer_class()(
+        loaded.model,
+        rewards,
+        args,
+        train_dataset=parts.data.train,
+        processing_class=loaded.processing_class(pictures=IMAGES in parts.data.train.column_names),
+        peft_config=loaded.peft_config,
+        objective=parts.objective,
+        rollout_sinks=[writer, watch],
+        stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
+        memory=memory,
+        engine=engine_settings(config, args, say),
+        selection=config.selection,
+        **switches(config),
+        packing=config.optimisation.packing,
+        share_prompts=config.optimisation.share_prompts,
+        **parts.interaction.trainer_arguments(),
+    )
+    moved = changes(args, trainer.args)
+    stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
+    folder.write_json("env.json", stands_on)
+    trainer.chunks, trainer.fast_decoding = config.generation.chunks, True
+    trainer.was_stopped = lambda: job.stop.reason is not None
+    trainer.check_anew = job.resumption is not None and job.resumption.forced
+    keep_trainable_in_float32(trainer.model)
+    silence_steps(trainer)
+    trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
+    say(
+        f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
+        f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
+    )
+    return trainer, memory
+
+
+def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, BatchSizeBackoff | None]:
+    """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
+
+    parts = job.parts
+    try:
+        return job, *build(job, threads, trackers)
+    except EngineError as error:
+        if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
+            raise
+        reason = str(error)
+    release()  # the first model, which the error's traceback has kept until here
+    job = fall_back_to_hf(job, reason)
+    return job, *build(job, threads, trackers)
+
+
+def fall_back_to_hf(job: Job, reason: str) -> Job:
+    """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
+
+    parts = job.parts
+    engine = Engine("hf", f"vLLM did not start: {reason}")
+    job.reporter.say(f"{reason}\nCompletions come from transformers' generate instead (generation.engine: auto).")
+    config = with_engine(parts.config, engine)
+    job.folder.write_text("config.yaml", config.to_yaml())
+    return replace(job, parts=replace(parts, engine=engine, config=config))
+
+
+def environment(
+    backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A record that is enough to tell two runs apart, as plain JSON values. `engine`: of `kit.generation.engine.record`."""
+    engine = engine or {"name": "hf", "seed": args.seed}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "packages": packages(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "gpu": gpu,
+        "cuda": torch.version.cuda if gpu else None,
+        "threads": threads,
+        "backend": {"name": backend.name, "device": backend.device, "reason": backend.reason},
+        "git": git_state(),
+        "seeds": {"run": seed, "trainer": args.seed, "data_order": args.data_seed, "engine": engine["seed"]},
+        "engine": engine,
+        "trainer_arguments": {
+            key: value for key, value in args.to_dict().items() if not any(word in key for word in SECRET)
+        },
+    }
