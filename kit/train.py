@@ -58,7 +58,7 @@ def run(
             else runner.lifecycle.following(folder, processes)
         )
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
-        with life as stop, backend, runner.trackers.Trackers(folder, reporter.say) as trackers:
+        with life as stop, backend:
             if first and found.resumption is not None:
                 runner.resume.truncate_to_checkpoint(found.resumption, reporter.say)
             resumption = processes.broadcast(found.resumption)
@@ -67,7 +67,7 @@ def run(
             folder.write_json("data.json", parts.data.info)
             reporter.data(parts.data.info)
             job = runner.build.Job(parts, folder, reporter, processes, stop, resumption)
-            job, trainer, memory = runner.build.build_with_fallback(job, found.threads, trackers)
+            job, trainer, memory = runner.build.build_with_fallback(job, found.threads)
             learn(job, trainer, memory, found.previous.step if found.previous else 0)
     processes.leave()
     return folder
@@ -116,24 +116,26 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
         folder.write_json(f"eval/{name}.json", scores[name])
         return scores[name]
 
-    if first and config.evaluation.before and "before" not in scores:
-        score(trainer.model, "before", 0)
-    with job.reporter.bar("Training", start) as advance:
+    with runner.trackers.Trackers(folder, config, job.reporter.say) as trackers:
+        if first and config.evaluation.before and "before" not in scores:
+            score(trainer.model, "before", 0)
+        with job.reporter.bar("Training", start) as advance:
+            if first:
+                trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
+                trainer.add_callback(runner.evaluation.AlertCallback(policy))
+                trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
+                trainer.add_callback(trackers)
+            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
+            job.processes.wait()
+            try:
+                runner.resume.train_on(trainer, job.resumption)
+            finally:
+                trainer.flush_sinks()  # also where it fails: what came of every completion is then looked for
         if first:
-            trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
-            trainer.add_callback(runner.evaluation.AlertCallback(policy))
-            trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
-        trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
-        job.processes.wait()
-        try:
-            runner.resume.train_on(trainer, job.resumption)
-        finally:
-            trainer.flush_sinks()  # also where it fails: what came of every completion is then looked for
-    if first:
-        folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
-        folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-        runner.evaluation.conclude(policy, stop, trainer, score)
-        job.reporter.result(folder, config, stop.reason)
+            folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
+            folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
+            runner.evaluation.conclude(policy, stop, trainer, score)
+            job.reporter.result(folder, config, stop.reason)
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:

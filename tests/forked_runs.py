@@ -89,7 +89,7 @@ def warm_up() -> None:
     for name in (
         "datasets", "math_verify", "peft", "pyarrow.parquet", "reasoning_gym", "rewards", "transformers.models.qwen3",
         "trl", "kit.train", "kit.evaluation.heldout", "kit.runner.evaluation", "kit.runner.prepare",
-        "kit.runner.resume",
+        "kit.runner.build", "kit.runner.recording", "kit.runner.resume", "kit.runner.trackers",
     ):  # fmt: skip
         importlib.import_module(name)
     from kit.trainer.trainer import make_trainer_class

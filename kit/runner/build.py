@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from kit.runner.distributed import DistributedContext
     from kit.runner.lifecycle import StopSignal
     from kit.runner.resume import Resumption
-    from kit.runner.trackers import Trackers
     from kit.runs.store import RunDir
 
 SECRET = ("token", "key", "secret", "password")
@@ -60,7 +59,7 @@ class Job:
         return self.parts.config
 
 
-def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, BatchSizeBackoff | None]:
+def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
 
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
@@ -74,7 +73,6 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, BatchSizeBac
     stands_on |= {"inputs": inputs(parts)}
     stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
     folder.write_json("env.json", stands_on)
-    trackers.start(config)
 
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
@@ -119,19 +117,19 @@ def build(job: Job, threads: int, trackers: Trackers) -> tuple[Any, BatchSizeBac
     return trainer, memory
 
 
-def build_with_fallback(job: Job, threads: int, trackers: Trackers) -> tuple[Job, Any, BatchSizeBackoff | None]:
+def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:
     """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
 
     parts = job.parts
     try:
-        return job, *build(job, threads, trackers)
+        return job, *build(job, threads)
     except EngineError as error:
         if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
             raise
         reason = str(error)
     release()  # the first model, which the error's traceback has kept until here
     job = fall_back_to_hf(job, reason)
-    return job, *build(job, threads, trackers)
+    return job, *build(job, threads)
 
 
 def fall_back_to_hf(job: Job, reason: str) -> Job:

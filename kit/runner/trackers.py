@@ -1,173 +1,257 @@
-"""Trackers (`run.report_to`) mirror a run and can do nothing to it: each has a process of its own that reads the run's files.
+"""Trackers (`run.report_to`) mirror a run: its metrics, held-out scores and configuration, by the trackers' own libraries.
 
-One that fails, at import, at its start, in a call, at its end, or that hangs, is let go: a warning, an `alert` among the
-events, and the run goes on. Training waits for none of them; at the end they get `FINISH_SECONDS`, all together.
+transformers' callbacks (`report_to` of its arguments) are not used: they put `train/` before every name, send the configuration
+with its secrets, know no held-out scores, and start another run of the tracker when a run is resumed. One that raises is let go:
+a warning, an `alert` among the events, and the run goes on. One that hangs holds the run up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import select
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from transformers import TrainerCallback
 
 from kit.errors import RunError
+from kit.runs.files import write_atomic
+from kit.runs.metrics import ENDS, is_number, step_of
 from kit.runs.secrets import redact, redacted
+from kit.runs.store import RunDir
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
-    from kit.runs.store import RunDir
 
 log = logging.getLogger("kit")
-STALL_SECONDS = 60.0
-"""Seconds that one call of a tracker may take."""
-FINISH_SECONDS = 20.0
-"""Seconds that trackers have for what is left when the run has ended."""
+PROJECT = "grpo-kit"
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+Values = dict[str, float]
 
 
-class Trackers:
-    """The mirrors of a run, as a context: started by `start`, ended in order at its end, however that comes."""
+class Client(Protocol):
+    """One run in one tracker: made of the run, its configuration, whether it was there before, and the id it had."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        tell: Callable[[str], None] = log.warning,
-        *,
-        stall: float = STALL_SECONDS,
-        finish: float = FINISH_SECONDS,
-    ) -> None:
-        self.run, self.tell, self.stall, self.finish = run, tell, stall, finish
-        self.mirrors: list[Mirror] = []
+    id: str | None
+    """What finds this run again, for a tracker that goes by more than its name."""
 
-    def start(self, config: RunConfig) -> None:
-        """Starts one process a tracker of `run.report_to`. Raises nothing for a tracker's sake."""
-        if self.mirrors or int(os.environ.get("RANK", "0")):
-            return
-        content = redacted(config.model_dump(mode="json"))
-        self.mirrors = [Mirror(name, self, content) for name in dict.fromkeys(config.run.report_to)]
+    def log(self, step: int, values: Values) -> None: ...
 
-    def give_up(self, name: str, step: int, reason: str) -> None:
-        """Says once that a tracker is left out from now on. A disk that refuses even that is not a tracker's matter."""
-        message = redact(
-            f"The tracker {name} failed and is left out from here on: {reason.rstrip('.')}. The run goes on; its own files have "
-            f"everything. Details: trackers/{name}.log"
-        )
+    def finish(self) -> None: ...
+
+
+class Trackio:
+    """https://github.com/gradio-app/trackio: in files of this user (TRACKIO_DIR), or on a Space if TRACKIO_SPACE_ID says so."""
+
+    id: str | None = None
+
+    def __init__(self, run: RunDir, config: dict[str, Any], resumed: bool, id: str | None) -> None:
+        import trackio
+
+        self._module = trackio
+        trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=run.id, config=config,
+            resume="allow" if resumed else "never", embed=False, auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+
+    def log(self, step: int, values: Values) -> None:
+        self._module.log(values, step=step)
+
+    def finish(self) -> None:
+        self._module.finish()
+
+
+class Wandb:
+    """https://docs.wandb.ai; the run's own files lie in its directory."""
+
+    def __init__(self, run: RunDir, config: dict[str, Any], resumed: bool, id: str | None) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=run.id, id=id, resume="allow" if id else None,
+            config=config, dir=str(run.path),
+        )  # fmt: skip
+        self._run.define_metric("*", step_metric="step")  # a held-out score may arrive after a later step's line
+        self.id: str | None = str(self._run.id)
+
+    def log(self, step: int, values: Values) -> None:
+        self._run.log({**values, "step": step})
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class TensorBoard:
+    """Event files in the run's directory: `tensorboard --logdir runs`. A resumed run adds a file of its own."""
+
+    id: str | None = None
+
+    def __init__(self, run: RunDir, config: dict[str, Any], resumed: bool, id: str | None) -> None:
         try:
-            self.tell(f"Warning: {message}")
-            self.run.append_event("alert", step=step, name=f"tracker {name}", message=message, severity="warning")
-        except (RunError, RuntimeError) as error:
-            log.warning("%s (%s)", message, error)
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            from torch.utils.tensorboard import SummaryWriter
+        self._writer = SummaryWriter(str(run.path / "tensorboard"))
+        self._writer.add_text("config", f"```json\n{json.dumps(config, indent=2, ensure_ascii=False)}\n```")
+
+    def log(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """https://mlflow.org: where MLFLOW_TRACKING_URI says, else in ./mlruns."""
+
+    def __init__(self, run: RunDir, config: dict[str, Any], resumed: bool, id: str | None) -> None:
+        import mlflow
+
+        self._module = mlflow
+        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        made = mlflow.start_run(run_id=id, run_name=None if id else run.id)
+        self.id: str | None = str(made.info.run_id)
+        if not id:
+            mlflow.log_dict(config, "config.json")
+
+    def log(self, step: int, values: Values) -> None:
+        self._module.log_metrics({name.replace("@", "_at_"): value for name, value in values.items()}, step=step)
+
+    def finish(self) -> None:
+        self._module.end_run()
+
+
+CLIENTS: dict[str, Callable[[RunDir, dict[str, Any], bool, str | None], Client]] = {
+    "trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard, "mlflow": MLflow,
+}  # fmt: skip
+
+
+class Mirror:
+    """A run in one tracker, and what was sent there: trackers/NAME.json, so that a resumed run repeats nothing."""
+
+    def __init__(self, name: str, run: RunDir, config: dict[str, Any]) -> None:
+        self.run, self.memory = run, run.path / "trackers" / f"{name}.json"
+        known = json.loads(self.memory.read_text(encoding="utf-8")) if self.memory.is_file() else {}
+        self.step, self.scores = int(known.get("step", 0)), set(known.get("scores", []))
+        self.client = CLIENTS[name](run, config, bool(known), known.get("id"))
+        self.log_scores()
+        for line in run.metrics():  # of a resumed run: what an earlier process wrote and had not sent
+            self.log(int(line.get("step") or 0), numbers(line))
+
+    def log(self, step: int, values: Values) -> None:
+        """Sends the line of a step, unless that step was sent before."""
+        if step > self.step:
+            self.client.log(step, values)
+            self.step = step
+            self._remember()
+
+    def log_scores(self) -> None:
+        """Sends the held-out scores on disk that were not sent before, the earliest first."""
+        found = []
+        for path in self.run.eval.glob("*.json"):
+            if path.stem not in self.scores and step_of(path.stem, self.step) is not None:
+                score = json.loads(path.read_text(encoding="utf-8"))
+                step = score.get("step")
+                found.append((int(step) if is_number(step) else step_of(path.stem, self.step) or 0, path.stem, score))
+        for step, name, score in sorted(found, key=lambda item: item[:2]):
+            self.client.log(step, estimates(score))
+            self.scores.add(name)
+        if found:
+            self._remember()
+
+    def _remember(self) -> None:
+        sent = {"id": self.client.id, "step": self.step, "scores": sorted(self.scores)}
+        write_atomic(self.memory, json.dumps(sent), durable=False)
+
+
+class Trackers(TrainerCallback):  # type: ignore[misc]
+    """The trackers of a run, as a context and a callback of the trainer: started, fed with every line, and ended."""
+
+    def __init__(self, run: RunDir, config: RunConfig, on_message: Callable[[str], object] = log.warning) -> None:
+        self.run, self.config, self.on_message = run, config, on_message
+        self.mirrors: dict[str, Mirror] = {}
 
     def __enter__(self) -> Self:
+        """Starts those of `run.report_to`, in the first process of several. Raises nothing for a tracker's sake."""
+        names = () if int(os.environ.get("RANK", "0")) else dict.fromkeys(self.config.run.report_to)
+        content = redacted(self.config.model_dump(mode="json"))
+        for name in names:
+            os.environ.update({key: value for key, value in QUIET.items() if key not in os.environ})
+            with self._let_go(name), self._printing_to_log(name):
+                self.mirrors[name] = Mirror(name, self.run, content)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        deadline = time.monotonic() + self.finish
-        for mirror in self.mirrors:
-            mirror.end_input()
-        for mirror in self.mirrors:
-            mirror.wait(deadline)
+        for name, mirror in list(self.mirrors.items()):
+            with self._let_go(name), self._printing_to_log(name):
+                mirror.log_scores()
+                mirror.client.finish()
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if not logs or "train_runtime" in logs:  # the closing summary of the trainer is no step
+            return
+        for name, mirror in list(self.mirrors.items()):
+            with self._let_go(name):
+                mirror.log_scores()
+                mirror.log(state.global_step, numbers(logs))
 
-class Mirror:
-    """One tracker's process, watched by a thread."""
-
-    def __init__(self, name: str, owner: Trackers, config: dict[str, Any]) -> None:
-        self.name, self.owner = name, owner
-        self.step, self.reason, self.busy_since = 0, "", time.monotonic()
-        self.busy: str | None = "start"
-        self.done = False
-        self.process: subprocess.Popen[bytes] | None = None
+    @contextlib.contextmanager
+    def _let_go(self, name: str) -> Iterator[None]:
+        """Inside, what a tracker raises ends that tracker, with one warning. A disk that refuses even that is not its matter."""
         try:
-            self.process = self._spawn(config)
-        except (OSError, RunError) as error:
-            owner.give_up(name, 0, f"its process cannot be started: {error}")
-            return
-        self.thread = threading.Thread(target=self._watch, name=f"tracker-{name}", daemon=True)
-        self.thread.start()
-
-    def _spawn(self, config: dict[str, Any]) -> subprocess.Popen[bytes]:
-        run = self.owner.run
-        folder = run.path.resolve() / "trackers"
-        folder.mkdir(exist_ok=True)
-        request = json.dumps({"tracker": self.name, "run_dir": str(run.path.resolve()), "config": config}).encode()
-        with (folder / f"{self.name}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kit.runner.tracker_process"],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env={**QUIET, **os.environ},
+            yield
+        except (Exception, SystemExit) as error:
+            mirror = self.mirrors.pop(name, None)
+            reason = f"{type(error).__name__}: {error}"[:500].rstrip(".")
+            message = redact(
+                f"The tracker {name} failed and is left out from here on: {reason}. The run goes on; its own "
+                "files have everything."
             )
-        assert process.stdin is not None
-        # A writer of its own: a process that never reads may not hold up the run by a full pipe.
-        content = b"%-16d" % len(request) + request
-        self.writer = threading.Thread(target=_write, args=(process.stdin, content), daemon=True)
-        self.writer.start()
-        return process
+            log.warning("the tracker %s failed", name, exc_info=error)
+            with contextlib.suppress(RunError, RuntimeError):
+                self.on_message(f"Warning: {message}")
+                self.run.append_event(
+                    "alert",
+                    step=mirror.step if mirror else 0,
+                    name=f"tracker {name}",
+                    message=message,
+                    severity="warning",
+                )
 
-    def _watch(self) -> None:
-        """Reads the answers until the process ends, and ends it when one call takes too long."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        descriptor, rest = self.process.stdout.fileno(), b""
-        while True:
-            if select.select([descriptor], [], [], 0.2)[0]:
-                block = os.read(descriptor, 65536)
-                if not block:
-                    break
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    self._hear(line)
-            elif self.busy and time.monotonic() - self.busy_since > self.owner.stall:
-                self.reason = self.reason or f"no answer to '{self.busy}' in {self.owner.stall:.0f} s"
-                self.process.kill()
-        code = self.process.wait()
-        if not self.done:
-            self.owner.give_up(self.name, self.step, self.reason or f"its process ended with code {code}")
-
-    def _hear(self, line: bytes) -> None:
-        answer = json.loads(line)
-        self.busy, self.busy_since = answer.get("busy"), time.monotonic()
-        self.step = max(self.step, answer.get("sent", 0))
-        self.reason = answer.get("failed") or self.reason
-        self.done = self.done or bool(answer.get("done"))
-
-    def end_input(self) -> None:
-        """Tells the process that the run has ended."""
-        if self.process is None or self.process.stdin is None:
-            return
-        self.writer.join(1.0)
-        if self.writer.is_alive():
-            return  # it does not even read
-        _write(self.process.stdin, b"end\n")  # in words, too: a forked process may hold the pipe open
-        self.process.stdin.close()
-
-    def wait(self, deadline: float) -> None:
-        """Waits until the process has ended, or ends it at `deadline` (by the monotonic clock)."""
-        if self.process is None:
-            return
-        self.thread.join(max(0.0, deadline - time.monotonic()))
-        if self.thread.is_alive():
-            self.reason = self.reason or f"it was not done {self.owner.finish:.0f} s after the run's end"
-            self.process.kill()
-            self.thread.join(5.0)
+    @contextlib.contextmanager
+    def _printing_to_log(self, name: str) -> Iterator[None]:
+        """Inside, what is printed goes to trackers/NAME.log: addresses and advice of the tracker's."""
+        folder = self.run.path / "trackers"
+        folder.mkdir(exist_ok=True)
+        with (
+            open(folder / f"{name}.log", "a", encoding="utf-8") as file,
+            contextlib.redirect_stdout(file),
+            contextlib.redirect_stderr(file),
+        ):
+            yield
 
 
-def _write(stream: Any, content: bytes) -> None:
-    try:
-        while content:
-            content = content[stream.write(content) :]
-    except (OSError, ValueError):
-        return  # the process has gone: the watcher says so
+def numbers(line: dict[str, Any]) -> Values:
+    """The finite numbers of a line of metrics under their own names; step and clock are the tracker's business."""
+    return {key: float(value) for key, value in line.items() if key not in ("step", "time") and is_number(value)}
+
+
+def estimates(score: dict[str, Any]) -> Values:
+    """Held-out scores as `heldout/NAME`, `heldout/NAME_low` and `heldout/NAME_high`."""
+    values: Values = {}
+    for name, estimate in score.items():
+        if isinstance(estimate, dict) and is_number(estimate.get("value")):
+            ends = {"value": "", "low": "_low", "high": "_high"}
+            values |= {
+                f"heldout/{name}{ends[end]}": float(estimate[end]) for end in ENDS if is_number(estimate.get(end))
+            }
+        elif name in ("completion_tokens_mean", "truncated_share") and is_number(estimate):
+            values[f"heldout/{name}"] = float(estimate)
+    return values

@@ -101,7 +101,7 @@ def grpo_config(
         save_total_limit=run.keep_checkpoints + (config.evaluation.keep_best and config.evaluation.every > 0),
         save_only_model=False,
         eval_strategy="no",
-        report_to="none",  # trackers are processes of their own (kit.runner.trackers), which cannot hurt the run
+        report_to="none",  # kit.runner.trackers is a callback of the kit's own
         run_name=run.id,
         disable_tqdm=True,
         push_to_hub=False,

@@ -1,57 +1,52 @@
-"""kit.runner.trackers: a tracker mirrors a run, and whatever befalls it the run goes on."""
+"""kit.runner.trackers: a tracker mirrors a run, and one that raises is let go while the run goes on."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kit.config import load_config
-from kit.runner.tracker_process import Source, estimates, numbers
-from kit.runner.trackers import Trackers
-from kit.runs.files import read_lines
+from kit.runner import trackers
+from kit.runner.trackers import TensorBoard, Trackers, estimates, numbers
 from kit.runs.store import RunDir, RunStore
 
-# A stand-in for a tracker: writes what it was called with, and at one of its calls does what FAULT says.
-FAKE = """
-    import json, os, time
-    from types import SimpleNamespace
+Calls = list[dict[str, Any]]
 
-    def note(call, **what):
-        with open(os.environ["FAKE_CALLS"], "a") as file:
-            file.write(json.dumps({"call": call, **what}) + "\\n")
+
+class Fake(ModuleType):
+    """A stand-in for wandb: notes what it is called with, and raises `error` at the call `where`."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.calls: Calls = []
+        self.where, self.error = "", BaseException()
+
+    def note(self, call: str, **what: Any) -> None:
+        self.calls.append({"call": call, **what})
         print("chatter on standard output")
-        where, _, fault = os.environ.get("FAKE_FAULT", "").partition(":")
-        if where == call:
-            if fault == "raise":
-                raise RuntimeError("401 for hf_abcdefghijklmnopqrstuvwx")
-            if fault == "hang":
-                time.sleep(600)
-            if fault == "exit":
-                raise SystemExit("goodbye")
-            if fault == "crash":
-                os.abort()
+        if self.where == call:
+            raise self.error
 
-    def init(project, name, id, resume, config, dir):
-        note("init", project=project, name=name, id=id, resume=resume, config=config)
+    def init(self, *, project: str, name: str, id: str | None, resume: str | None, config: Any, dir: str) -> Any:
+        self.note("init", project=project, name=name, id=id, resume=resume, config=config)
         return SimpleNamespace(
             id=id or "made-by-the-tracker",
             define_metric=lambda *names, **how: None,
-            log=lambda values: note("log", values=values),
-            finish=lambda: note("finish"),
+            log=lambda values: self.note("log", values=values),
+            finish=lambda: self.note("finish"),
         )
 
-    note("import")
-"""
+    def of(self, call: str) -> Calls:
+        return [each for each in self.calls if each["call"] == call]
 
 
 @pytest.fixture
@@ -60,196 +55,120 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-    """Puts the stand-in in wandb's place; returns what it was called with."""
-    folder, calls = tmp_path / "packages", tmp_path / "calls.jsonl"
-    folder.mkdir()
-    (folder / "wandb.py").write_text(textwrap.dedent(FAKE))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setenv("FAKE_CALLS", str(calls))
-    monkeypatch.syspath_prepend(str(folder))
-    return lambda: read_lines(calls)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Stands in wandb's place."""
+    module = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
 
 
 def config(*overrides: str) -> Any:
     return load_config("quickstart", ["run.report_to=[wandb]", *overrides])
 
 
-def mirrored(run: RunDir, steps: range, told: list[str] | None = None, **limits: float) -> float:
-    """Writes metrics of `steps` while the trackers run; returns the seconds that their end took."""
-    with Trackers(run, (told if told is not None else []).append, **limits) as trackers:
-        trackers.start(config())
-        for step in steps:
-            run.append_metrics({"step": step, "time": 1.0, "reward": step / 10, "kl": None})
-        began = time.monotonic()
-    return time.monotonic() - began
+def mirrored(run: RunDir, steps: range, told: list[str] | None = None) -> None:
+    """Makes `steps` as the trainer does, with trackers."""
+    with Trackers(run, config(), (told if told is not None else []).append) as mirrors:
+        make(run, mirrors, steps)
+
+
+def make(run: RunDir, mirrors: Trackers, steps: range) -> None:
+    for step in steps:
+        logs = {"reward": step / 10, "kl": float("nan")}
+        run.append_metrics({"step": step, "time": 1.0, **logs})
+        mirrors.on_log(None, SimpleNamespace(global_step=step), None, logs)
+    mirrors.on_log(None, SimpleNamespace(global_step=9), None, {"train_runtime": 1.0})  # the trainer's closing summary
 
 
 def alerts(run: RunDir) -> list[dict[str, Any]]:
     return [event for event in run.events() if event["kind"] == "alert"]
 
 
-def test_what_the_run_writes_is_mirrored_step_by_step(run: RunDir, fake: Callable[[], list[dict[str, Any]]]) -> None:
+def test_what_the_run_writes_is_mirrored_step_by_step(
+    run: RunDir, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.write_json("eval/before.json", {"step": 0, "pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}})
     mirrored(run, range(1, 4))
-    calls = fake()
-    assert [call["call"] for call in calls] == ["import", "init", "log", "log", "log", "log", "finish"]
-    assert (calls[1]["project"], calls[1]["name"]) == ("grpo-kit", "one")
-    assert calls[2]["values"] == {
+    assert [call["call"] for call in fake.calls] == ["init", "log", "log", "log", "log", "finish"]
+    assert (fake.calls[0]["project"], fake.calls[0]["name"]) == ("grpo-kit", "one")
+    assert fake.calls[1]["values"] == {
         "heldout/pass@1": 0.5, "heldout/pass@1_low": 0.4, "heldout/pass@1_high": 0.6, "step": 0,
     }  # fmt: skip
-    assert [call["values"] for call in calls[3:6]] == [{"reward": n / 10, "step": n} for n in (1, 2, 3)]
+    assert [call["values"] for call in fake.of("log")[1:]] == [{"reward": n / 10, "step": n} for n in (1, 2, 3)]
     assert alerts(run) == []
+    assert "chatter" in (run.path / "trackers" / "wandb.log").read_text()
 
 
-@pytest.mark.parametrize("where", ["import", "init", "log", "finish"])
-@pytest.mark.parametrize("fault", ["raise", "exit", "crash"])
-def test_a_tracker_that_fails_is_let_go_with_one_warning(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, where: str, fault: str
+@pytest.mark.parametrize("error", [RuntimeError("401 for hf_abcdefghijklmnopqrstuvwx"), SystemExit("goodbye")])
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_raises_is_let_go_with_one_warning(
+    run: RunDir, fake: Fake, where: str, error: BaseException
 ) -> None:
-    monkeypatch.setenv("FAKE_FAULT", f"{where}:{fault}")
+    fake.where, fake.error = where, error
     told: list[str] = []
     mirrored(run, range(1, 4), told)
     assert len(run.metrics()) == 3
     (alert,) = alerts(run)
     assert (alert["name"], alert["severity"]) == ("tracker wandb", "warning")
-    reason = {"raise": "RuntimeError: 401 for [hidden]", "exit": "SystemExit: goodbye", "crash": "code -6"}[fault]
-    assert reason in alert["message"]
+    assert ("RuntimeError: 401 for [hidden]" if isinstance(error, RuntimeError) else "SystemExit: goodbye") in alert[
+        "message"
+    ]
     assert told == [f"Warning: {alert['message']}"]
 
 
-@pytest.mark.parametrize("where", ["import", "init", "log", "finish"])
-def test_a_tracker_that_hangs_holds_nothing_up(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    monkeypatch.setenv("FAKE_FAULT", f"{where}:hang")
-    assert mirrored(run, range(1, 4), finish=2.0) < 10.0
-    (alert,) = alerts(run)
-    assert "not done 2 s after the run's end" in alert["message"]
+def test_a_tracker_that_cannot_be_imported_is_let_go(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    mirrored(run, range(1, 3))
+    assert "ModuleNotFoundError" in alerts(run)[0]["message"]
 
 
-def test_a_call_that_takes_too_long_ends_the_tracker_while_the_run_goes_on(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_FAULT", "log:hang")
-    with Trackers(run, lambda _: None, stall=0.5) as trackers:
-        trackers.start(config())
-        run.append_metrics({"step": 1, "reward": 0.5})
-        deadline = time.monotonic() + 60
-        while not alerts(run) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "no answer to 'log' in" in alerts(run)[0]["message"]
-    assert len(alerts(run)) == 1
+def test_ctrl_c_within_a_tracker_is_the_runs(run: RunDir, fake: Fake) -> None:
+    fake.where, fake.error = "log", KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        mirrored(run, range(1, 3))
 
 
-def test_a_resumed_run_goes_on_in_the_same_tracker_run_and_repeats_no_step(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_a_resumed_run_goes_on_in_the_same_tracker_run_and_repeats_no_step(run: RunDir, fake: Fake) -> None:
     mirrored(run, range(1, 4))
-    mirrored(run, range(4, 6))
-    first, second = [call for call in fake() if call["call"] == "init"]
+    run.append_metrics({"step": 4, "reward": 0.4})  # killed before it was sent
+    mirrored(run, range(3, 6))  # from a checkpoint before that step
+    first, second = fake.of("init")
     assert (first["id"], first["resume"]) == (None, None)
     assert (second["id"], second["resume"]) == ("made-by-the-tracker", "allow")
-    assert [call["values"]["step"] for call in fake() if call["call"] == "log"] == [1, 2, 3, 4, 5]
+    assert [call["values"]["step"] for call in fake.of("log")] == [1, 2, 3, 4, 5]
 
 
-def test_steps_that_are_made_again_after_a_resume_are_not_sent_again(run: RunDir) -> None:
-    for step in range(1, 6):
-        run.append_metrics({"step": step, "reward": 1.0})
-    source = Source(run.path, after=0)
-    assert [step for step, _ in source.news()] == [1, 2, 3, 4, 5]
-    run.metrics_file.write_text(
-        "".join(json.dumps({"step": step, "reward": 1.0}) + "\n" for step in (1, 2, 3, 4, 5, 6))
-    )
-    assert [step for step, _ in source.news()] == [6]
-    assert list(source.news()) == []
+def test_scores_are_sent_once_and_those_at_the_end_as_well(run: RunDir, fake: Fake) -> None:
+    with Trackers(run, config()) as mirrors:
+        make(run, mirrors, range(1, 3))
+        run.write_json("eval/step-00002.json", {"step": 2, "truncated_share": 0.5})
+        run.write_json("eval/again.json", {"step": 2, "truncated_share": 0.75})  # made by hand
+        make(run, mirrors, range(3, 4))
+        run.write_json("eval/after.json", {"truncated_share": 0.25})
+    mirrored(run, range(3, 4))
+    scores = [call["values"] for call in fake.of("log") if "heldout/truncated_share" in call["values"]]
+    assert [(score["step"], score["heldout/truncated_share"]) for score in scores] == [(2, 0.5), (3, 0.25)]
 
 
-def test_secrets_of_the_configuration_are_not_sent(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_of_the_configuration_are_not_sent(run: RunDir, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", "value-of-the-variable")
-    began = time.monotonic()
-    with Trackers(run) as trackers:  # of a run that ends at once
-        trackers.start(
-            config(
-                "reward.params={api_key: plain-word, header: value-of-the-variable}",
-                "data.system_prompt=hf_" + "a" * 30,
-            )
-        )
-    assert time.monotonic() - began < 15
-    (sent,) = (call["config"] for call in fake() if call["call"] == "init")
+    secret = "reward.params={api_key: plain-word, header: value-of-the-variable}"
+    with Trackers(run, config(secret, "data.system_prompt=hf_" + "a" * 30)):
+        pass
+    (sent,) = (call["config"] for call in fake.of("init"))
     assert sent["reward"]["params"] == {"api_key": "[hidden]", "header": "[hidden]"}
     assert sent["data"]["system_prompt"] == "[hidden]"
     assert sent["generation"]["max_completion_tokens"] == 64
 
 
-def test_a_killed_trainer_leaves_no_tracker_behind(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    code = f"""
-        import os, signal, time
-        from pathlib import Path
-        from kit.config import load_config
-        from kit.runs.store import RunDir
-        from kit.runner.trackers import Trackers
-        run = RunDir(Path({str(run.path)!r}))
-        with Trackers(run) as trackers:
-            trackers.start(load_config("quickstart", ["run.report_to=[wandb]"]))
-            run.append_metrics({{"step": 1, "reward": 0.5}})
-            while not (run.path / "trackers" / "wandb.json").exists():
-                time.sleep(0.02)
-            print(trackers.mirrors[0].process.pid, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    child, deadline = int(done.stdout), time.monotonic() + 30
-    while time.monotonic() < deadline and not ended(child):
-        time.sleep(0.05)
-    assert ended(child)
-    assert [call["call"] for call in fake()] == ["import", "init", "log", "finish"]
-
-
-def test_a_tracker_that_hangs_outlives_a_killed_trainer_by_a_bounded_time() -> None:
-    code = """
-        import subprocess, sys
-        child = "from kit.runner import tracker_process as t; import os, threading, time; t.ORPHAN_SECONDS = 0.2; "
-        child += "threading.Thread(target=t.leave_after, args=(os.getppid(),), daemon=True).start(); time.sleep(600)"
-        print(subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.DEVNULL).pid)
-        time = __import__("time"); time.sleep(1.5)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
-    child, deadline = int(done.stdout), time.monotonic() + 30
-    while time.monotonic() < deadline and not ended(child):
-        time.sleep(0.05)
-    assert ended(child)
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def test_other_processes_of_one_run_start_no_tracker(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_of_one_run_start_no_tracker(run: RunDir, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    with Trackers(run) as trackers:
-        trackers.start(config())
-        assert trackers.mirrors == []
-
-
-def test_a_process_that_cannot_be_started_is_an_alert(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
     mirrored(run, range(1, 2))
-    assert "cannot be started" in alerts(run)[0]["message"]
+    assert fake.calls == []
 
 
-def test_a_warning_that_the_disk_refuses_ends_nothing(
-    run: RunDir, fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_FAULT", "init:raise")
+def test_a_warning_that_the_disk_refuses_ends_nothing(run: RunDir, fake: Fake) -> None:
+    fake.where, fake.error = "init", RuntimeError("no")
     run.events_file.mkdir()  # a folder where the file should be: nothing can be appended
     mirrored(run, range(1, 2))
     assert [line["step"] for line in run.metrics()] == [1]
@@ -264,7 +183,7 @@ def test_numbers_and_scores_are_what_a_tracker_can_draw() -> None:
 
 
 BLOCK = """
-    import os, socket
+    import os, sys
     log = open(os.environ["CONNECTIONS"], "a")
     def watch(event, args):
         if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
@@ -273,14 +192,13 @@ BLOCK = """
             if str(host) not in ("127.0.0.1", "localhost", "::1", "0.0.0.0"):
                 log.write(f"{event} {args}\\n"); log.flush()
                 raise OSError("no network here")
-    import sys
     sys.addaudithook(watch)
 """
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No network for child processes, attempts noted; trackio's files in a folder of the test."""
+def train(tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
+    """Trains `tree` in a process without a network, attempts noted; trackio's files in a folder of the test."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(textwrap.dedent(BLOCK))
@@ -288,7 +206,17 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CONNECTIONS", str(tmp_path / "connections.txt"))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str, **ways: bool) -> RunDir:
+        config, request = load_config(tree, overrides), tmp_path / "request.json"
+        request.write_text(json.dumps({"config": config.model_dump(mode="json"), **ways}))
+        done = subprocess.run([sys.executable, "-m", "kit.train", str(request)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "* " not in done.stdout, "what a tracker prints is not the run's"
+        return RunStore(config.run.root).open(str(config.run.id))
+
+    return run
 
 
 def trackio_rows(folder: Path) -> list[tuple[str, int, dict[str, Any]]]:
@@ -299,48 +227,55 @@ def trackio_rows(folder: Path) -> list[tuple[str, int, dict[str, Any]]]:
 
 
 def test_trackio_holds_what_the_run_wrote_without_a_network_and_goes_on_after_a_resume(
-    attempt: Callable[..., Any], local: Path
+    train: Callable[..., RunDir], tmp_path: Path
 ) -> None:
     pytest.importorskip("trackio")
-    done = attempt("run.report_to=[trackio]", "evaluation.before=true", "run.id=mirrored")
-    assert (done.code, done.folder.status()["state"]) == (0, "finished")
-    with Trackers(done.folder) as trackers:  # what a resumed run does
-        trackers.start(load_config("quickstart", ["run.report_to=[trackio]"]))
-        done.folder.append_metrics({"step": 3, "reward": 0.75})
+    how = ("run.report_to=[trackio]", "evaluation.before=true", "run.id=mirrored", "optimisation.schedule=constant")
+    train(*how, "optimisation.steps=2", "run.save_every=2")
+    folder = train(*how, "optimisation.steps=3", resume=True)
 
-    assert not (local / "connections.txt").read_text()
-    assert alerts(done.folder) == []
-    stored = trackio_rows(local)
+    assert not (tmp_path / "connections.txt").read_text()
+    assert alerts(folder) == []
+    stored = trackio_rows(tmp_path)
     assert {name for name, _, _ in stored} == {"mirrored"}
-    (_, first_step, scores), *lines = stored
+    (_, first_step, scores), *rest = stored
     assert first_step == 0
-    before = json.loads((done.folder.eval / "before.json").read_text())
+    before = json.loads((folder.eval / "before.json").read_text())
     assert scores["heldout/greedy_reward"] == before["greedy_reward"]["value"]
-    written = done.folder.metrics()
-    assert [step for _, step, _ in lines] == [line["step"] for line in written] == [1, 2, 3]
-    for (_, _, values), line in zip(lines, written, strict=True):
+    lines = [(step, values) for _, step, values in rest if "reward" in values]
+    written = folder.metrics()
+    assert [step for step, _ in lines] == [line["step"] for line in written] == [1, 2, 3]
+    for (_, values), line in zip(lines, written, strict=True):
         assert values == numbers(line)
-    with sqlite3.connect(local / "trackio" / "grpo-kit.db") as database:
+    with sqlite3.connect(tmp_path / "trackio" / "grpo-kit.db") as database:
         assert len(database.execute("SELECT DISTINCT run_id FROM metrics").fetchall()) == 1
 
 
-def test_tensorboard_files_lie_in_the_run(run: RunDir, local: Path) -> None:
+def test_tensorboard_files_lie_in_the_run(run: RunDir) -> None:
     pytest.importorskip("tensorboardX")
-    with Trackers(run) as trackers:
-        trackers.start(load_config("quickstart", ["run.report_to=[tensorboard]"]))
-        run.append_metrics({"step": 1, "reward": 0.625})
+    with Trackers(run, load_config("quickstart", ["run.report_to=[tensorboard]"])) as mirrors:
+        make(run, mirrors, range(1, 2))
     (file,) = (run.path / "tensorboard").glob("events.*")
     assert b"reward" in file.read_bytes()
     assert alerts(run) == []
 
 
+class Refusing(TensorBoard):
+    """A tracker whose service refuses the second step."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        if step == 2:
+            raise RuntimeError("401")
+
+
 def test_a_run_with_a_failing_tracker_ends_as_if_there_were_none(
-    attempt: Callable[..., Any], fake: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("tensorboardX")
     plain = attempt("run.id=plain")
-    monkeypatch.setenv("FAKE_FAULT", "init:raise")
-    done = attempt("run.report_to=[wandb]", "run.id=tracked")
+    monkeypatch.setitem(trackers.CLIENTS, "tensorboard", Refusing)
+    done = attempt("run.report_to=[tensorboard]", "run.id=tracked")
     assert (done.code, done.folder.status()["state"]) == (0, "finished")
-    assert "The tracker wandb failed" in done.shown
+    assert "The tracker tensorboard failed" in done.shown
     assert [line["loss"] for line in done.folder.metrics()] == [line["loss"] for line in plain.folder.metrics()]
-    assert "The tracker wandb failed" in (done.folder.path / "report.html").read_text()
+    assert "The tracker tensorboard failed" in (done.folder.path / "report.html").read_text()
