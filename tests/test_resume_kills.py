@@ -58,7 +58,7 @@ EARLY = {
     "with all cut that is to be written again": {"call": "kit.runner.resume:_note", "nth": 1},
     "with config.yaml just written": {"call": "kit.runs.store:RunDir.write_text", "nth": 1, "when": "after"},
     "with data.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 1, "when": "after"},
-    "with the weights just loaded": {"call": "kit.models.loading:load_model", "nth": 1, "when": "after"},
+    "with the weights just loaded": {"call": "kit.runner.build:load_model", "nth": 1, "when": "after"},
     "with env.json half written": {"call": "kit.runs.store:to_json", "nth": 3},
     "with env.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 2, "when": "after"},
     "with the trainer just built": {"call": "kit.runner.build:build", "nth": 1, "when": "after"},
