@@ -8,7 +8,6 @@ A regularizer that returns a scalar (a penalty on the weights, say) is added aft
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +34,9 @@ from kit.objective.metrics import Mean, Meter
 from kit.objective.recipes import resolve
 from kit.objective.reduction import LossScale, reductions
 from kit.objective.registry import Entry
-from kit.objective.regularizer import regularizers
+from kit.objective.regularizer import regularizers as regularizer_registry
 from kit.objective.schedules import Controller, Schedule
-from kit.objective.weight import weights
+from kit.objective.weight import weights as weight_registry
 
 __all__ = ["LossOutput", "Mean", "Objective"]
 
@@ -49,15 +48,6 @@ class LossOutput(NamedTuple):
     metrics: dict[str, Mean]  # add up over micro-batches and processes, then divide
     samples: dict[str, Tensor]  # detached (n,) values of up to 1024 tokens each, NaN at padding, for quantiles
     observed: dict[str, Mean]  # for `Objective.observe`; empty without controllers
-
-
-@dataclass(frozen=True)
-class _Parts:
-    advantage: Hook
-    clip: Hook
-    weights: tuple[Hook, ...]
-    regularizers: tuple[Hook, ...]
-    reduction: Hook
 
 
 class Objective:
@@ -78,7 +68,11 @@ class Objective:
         *,
         base: Path | None = None,
     ) -> None:
-        self._parts = _assemble(advantage, clip, weights, regularizers, reduction, base)
+        self.advantage: Hook = advantages.build(advantage, base)
+        self.clip: Hook = clips.build(clip, base)
+        self.weights: tuple[Hook, ...] = tuple(weight_registry.build(entry, base) for entry in weights)
+        self.regularizers: tuple[Hook, ...] = tuple(regularizer_registry.build(entry, base) for entry in regularizers)
+        self.reduction: Hook = reductions.build(reduction, base)
 
     @classmethod
     def from_spec(cls, spec: str | Mapping[str, Any], *, base: Path | None = None) -> Objective:
@@ -87,13 +81,12 @@ class Objective:
 
     def to_spec(self) -> dict[str, Any]:
         """A plain dict, every default spelled out, that `from_spec` reads back. Raises `ConfigError` for lambdas."""
-        parts = self._parts
         return {
-            "advantage": parts.advantage.to_spec(),
-            "clip": parts.clip.to_spec(),
-            "weights": [hook.to_spec() for hook in parts.weights],
-            "regularizers": [hook.to_spec() for hook in parts.regularizers],
-            "reduction": parts.reduction.to_spec(),
+            "advantage": self.advantage.to_spec(),
+            "clip": self.clip.to_spec(),
+            "weights": [hook.to_spec() for hook in self.weights],
+            "regularizers": [hook.to_spec() for hook in self.regularizers],
+            "reduction": self.reduction.to_spec(),
         }
 
     def to_yaml(self) -> str:
@@ -105,26 +98,6 @@ class Objective:
         return "\n".join(f"{hook.kind:<12} {hook.describe()}" for _, hook in self._hooks())
 
     @property
-    def advantage(self) -> Hook:
-        return self._parts.advantage
-
-    @property
-    def clip(self) -> Hook:
-        return self._parts.clip
-
-    @property
-    def weights(self) -> tuple[Hook, ...]:
-        return self._parts.weights
-
-    @property
-    def regularizers(self) -> tuple[Hook, ...]:
-        return self._parts.regularizers
-
-    @property
-    def reduction(self) -> Hook:
-        return self._parts.reduction
-
-    @property
     def needs(self) -> frozenset[str]:
         """What the batches must carry: see `kit.objective.hook.REMEDIES`."""
         return frozenset().union(*(hook.needs for _, hook in self._hooks()))
@@ -132,11 +105,11 @@ class Objective:
     @property
     def needs_entropy_gradient(self) -> bool:
         """True if a term of the loss itself uses the entropy; weights are detached and do not count."""
-        return any("entropy" in hook.needs for hook in (self._parts.clip, *self._parts.regularizers))
+        return any("entropy" in hook.needs for hook in (self.clip, *self.regularizers))
 
     def compute_advantages(self, batch: RewardBatch) -> Tensor:
         """(N,) or (N, T), detached; 0 where the reward is NaN. Raises `ObjectiveError` on a broken contract."""
-        hook = self._parts.advantage
+        hook = self.advantage
         check_present(hook, batch)
         with torch.no_grad():
             if not hook.factory.custom:
@@ -155,7 +128,7 @@ class Objective:
 
         The advantage's function may carry them as `function.value`. Raises `ConfigError` if one follows a schedule.
         """
-        hook = self._parts.advantage
+        hook = self.advantage
         if "values" not in hook.needs:
             return None
         for name in ("value_learning_rate", "value_clip"):
@@ -171,7 +144,7 @@ class Objective:
         completion without a score teaches nothing: its targets are the values at the rollout. Raises `ObjectiveError`
         where the batch lacks what this takes, and on a result of another shape or that is not finite.
         """
-        hook = self._parts.advantage
+        hook = self.advantage
         check_present(hook, batch)
         returns = attribute(hook.at(batch.step), "returns")
         for name in ("values",) if returns else ("values", "token_rewards"):
@@ -193,18 +166,18 @@ class Objective:
 
     def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
         """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
-        parts, scale = self._parts, scale or LossScale()
-        for hook in (parts.clip, *parts.weights, *parts.regularizers):
+        scale = scale or LossScale()
+        for hook in (self.clip, *self.weights, *self.regularizers):
             check_present(hook, batch)
         meter = Meter(batch)
-        per_token = _live_part(parts.clip, batch)
+        per_token = _live_part(self.clip, batch)
         meter.log("objective/clip", per_token, filled=True, of_all=True)
-        for hook in parts.weights:
+        for hook in self.weights:
             multiplier = call_on_tokens(hook, batch).detach()
             meter.log_weight(hook, multiplier)
             per_token = per_token * multiplier
         whole: Tensor | None = None
-        for index, hook in enumerate(parts.regularizers):
+        for index, hook in enumerate(self.regularizers):
             coef = hook.coef_at(batch.step)
             with torch.set_grad_enabled(torch.is_grad_enabled() and coef != 0.0):
                 penalty = _live_part(hook, batch)
@@ -216,7 +189,7 @@ class Objective:
         loss = self._reduce(per_token, batch, scale)
         if whole is not None:
             loss = loss + whole / scale.accumulation
-        for hook in (parts.clip, *parts.regularizers):
+        for hook in (self.clip, *self.regularizers):
             meter.log_reports(hook)
         meter.log_batch()
         return LossOutput(loss, meter.means, meter.samples, meter.observed)
@@ -224,11 +197,11 @@ class Objective:
     @property
     def watches(self) -> bool:
         """True if a coefficient is steered by a controller, so that `observe` must be called after every step."""
-        return any(isinstance(hook.values["coef"], Controller) for hook in self._parts.regularizers)
+        return any(isinstance(hook.values["coef"], Controller) for hook in self.regularizers)
 
     def reset_controllers(self) -> None:
         """Put every controller back to its start, as for a new run with an objective that was used before."""
-        for hook in self._parts.regularizers:
+        for hook in self.regularizers:
             if isinstance(coef := hook.values["coef"], Controller):
                 coef.reset()
 
@@ -256,17 +229,16 @@ class Objective:
             part.load_state_dict(state[key])
 
     def _hooks(self) -> list[tuple[str, Hook]]:
-        parts = self._parts
-        listed = [(f"weights.{i}", hook) for i, hook in enumerate(parts.weights)]
-        listed += [(f"regularizers.{i}", hook) for i, hook in enumerate(parts.regularizers)]
-        return [("advantage", parts.advantage), ("clip", parts.clip), *listed, ("reduction", parts.reduction)]
+        listed = [(f"weights.{i}", hook) for i, hook in enumerate(self.weights)]
+        listed += [(f"regularizers.{i}", hook) for i, hook in enumerate(self.regularizers)]
+        return [("advantage", self.advantage), ("clip", self.clip), *listed, ("reduction", self.reduction)]
 
     def _stateful(self) -> dict[str, Any]:
         found = [(key, hook.stateful()) for key, hook in self._hooks()]
         return {f"{key}.{name}".rstrip("."): part for key, parts in found for name, part in parts.items()}
 
     def _reduce(self, per_token: Tensor, batch: TokenBatch, scale: LossScale) -> Tensor:
-        hook = self._parts.reduction
+        hook = self.reduction
         function = hook.at(batch.step)
         if not hook.factory.custom:
             return function(per_token, batch.mask, scale)
@@ -276,23 +248,6 @@ class Objective:
         check_attached(hook, out, per_token)
         check_finite(hook, out)
         return out
-
-
-def _assemble(
-    advantage: Entry,
-    clip: Entry,
-    weight_entries: Iterable[Entry],
-    regularizer_entries: Iterable[Entry],
-    reduction: Entry,
-    base: Path | None,
-) -> _Parts:
-    return _Parts(
-        advantages.build(advantage, base),
-        clips.build(clip, base),
-        tuple(weights.build(entry, base) for entry in weight_entries),
-        tuple(regularizers.build(entry, base) for entry in regularizer_entries),
-        reductions.build(reduction, base),
-    )
 
 
 def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:

@@ -121,7 +121,7 @@ def _acts(objective: Objective, hook: Hook, batch: TokenBatch, scale: LossScale)
         return False
     if hook.kind == "weight":
         alone = copy.copy(objective)
-        alone._parts = dataclasses.replace(objective._parts, regularizers=())
+        alone.regularizers = ()
         return bool(logps_gradient(alone, batch, scale).any())
     return True
 
@@ -129,12 +129,12 @@ def _acts(objective: Objective, hook: Hook, batch: TokenBatch, scale: LossScale)
 def _with(objective: Objective, part: str, hook: Hook) -> Objective:
     clone = copy.copy(objective)
     kind, _, index = part.partition(".")
-    change: Any = hook
-    if index:
-        hooks = list(getattr(objective._parts, kind))
+    if not index:
+        setattr(clone, kind, hook)
+    else:
+        hooks = list(getattr(objective, kind))
         hooks[int(index)] = hook
-        change = tuple(hooks)
-    clone._parts = dataclasses.replace(objective._parts, **{kind: change})
+        setattr(clone, kind, tuple(hooks))
     return clone
 
 
