@@ -84,7 +84,7 @@ def _option(option: Any) -> str:
 CARDS = """# Graphics cards
 
 What `grpo-kit plan` reckons with. *Usable* is what torch reports, in GiB: less than the number on the box. Speeds are those that
-the maker states: dense, half precision, tensor cores. `grpo-kit plan run.yaml --card l4` plans for a card that is not here.
+the maker states: dense, half precision, tensor cores. `grpo-kit plan run.yaml --gpu l4` plans for a GPU that is not here.
 
 *Weights in 4-bit*: how many billions would fill the card if nothing else were on it. A run also needs room for the cache,
 activations, adapters and the head: [the formula](../planning.md#plan-memory).
@@ -105,14 +105,14 @@ activations, adapters and the head: [the formula](../planning.md#plan-memory).
 def graphics_cards() -> str:
     """The cards that runs are planned for, and what the kit does on which."""
     from kit.models.backend import BFLOAT16, VLLM
-    from kit.planning.gpus import CARDS as CARDS_PLANNED
+    from kit.planning.gpus import GPUS
 
     head = "| card | usable GiB | 16-bit type | TFLOP/s | GB/s | weights in 4-bit, billions |"
     rows = [
-        f"| {card.name.rpartition(' ')[0]}, {card.name.rpartition(' ')[2]} GB | {card.usable:.1f} "
-        f"| {'bfloat16' if card.bf16 else 'float16'} | {card.teraflops:,.0f} | {card.bandwidth:,.0f} "
-        f"| {math.floor(card.usable * 2**30 / 0.5159 / 1e9)} |"
-        for card in CARDS_PLANNED
+        f"| {gpu.name.rpartition(' ')[0]}, {gpu.name.rpartition(' ')[2]} GB | {gpu.usable:.1f} "
+        f"| {'bfloat16' if gpu.bf16 else 'float16'} | {gpu.teraflops:,.0f} | {gpu.bandwidth:,.0f} "
+        f"| {math.floor(gpu.usable * 2**30 / 0.5159 / 1e9)} |"
+        for gpu in GPUS
     ]
     versions = {"bfloat16": ".".join(map(str, BFLOAT16)), "vllm": ".".join(map(str, VLLM))}
     return CARDS.format(table="\n".join([head, "|---|---|---|---|---|---|", *rows]), **versions)

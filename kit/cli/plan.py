@@ -59,18 +59,20 @@ def doctor(
 def plan(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")],
     override: Overrides = None,
-    card: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "--card", metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")
+    ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Run 2 steps of the worst case here, and measure.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan memory and time of CONFIG, and what makes it fit."""
     from kit.config import load_config
-    from kit.planning.gpus import find_card
+    from kit.planning.gpus import find_gpu
     from kit.planning.plan import plan as make_plan
 
     loaded = load_config(config, override or [])
     name = " ".join([config, *(f"-o {one}" for one in override or [])]) if override else config
-    found = make_plan(loaded, card=find_card(card) if card else None, name=config, given=override or [])
+    found = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None, name=config, given=override or [])
     if probe:
         found |= {"probe": _probe(loaded, found, quiet=as_json)}
     if as_json:
@@ -114,21 +116,21 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
     for name, state in found["savings"].items():
         typer.echo(f"{name}: {state}")
-    print_table(["card", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
-                [_card_row(card) for card in found["cards"]])  # fmt: skip
+    print_table(["GPU", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
+                [_gpu_row(row) for row in found["cards"]])  # fmt: skip
     for note in found["notes"]:
         typer.echo(f"note: {note}")
 
 
-def _card_row(card: dict[str, Any]) -> list[str]:
+def _gpu_row(row: dict[str, Any]) -> list[str]:
     sizes = [
-        f"{one['group']}x{one['completion']} ({one['micro_batch']})" for one in card["largest"] if one["completion"]
+        f"{one['group']}x{one['completion']} ({one['micro_batch']})" for one in row["largest"] if one["completion"]
     ]
     return [
-        card["card"],
-        f"{card['peak_gib']:.1f}",
-        "yes" if card["fits"] else "no",
-        f"{card['seconds_per_step']:.1f}",
+        row["card"],
+        f"{row['peak_gib']:.1f}",
+        "yes" if row["fits"] else "no",
+        f"{row['seconds_per_step']:.1f}",
         ", ".join(sizes) or "-",
     ]
 

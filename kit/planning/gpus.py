@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Card:
-    """A card. `usable` is what torch reports as its total memory, less than the number on the box."""
+class Gpu:
+    """A GPU. `usable` is what torch reports as its total memory, less than the number on the box."""
 
     name: str
     usable: float  # GiB
@@ -25,36 +25,36 @@ class Card:
     bf16: bool = True
 
 
-CARDS = (
-    Card("RTX 3060 12", 11.6, 51, 360),
-    Card("T4 16", 14.6, 65, 320, bf16=False),
-    Card("V100 16", 15.7, 125, 900, bf16=False),
-    Card("L4 24", 22.0, 121, 300),
-    Card("A10G 24", 22.1, 70, 600),
-    Card("RTX 3090 24", 23.5, 71, 936),
-    Card("RTX 4090 24", 23.5, 165, 1008),
-    Card("RTX 5090 32", 31.3, 209, 1792),
-    Card("A100 40", 39.4, 312, 1555),
-    Card("L40S 48", 44.4, 362, 864),
-    Card("A6000 48", 47.4, 155, 768),
-    Card("A100 80", 79.1, 312, 2039),
-    Card("H100 80", 79.1, 989, 3350),
-    Card("H200 141", 139.8, 989, 4800),
+GPUS = (
+    Gpu("RTX 3060 12", 11.6, 51, 360),
+    Gpu("T4 16", 14.6, 65, 320, bf16=False),
+    Gpu("V100 16", 15.7, 125, 900, bf16=False),
+    Gpu("L4 24", 22.0, 121, 300),
+    Gpu("A10G 24", 22.1, 70, 600),
+    Gpu("RTX 3090 24", 23.5, 71, 936),
+    Gpu("RTX 4090 24", 23.5, 165, 1008),
+    Gpu("RTX 5090 32", 31.3, 209, 1792),
+    Gpu("A100 40", 39.4, 312, 1555),
+    Gpu("L40S 48", 44.4, 362, 864),
+    Gpu("A6000 48", 47.4, 155, 768),
+    Gpu("A100 80", 79.1, 312, 2039),
+    Gpu("H100 80", 79.1, 989, 3350),
+    Gpu("H200 141", 139.8, 989, 4800),
 )
 
 
-def find_card(name: str) -> Card:
-    """The card whose name contains every word of `name` ("t4", "a100 80"). Raises `ConfigError`."""
+def find_gpu(name: str) -> Gpu:
+    """The GPU whose name contains every word of `name` ("t4", "a100 80"). Raises `ConfigError`."""
     words = name.lower().replace("-", " ").split()
-    found = [card for card in CARDS if all(word in card.name.lower() for word in words)]
+    found = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
     if words and found:
         return found[0]
-    names = [card.name for card in CARDS]
-    raise ConfigError(f"There is no card '{name}' in the list.{did_you_mean(name, names)} It has: {', '.join(names)}.")
+    names = [gpu.name for gpu in GPUS]
+    raise ConfigError(f"There is no GPU '{name}' in the list.{did_you_mean(name, names)} It has: {', '.join(names)}.")
 
 
 GPU_EFFICIENCY = 0.35
-"""Share of a card's stated arithmetic that transformers reaches in training."""
+"""Share of a GPU's stated arithmetic that transformers reaches in training."""
 GPU_LAYER_SECONDS = 0.9e-3
 """Time of one decoder layer for one token when only the launching of kernels counts (transformers' generate)."""
 CPU_LAYER_SECONDS = 0.5e-3
@@ -71,9 +71,9 @@ class Speed:
     layer_seconds: float
 
 
-def speed_of(card: Card) -> Speed:
+def speed_of(gpu: Gpu) -> Speed:
     """A share of what the maker states."""
-    return Speed(GPU_EFFICIENCY * card.teraflops * 1e12, 0.6 * card.bandwidth * 1e9, GPU_LAYER_SECONDS)
+    return Speed(GPU_EFFICIENCY * gpu.teraflops * 1e12, 0.6 * gpu.bandwidth * 1e9, GPU_LAYER_SECONDS)
 
 
 def cpu_speed() -> Speed:
@@ -128,15 +128,13 @@ def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
         return 0.0
     device = parts.files.backend.device
     work = replace(workload(config, device, parts.objective, prompt), completion=completion)
-    speed = cpu_speed() if device == "cpu" else speed_of(this_card(torch.cuda.get_device_name()))
+    speed = cpu_speed() if device == "cpu" else speed_of(this_gpu(torch.cuda.get_device_name()))
     seconds = estimate(shape, work, speed, config.optimisation.iterations)
     return seconds["scoring"] + seconds["update"]
 
 
-def this_card(name: str) -> Card:
-    """The listed card that a GPU's name stands for, else a middling one."""
-    from kit.planning.gpus import CARDS
-
+def this_gpu(name: str) -> Gpu:
+    """The listed GPU that a GPU's name stands for, else a middling one."""
     words = name.lower().replace("-", " ").replace("gb", " ").split()
-    found = [card for card in CARDS if card.name.lower().split()[-2] in words]
-    return found[-1] if found else Card(name, 0.0, 100, 600)
+    found = [gpu for gpu in GPUS if gpu.name.lower().split()[-2] in words]
+    return found[-1] if found else Gpu(name, 0.0, 100, 600)

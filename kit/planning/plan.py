@@ -1,4 +1,4 @@
-"""`grpo-kit plan`: memory by terms, what would fit on which card, seconds a step, and the changes that make a run fit.
+"""`grpo-kit plan`: memory by terms, what would fit on which GPU, seconds a step, and the changes that make a run fit.
 
 Needs a model's config.json and nothing else of it. Where its tokenizer and the data can be read, the longest prompt is
 measured; else `data.max_prompt_tokens` stands for it.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
 from kit.models.memory import GIB, MemoryPlan, ModelShape, Workload, plan_memory, prompt_tokens, shape_of, workload
-from kit.planning.gpus import CARDS, Card, cpu_speed, estimate, speed_of, this_card
+from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
 
 if TYPE_CHECKING:
     from kit.objective import Objective
@@ -280,12 +280,12 @@ def tokenizer_of(config: RunConfig) -> Any:
 def plan(
     config: RunConfig,
     *,
-    card: Card | None = None,
+    gpu: Gpu | None = None,
     room: float | None = None,
     name: str = "CONFIG",
     given: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The plan as plain values, for this machine, or for `card`.
+    """The plan as plain values, for this machine, or for `gpu`.
 
     `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
     the overrides that came with it, for the command that is printed. Raises `KitError`.
@@ -293,11 +293,11 @@ def plan(
     from kit.trainer.savings import planned
 
     found = subject(config)
-    device, place, room = _place(card, room)
+    device, place, room = _place(gpu, room)
     memory = found.memory(device, room=room)
     fits = memory.peak <= room
     changes = None if fits else fixes(config, lambda c: found.memory(device, c, room), room, device)
-    speed = speed_of(card) if card else cpu_speed() if device == "cpu" else speed_of(_present())
+    speed = speed_of(gpu) if gpu else cpu_speed() if device == "cpu" else speed_of(_present())
     seconds = estimate(found.shape, found.work(device), speed, config.optimisation.iterations)
     return {
         "model": {"name": config.model.name, "parameters": found.shape.parameters},
@@ -311,7 +311,7 @@ def plan(
         "seconds_per_step": seconds,
         "hours": seconds["step"] * config.optimisation.steps / 3600,
         "time_is": "estimated",
-        "cards": [_on(card, found) for card in CARDS],
+        "cards": [_on(each, found) for each in GPUS],
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
         "vllm": vllm(found, room if device == "cuda" else 0.0),
         "savings": planned(config, found.objective),
@@ -321,14 +321,14 @@ def plan(
 GPU_NOTE = "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
 
 
-def _place(card: Card | None, room: float | None) -> tuple[str, str, float]:
+def _place(gpu: Gpu | None, room: float | None) -> tuple[str, str, float]:
     """(device, its name, bytes that a run may take)."""
     import torch
 
     from kit.models.memory import CUDA_CONTEXT, free_memory
 
-    if card is not None:
-        return "cuda", card.name, card.usable * GIB if room is None else room
+    if gpu is not None:
+        return "cuda", gpu.name, gpu.usable * GIB if room is None else room
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
     # The context of this very process is in use already, and is counted in the plan.
@@ -336,20 +336,20 @@ def _place(card: Card | None, room: float | None) -> tuple[str, str, float]:
     return device, name, free if room is None else room
 
 
-def _present() -> Card:
+def _present() -> Gpu:
     import torch
 
-    return this_card(torch.cuda.get_device_name())
+    return this_gpu(torch.cuda.get_device_name())
 
 
-def _on(card: Card, found: Subject) -> dict[str, Any]:
-    room = card.usable * GIB
+def _on(gpu: Gpu, found: Subject) -> dict[str, Any]:
+    room = gpu.usable * GIB
     work = found.work("cuda", room=room)
     memory = plan_memory(found.shape, work)
-    seconds = estimate(found.shape, work, speed_of(card), found.config.optimisation.iterations)["step"]
+    seconds = estimate(found.shape, work, speed_of(gpu), found.config.optimisation.iterations)["step"]
     return {
-        "card": card.name,
-        "usable_gib": card.usable,
+        "card": gpu.name,
+        "usable_gib": gpu.usable,
         "fits": memory.peak <= room,
         "peak_gib": memory.peak / GIB,
         "seconds_per_step": seconds,

@@ -276,14 +276,14 @@ def another(right: str) -> str:
 
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:
-    """What `grpo-kit plan` computes, for this machine or for the card named `card`."""
-    from kit.planning.gpus import find_card
+    """What `grpo-kit plan` computes, for this machine or for the GPU named `gpu`."""
+    from kit.planning.gpus import find_gpu
     from kit.planning.plan import plan as make_plan
 
-    card = request.get("card")
+    name = request.get("gpu")
     return make_plan(
         config,
-        card=find_card(str(card)) if card else None,
+        gpu=find_gpu(str(name)) if name else None,
         name=str(request.get("name", "CONFIG")),
         given=request.get("given", []),
     )

@@ -55,11 +55,11 @@ def test_the_reference_has_every_verb() -> None:
 
 
 def test_the_page_of_graphics_cards_has_them_all() -> None:
-    from kit.planning.gpus import CARDS
+    from kit.planning.gpus import GPUS
 
     page = load(ROOT / "docs/site/pages.py").graphics_cards()
     assert "{" not in page
-    for card in CARDS:
+    for card in GPUS:
         name, memory = card.name.rsplit(" ", 1)
         half = "bfloat16" if card.bf16 else "float16"
         assert f"| {name}, {memory} GB | {card.usable:.1f} | {half} | {card.teraflops:,.0f} |" in page

@@ -1,4 +1,4 @@
-"""Notebooks for a GPU ask for what their card has: nothing is refused, and the plan fits. Needs no card and no hub."""
+"""Notebooks for a GPU ask for what their card has: nothing is refused, and the plan fits. Needs no GPU and no hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.config import RunConfig, load_config
 from kit.generation import engine
 from kit.generation.engine import resolve_backend
 from kit.models.backend import Machine
-from kit.planning.gpus import find_card
+from kit.planning.gpus import find_gpu
 from kit.planning.plan import plan
 from kit.runner.prepare import build_objective
 
@@ -82,7 +82,7 @@ def test_nothing_is_refused_on_the_card_that_it_is_for(name: str, preset: str, c
 @pytest.mark.parametrize(("name", "preset", "card"), CASES)
 def test_it_fits_by_the_plan(name: str, preset: str, card: str, with_shape: Any) -> None:
     config = with_shape(load_config(preset, settings(name, CARDS[card][0])))
-    found = plan(config, card=find_card(card))
+    found = plan(config, gpu=find_gpu(card))
     assert found["fits"], (found["memory"], found["fixes"])
 
 
@@ -93,4 +93,4 @@ def test_what_would_not_run_is_found(with_shape: Any) -> None:
     unnamed = load_config(preset, [line for line in wanted if not line.startswith("model.backend")])
     assert any("model.backend: unsloth" in why for why in refused(unnamed, card))
     large = load_config(preset, [line for line in wanted if not line.startswith("evaluation.batch_size")])
-    assert not plan(with_shape(large), card=find_card(card))["fits"]
+    assert not plan(with_shape(large), gpu=find_gpu(card))["fits"]

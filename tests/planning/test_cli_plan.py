@@ -77,7 +77,7 @@ def test_plan_prints_terms_verdict_and_cards(config_file: str) -> None:
 
 
 def test_plan_for_a_card_prints_the_command_that_fits(config_file: str, seven_billion: Path) -> None:
-    arguments = ["plan", config_file, "-o", f"model.name={seven_billion}", "-o", "model.dtype=auto", "--card", "t4"]
+    arguments = ["plan", config_file, "-o", f"model.name={seven_billion}", "-o", "model.dtype=auto", "--gpu", "t4"]
     done = RUNNER.invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "does not fit" in done.output

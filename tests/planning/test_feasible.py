@@ -10,7 +10,7 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
 from kit.models.memory import MemoryPlan, ModelShape, plan_memory, workload
-from kit.planning.gpus import CARDS, find_card
+from kit.planning.gpus import GPUS, find_gpu
 from kit.planning.plan import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
 
 
@@ -142,19 +142,19 @@ def test_fixes_keep_the_batch_a_multiple_of_the_group(shape: ModelShape, config:
 
 @pytest.mark.parametrize(("asked", "found"), [("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24")])
 def test_cards_are_found_by_their_words(asked: str, found: str) -> None:
-    assert find_card(asked).name == found
+    assert find_gpu(asked).name == found
 
 
 def test_an_unknown_card_is_refused_with_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"no card 'h900'.*T4 16"):
-        find_card("h900")
+    with pytest.raises(ConfigError, match=r"no GPU 'h900'.*T4 16"):
+        find_gpu("h900")
 
 
 def test_the_cards_of_the_documentation_are_there() -> None:
-    names = {card.name for card in CARDS}
+    names = {card.name for card in GPUS}
     assert {"T4 16", "L4 24", "RTX 3060 12", "RTX 4090 24", "A100 40", "A100 80", "H100 80"} <= names
-    assert all(card.usable < float(card.name.split()[-1]) for card in CARDS)
-    assert not find_card("t4").bf16
+    assert all(card.usable < float(card.name.split()[-1]) for card in GPUS)
+    assert not find_gpu("t4").bf16
 
 
 def test_the_largest_budget_that_fits_is_taken(shape: ModelShape, config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from kit.errors import ModelError
 from kit.models import memory as fit
 from kit.models.memory import GIB, ModelShape, certain_bytes, check_memory, note, planned, workload
 from kit.objective import Objective
-from kit.planning.gpus import Speed, estimate, find_card
+from kit.planning.gpus import Speed, estimate, find_gpu
 from kit.planning.plan import plan, replaced
 
 GRPO = Objective.from_spec("grpo")
@@ -25,7 +25,7 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
     config = load_config(
         tree, [f"model.name={seven_billion}", "generation.max_completion_tokens=1024", "model.dtype=auto"]
     )
-    found = plan(config, card=find_card("l4"), name="run.yaml")
+    found = plan(config, gpu=find_gpu("l4"), name="run.yaml")
     assert found["model"]["parameters"] == 7_615_616_512  # of Qwen2.5-7B
     assert found["memory"]["always"]["weights"] == 2 * 7_615_616_512
     assert found["prompt_tokens"] == 512
@@ -40,22 +40,22 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
 
 def test_the_command_that_is_printed_fits(seven_billion: Any, tree: Any) -> None:
     given = [f"model.name={seven_billion}", "generation.max_completion_tokens=2048", "model.dtype=auto"]
-    card = find_card("rtx 4090")
-    found = plan(load_config(tree, given), card=card, name="run.yaml", given=given)
+    card = find_gpu("rtx 4090")
+    found = plan(load_config(tree, given), gpu=card, name="run.yaml", given=given)
     assert not found["fits"]
     words = shlex.split(found["command"])
     assert words[:3] == ["grpo-kit", "train", "run.yaml"]
     overrides = [word for before, word in itertools.pairwise(words) if before == "-o"]
     assert overrides[: len(given)] == given
-    assert plan(load_config(tree, overrides), card=card)["fits"]
+    assert plan(load_config(tree, overrides), gpu=card)["fits"]
 
 
 def test_a_tie_of_rollout_and_evaluation_has_a_fix(seven_billion: Any) -> None:
-    given, card = [f"model.name={seven_billion}"], find_card("t4")
-    found = plan(load_config("quickstart", given), card=card, name="quickstart", given=given)
+    given, card = [f"model.name={seven_billion}"], find_gpu("t4")
+    found = plan(load_config("quickstart", given), gpu=card, name="quickstart", given=given)
     overrides = [word for before, word in itertools.pairwise(shlex.split(found["command"])) if before == "-o"]
     assert "model.load_in_4bit=true" in overrides
-    again = plan(load_config("quickstart", overrides), card=card)
+    again = plan(load_config("quickstart", overrides), gpu=card)
     assert again["fits"]
     assert again["memory"]["peak_bytes"] <= card.usable * GIB
 
@@ -68,7 +68,7 @@ def test_an_override_that_is_replaced_is_not_repeated() -> None:
 
 def test_the_command_has_each_key_once(seven_billion: Any) -> None:
     given = [f"model.name={seven_billion}", "evaluation.batch_size=128"]
-    words = plan(load_config("quickstart", given), card=find_card("t4"), given=given)["command"].split()
+    words = plan(load_config("quickstart", given), gpu=find_gpu("t4"), given=given)["command"].split()
     keys = [word.strip("'").partition("=")[0] for before, word in itertools.pairwise(words) if before == "-o"]
     assert "evaluation.batch_size" in keys
     assert len(keys) == len(set(keys))
