@@ -24,8 +24,8 @@ from kit.models.backend import TRANSFORMERS, choose_backend
 if TYPE_CHECKING:
     from kit.config import ModelConfig
 
-UNUSED = ("scipy", "sklearn", "trackio")
-"""For object detection, for assisted generation, and a tracker, which the kit runs in a process of its own."""
+UNUSED = ("sklearn", "trackio")
+"""For assisted generation, and a tracker, which the kit runs in a process of its own."""
 OF_LARGE_MODELS = ("bitsandbytes", "torchao")
 """For quantised weights and optimizers. Hidden for the embedded models, which have none: transformers asks once and remembers,
 so in such a process its `is_bitsandbytes_available()` and `is_torchao_available()` go on saying no."""
