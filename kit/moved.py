@@ -17,7 +17,7 @@ MOVED = {
     "kit.evaluation.compare": "kit.studies.compare",
     "kit.evaluation.compare_scores": "kit.studies.scores",
     "kit.evaluation.paired": "kit.studies.statistics",
-    "kit.figures": "kit.report.figures",
+    "kit.figures": "kit.report.charts",
     "kit.models.out_of_memory": "kit.models.failures",
     "kit.notebook": "kit.api.notebook",
     "kit.objective.ratios": "kit.objective.batch",

@@ -55,7 +55,7 @@ class Card:
             self._display.update(content, raw=True)
 
     def _bundle(self, over: bool) -> dict[str, str]:
-        from kit.report.card import card
+        from kit.report.run_report import card
 
         with self._lock:
             lines = list(self._lines)

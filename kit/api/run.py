@@ -46,7 +46,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of a run: its state, main figures, curves and held-out scores."""
-        from kit.report.card import card
+        from kit.report.run_report import card
 
         return card(self._dir)
 
@@ -93,7 +93,7 @@ class Run:
 
         Saves the figure to `path` when given (.png, .svg, .pdf). Raises `RunError` when there is nothing to draw yet.
         """
-        from kit.report.figures import draw
+        from kit.report.charts import draw
 
         return draw(self.id, self.metrics(), self.evaluations(), path)
 

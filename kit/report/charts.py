@@ -1,24 +1,52 @@
-"""Charts as SVG text, to stand inside a page: lines with bands and whiskers, rows of intervals, bars.
+"""Charts of what `kit.report.panels` chooses.
 
-Colours are the page's CSS variables with a light fallback, so that one drawing serves light and dark. Every chart has a
-title and a description in words. All texts are escaped.
+`svg` draws for documents (reports, cards in notebooks, comparisons, sweeps): text that
+needs no script, follows light and dark by the page's CSS variables with a light fallback, and has a title and a description in
+words; all texts are escaped. `draw` makes the matplotlib figure of `Run.plot` and curves.png, which SVG cannot be, and which is
+no way to make a report: a run of 5,000 steps is 1.6 MB of SVG in 1.8 s there, 136 KB in 0.15 s here. The page draws in the
+browser what kit/ui/curves.py packs: the same run is 33 KB a poll with 234 stretches a curve; as SVG from here, which has 60
+points a curve in that size, a poll would take twenty times as long and its reader could not point at a step.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
-from kit.runs.metrics import MOST_POINTS, Point, downsample, trend
+from kit.errors import RunError
+from kit.report.panels import (
+    MOST_POINTS,
+    Evaluations,
+    Metrics,
+    Numbers,
+    Panel,
+    Point,
+    Series,
+    columns_of,
+    downsample,
+    panels,
+    trend,
+)
 
-Band = Sequence[tuple[float, float, float]]  # (x, low, high)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 170.0, 48.0, 12.0, 30.0, 38.0
 COLORS = ("#2563a8", "#c2570c", "#2e7d4f", "#7c4db3", "#b3322f", "#5b6472")
 LETTER = 6.1
 """Mean width of a letter of the legend, in units of the drawing."""
+FIGURE_WIDTH, FIGURE_HEIGHT = 4.6, 3.0  # of a panel with its labels, in inches
+FIGURE_LEFT, FIGURE_BELOW, FIGURE_ABOVE = 0.75, 0.5, 0.3  # for labels left and below, and for the title of the whole
+MARKERS = "osD^v<"
 
 
 @dataclass(frozen=True)
@@ -41,9 +69,11 @@ class Frame:
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return self.bottom - (value - low) / (high - low) * PLOT_HEIGHT
 
-    def path(self, points: Iterable[Point]) -> str:
+    def path(self, x: Numbers, y: Numbers) -> str:
         """`x,y x,y`, to a tenth of a unit."""
-        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        return " ".join(
+            f"{self.x(across):.1f},{self.y(up):.1f}" for across, up in zip(x.tolist(), y.tolist(), strict=True)
+        )
 
 
 def lines(
@@ -51,44 +81,39 @@ def lines(
     title: str,
     x_label: str,
     y_label: str,
-    bands: Mapping[str, Band] | None = None,
     *,
-    whiskers: Mapping[str, Band] | None = None,
     marks: Sequence[tuple[float, str]] = (),
     y_range: tuple[float | None, float | None] = (None, None),
     smooth: bool = True,
 ) -> Markup:
-    """A line chart as SVG. Values that are not finite are left out; without any the chart says so.
+    """A line chart of points by name, ordered by x, as SVG; `y_range` is what the y axis must reach at least."""
+    drawn = [Series.of_points(name, points, dots=False) for name, points in series.items()]
+    return svg(Panel(title, y_label, drawn, *y_range, smooth=smooth), x_label, marks)
 
-    Args:
-        series: (x, y) points by name, ordered by x. Long ones are drawn with at most 500 points, peaks kept, and, with
-            `smooth`, with their running mean over the single values.
-        bands: (x, low, high) areas by the name of their series.
-        whiskers: (x, low, high) intervals by the name of their series, whose points then get markers.
-        marks: (x, text) vertical lines.
-        y_range: what the y axis must reach at least, each end a number or None.
+
+def svg(panel: Panel, x_label: str = "optimiser step", marks: Sequence[tuple[float, str]] = ()) -> Markup:
+    """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
+
+    Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
+    the single values.
     """
-    clean = {name: _finite(points) for name, points in series.items()}
-    clean = {name: points for name, points in clean.items() if points}
-    areas = {name: _finite(band) for name, band in (bands or {}).items() if name in clean}
-    bars = {name: _finite(band) for name, band in (whiskers or {}).items() if name in clean}
-    if not clean:
-        return _svg(title, "There is nothing to draw yet.", TOP + 30, [_text(LEFT, TOP + 16, "nothing to draw yet")])
-    legend, top = _legend(list(clean))
-    frame = _frame(clean, [*areas.values(), *bars.values()], y_range, top)
-    body = [*legend, *_axes(frame, x_label, y_label), *_marks(frame, marks)]
-    for color, (name, points) in enumerate(clean.items()):
-        body += _area(frame, areas.get(name, []), color)
-        body += _curve(frame, points, color, smooth=smooth and name not in bars)
-        body += _whiskers(frame, points, bars.get(name), name, color)
-    return _svg(title, describe(clean, x_label, y_label), frame.bottom + BOTTOM, body)
+    series = [one for one in map(Series.finite, panel.series) if len(one.y)]
+    if not series:
+        return _empty(panel.title)
+    legend, top = _legend([one.name for one in series])
+    frame = _frame(series, (panel.low, panel.high), top)
+    body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
+    for place, one in enumerate(series):
+        color = place if one.color is None else one.color
+        body += _dots(frame, one, color) if one.dots else _curve(frame, one, color, smooth=panel.smooth)
+    return _svg(panel.title, describe(series, x_label, panel.label), frame.bottom + BOTTOM, body)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, reference: float | None = None) -> Markup:
     """Values with their intervals, one below the other on one axis, as SVG; `reference` is a vertical line (0, say)."""
     kept = [row for row in rows if all(map(_is_finite, row[1:]))]
     if not kept:
-        return _svg(title, "There is nothing to draw yet.", TOP + 30, [_text(LEFT, TOP + 16, "nothing to draw yet")])
+        return _empty(title)
     ends = [bound for row in kept for bound in row[1:]] + ([] if reference is None else [reference])
     axis = ticks(min(ends), max(ends), 5)
 
@@ -124,33 +149,26 @@ def bars(rows: Sequence[tuple[str, float]], title: str) -> Markup:
     return _svg(title, f"{words}." if words else "There is nothing to draw yet.", TOP + 38 * len(kept) + 8, body)
 
 
-def describe(series: Mapping[str, Sequence[Point]], x_label: str, y_label: str) -> str:
+def describe(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """What a chart shows, in words, for those who do not see it."""
-    parts = []
-    for name, points in series.items():
-        (first_x, first), (last_x, last) = points[0], points[-1]
-        low, high = min(y for _, y in points), max(y for _, y in points)
-        parts.append(
-            f"{name}: from {number(first)} at {number(first_x, 6)} to {number(last)} at {number(last_x, 6)}, "
-            f"lowest {number(low)}, highest {number(high)}"
-        )
+    parts = [
+        f"{one.name}: from {number(one.y[0])} at {number(one.x[0], 6)} to {number(one.y[-1])} at {number(one.x[-1], 6)}, "
+        f"lowest {number(one.y.min())}, highest {number(one.y.max())}"
+        for one in series
+    ]
     return f"{y_label} over {x_label}. " + "; ".join(parts) + "."
 
 
-def _frame(
-    series: Mapping[str, list[Point]], areas: Sequence[Band], reach: tuple[float | None, float | None], top: float
-) -> Frame:
-    xs = [x for points in series.values() for x, _ in points]
-    ys = [y for points in series.values() for _, y in points]
-    ys += [bound for area in areas for _, low, high in area for bound in (low, high)]
-    ys += [end for end in reach if end is not None]
-    across = ticks(min(xs), max(xs), 6)
-    if all(float(x).is_integer() for x in xs) and max(xs) - min(xs) < 6:  # single steps: no tick between two of them
-        across = [float(x) for x in range(int(min(xs)), int(max(xs)) + 1)] if max(xs) > min(xs) else across
-    low, high = min(xs), max(xs)
-    inside = [tick for tick in across if low <= tick <= high]
-    across = sorted({low, *inside, high}) if high > low else across
-    level, bottom = max(ys), min(ys)
+def _frame(series: Sequence[Series], reach: tuple[float | None, float | None], top: float) -> Frame:
+    xs = np.concatenate([one.x for one in series])
+    ys = np.concatenate([part for one in series for part in (one.y, *one.band()[1:])])
+    ends = [*(end for end in reach if end is not None), float(ys.min()), float(ys.max())]
+    low, high, bottom, level = float(xs.min()), float(xs.max()), min(ends), max(ends)
+    across = ticks(low, high, 6)
+    if high > low:
+        if high - low < 6 and np.all(xs == np.floor(xs)):  # single steps: no tick between two of them
+            across = [float(x) for x in range(int(low), int(high) + 1)]
+        across = sorted({low, *(tick for tick in across if low <= tick <= high), high})
     if level == bottom == reach[0]:
         level += 1.0  # all on the floor: the axis goes up from it
     return Frame(across, ticks(bottom, level, 5), top)
@@ -198,38 +216,39 @@ def _legend(names: list[str]) -> tuple[list[Markup], float]:
     return body, y + 30
 
 
-def _area(frame: Frame, band: Band, color: int) -> list[Markup]:
-    if len(band) < 2:
-        return []
-    low = downsample([(x, bottom) for x, bottom, _ in band], MOST_POINTS // 2)
-    high = downsample([(x, top) for x, _, top in band], MOST_POINTS // 2)
-    points = frame.path([*low, *reversed(high)])
-    return [Markup('<polygon points="{}" style="fill:{};fill-opacity:.16"/>').format(points, _color(color))]
+def _curve(frame: Frame, one: Series, color: int, *, smooth: bool) -> list[Markup]:
+    if len(one.y) == 1:
+        return [_dot(frame.x(float(one.x[0])), frame.y(float(one.y[0])), color)]
+    x, low, high = one.band()
+    body, mean = [], trend(one.y) if smooth else None
+    if len(x) > 1:
+        below, above = downsample(low, MOST_POINTS // 2), downsample(high, MOST_POINTS // 2)[::-1]
+        outline = f"{frame.path(x[below], low[below])} {frame.path(x[above], high[above])}"
+        body.append(Markup('<polygon points="{}" style="fill:{};fill-opacity:.16"/>').format(outline, _color(color)))
+    if mean is None:
+        return [*body, _polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)]
+    body.append(_polyline(frame, one.x, one.y, MOST_POINTS, color, 0.8, opacity=0.35))
+    return [*body, _polyline(frame, one.x, mean, MOST_POINTS // 2, color, 2)]
 
 
-def _curve(frame: Frame, points: list[Point], color: int, *, smooth: bool) -> list[Markup]:
-    if len(points) == 1:
-        return [_dot(frame.x(points[0][0]), frame.y(points[0][1]), color)]
-    polyline = f'<polyline fill="none" stroke-linejoin="round" points="{frame.path(downsample(points))}" '
-    over = trend(points) if smooth else None
-    if over is None:
-        return [_stroke(polyline, color, 1.8)]
-    means = downsample(over, MOST_POINTS // 2)
-    mean = f'<polyline fill="none" stroke-linejoin="round" points="{frame.path(means)}" '
-    return [_stroke(polyline, color, 0.8, opacity=0.35), _stroke(mean, color, 2)]
+def _polyline(
+    frame: Frame, x: Numbers, y: Numbers, most: int, color: int, width: float, opacity: float = 1.0
+) -> Markup:
+    kept = downsample(y, most)
+    shape = f'<polyline fill="none" stroke-linejoin="round" points="{frame.path(x[kept], y[kept])}" '
+    return _stroke(shape, color, width, opacity=opacity)
 
 
-def _whiskers(frame: Frame, points: list[Point], band: Band | None, name: str, color: int) -> list[Markup]:
-    if band is None:
-        return []
-    body = []
-    for x, low, high in band:
+def _dots(frame: Frame, one: Series, color: int) -> list[Markup]:
+    """Points with their whiskers, and the line between them."""
+    body = [_polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)] if len(one.y) > 1 else []
+    for x, low, high in zip(*(numbers.tolist() for numbers in one.band()), strict=True):
         place, top, bottom = frame.x(x), frame.y(high), frame.y(low)
         shape = f"M{place:.1f},{top:.1f}V{bottom:.1f}M{place - 4:.1f},{top:.1f}h8M{place - 4:.1f},{bottom:.1f}h8"
         body.append(_stroke(f'<path fill="none" d="{shape}" ', color, 1.4))
-    return body + [
-        _dot(frame.x(x), frame.y(y), color, 3.4, f"{name}: {number(y)} at {number(x, 6)}") for x, y in points
-    ]
+    for x, y in zip(one.x.tolist(), one.y.tolist(), strict=True):
+        body.append(_dot(frame.x(x), frame.y(y), color, 3.4, f"{one.name}: {number(y)} at {number(x, 6)}"))
+    return body
 
 
 def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
@@ -240,6 +259,10 @@ def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
             place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
             body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
     return body
+
+
+def _empty(title: str) -> Markup:
+    return _svg(title, "There is nothing to draw yet.", TOP + 30, [_text(LEFT, TOP + 16, "nothing to draw yet")])
 
 
 def _svg(title: str, words: str, height: float, body: Sequence[Markup]) -> Markup:
@@ -287,11 +310,6 @@ def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _finite(rows: Sequence[tuple[float, ...]]) -> list[tuple]:  # type: ignore[type-arg]
-    """Rows whose numbers are all finite."""
-    return [tuple(row) for row in rows if all(map(_is_finite, row))]
-
-
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover `low` to `high`, both ends outside or on it."""
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
@@ -320,3 +338,90 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def _trim(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Path | None) -> Figure:
+    """The figure of one run. Raises `RunError` when there is nothing to draw, or `path` cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    shown = panels(columns_of(metrics), evaluations)
+    if not shown:
+        raise RunError(f"{title} has no metrics yet; there is nothing to draw.")
+    columns = min(len(shown), 2 if len(shown) <= 4 else 3)
+    rows = -(-len(shown) // columns)
+    width, height = FIGURE_WIDTH * columns, FIGURE_HEIGHT * rows + FIGURE_ABOVE
+    figure = _shown_by_notebooks()(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11, color="#1f2937", y=1 - 0.1 / height)
+    # Fixed places: matplotlib's own layouts measure every text again and again, most of the time that a figure takes.
+    figure.subplots_adjust(
+        left=FIGURE_LEFT / width, right=1 - 0.15 / width,
+        bottom=FIGURE_BELOW / height, top=1 - (FIGURE_ABOVE + 0.3) / height,
+        wspace=(FIGURE_LEFT + 0.15) / (FIGURE_WIDTH - FIGURE_LEFT - 0.15),
+        hspace=(FIGURE_BELOW + 0.3) / (FIGURE_HEIGHT - FIGURE_BELOW - 0.3),
+    )  # fmt: skip
+    for place, panel in enumerate(shown, start=1):
+        _axes_of(figure.add_subplot(rows, columns, place), panel)
+    if path is not None:
+        try:
+            figure.savefig(path, dpi=150)
+        except (OSError, ValueError) as error:
+            raise RunError(f"The figure cannot be saved to {path}: {error}") from error
+    return figure
+
+
+@cache
+def _shown_by_notebooks() -> type[Figure]:
+    """A figure that a notebook shows as a picture also where nobody has imported pyplot."""
+    from matplotlib.figure import Figure
+
+    class RunFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=110)
+            return picture.getvalue()
+
+    return RunFigure
+
+
+def _axes_of(axes: Axes, panel: Panel) -> None:
+    series = [one.finite() for one in panel.series]
+    for place, one in enumerate(series):
+        color, (x, low, high) = COLORS[place % len(COLORS)], one.band()
+        if one.dots:
+            axes.errorbar(
+                one.x, one.y, yerr=_beyond(one), color=color, marker=MARKERS[place % len(MARKERS)], markersize=4, capsize=3,
+                linewidth=1.2, label=one.name,
+            )  # fmt: skip
+            continue
+        if len(x) > 1:
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+        kept, mean = downsample(one.y), trend(one.y) if panel.smooth else None
+        look: dict[str, Any] = (
+            {"linewidth": 1.8, "label": one.name} if mean is None else {"linewidth": 0.8, "alpha": 0.35}
+        )
+        axes.plot(one.x[kept], one.y[kept], color=color, marker="o" if len(one.y) == 1 else None, **look)
+        if mean is not None:
+            axes.plot(one.x, mean, color=color, linewidth=1.8, label=one.name)
+    axes.set_title(panel.title, fontsize=10, y=1.0)  # fixed, or every tick above the axes is measured for it
+    axes.set_xlabel("optimiser step", fontsize=9)
+    axes.set_ylabel(panel.label, fontsize=9)
+    # Both ends are stretched to what the panel asks for, never cut.
+    bottom, top = axes.get_ylim()
+    lowest = min(float(part.min()) for one in series for part in (one.y, one.band()[1]) if len(part))
+    reach = [end for end in (panel.low, panel.high) if end is not None]
+    axes.set_ylim(min([bottom if panel.low is None else lowest, *reach]), max([top, *reach]))
+    axes.grid(True, color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(series) > 1:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _beyond(one: Series) -> Numbers | None:
+    """(2, points): how far the intervals reach below and above; 0 where a point has none."""
+    if one.low is None or one.high is None:
+        return None
+    beyond: Numbers = np.nan_to_num(np.maximum(0.0, np.stack([one.y - one.low, one.high - one.y])))
+    return beyond

@@ -1,4 +1,4 @@
-"""The report of one run: a single HTML file that can be read anywhere and attached to a paper.
+"""A run to read: its report, a single HTML file that can be attached to a paper, and its card, the output of a notebook's cell.
 
 Each section is a function from what is on record to plain data, and a macro of templates/report.html that shows it.
 """
@@ -6,10 +6,12 @@ Each section is a function from what is on record to plain data, and a macro of 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,15 @@ from markupsafe import Markup
 
 from kit.config import RunConfig
 from kit.errors import RunError
-from kit.report import charts
-from kit.report.charts import number
+from kit.report.charts import intervals, number, svg
 from kit.report.page import page, piece, shorten
+from kit.report.panels import columns_of, panels
 from kit.report.record import Record, Tree, read, rows, split, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
 from kit.runs.files import human_size, write_atomic
-from kit.runs.metrics import Panel, is_number, last_step, panels, placed, points, result_of
+from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
-from kit.runs.store import RunDir
+from kit.runs.store import ALIVE, RunDir
 
 NAME = "report.html"
 LAST = 10
@@ -49,6 +51,10 @@ STATES = {
     "failed": ("error", "failed"),
     "interrupted": ("error", "was interrupted: its process ended without a word"),
 }
+CHARTS = ("Reward on training prompts", "Held-out problems solved", "Completion length", "Entropy")
+"""The panels of the report that a card has room for."""
+TRAINING = "Training"
+_PROGRESS = re.compile(r"(?P<title>\S.*?)  (?P<done>\d+)/(?P<total>\d+)  (?P<note>.*)")
 Rows = list[list[str | Markup]]
 section = partial(piece, "report.html")
 
@@ -200,7 +206,7 @@ def scores(record: Record) -> Markup:
             body.append([label, *("–" if value is None else form.format(value) for value in values), "", ""])
     known = {key: found for key, found in differences.items() if found is not None}
     drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
-    chart = charts.intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
+    chart = intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
     verdict = next((_verdict(key, found) for key, found in known.items()), None)
     return section("scores", result, verdict, body if before or after else [], chart, _how(before or new, known))
 
@@ -244,22 +250,8 @@ def _how(found: Scores, differences: Mapping[str, Difference]) -> str:
 
 def curves(record: Record) -> list[Markup]:
     """Every panel that the run has numbers for, as SVG."""
-    return [chart(panel, marks(record)) for panel in panels(record.metrics, record.evaluations)]
-
-
-def chart(panel: Panel, marked: list[tuple[float, str]]) -> Markup:
-    """One panel as SVG."""
-    return charts.lines(
-        panel.lines,
-        panel.title,
-        "optimiser step",
-        panel.y_label,
-        panel.bands,
-        whiskers=panel.whiskers,
-        marks=marked,
-        y_range=(panel.low, panel.high),
-        smooth=panel.smooth,
-    )
+    found, marked = panels(columns_of(record.metrics), record.evaluations), marks(record)
+    return [svg(panel, marks=marked) for panel in found]
 
 
 def samples(record: Record) -> Markup:
@@ -500,3 +492,60 @@ def _about(record: Record) -> Markup:
 def _date(seconds: Any) -> str:
     """Day and time, UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if is_number(seconds) else "unknown"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A piece of long work: so much done of so much, and what was said of it."""
+
+    title: str
+    done: int
+    total: int
+    note: str = ""
+
+
+def heard(line: str) -> Progress | None:
+    """What a line that a run prints says of its progress: `Training  6/60  0:08  eta 1:09  reward 0.872`."""
+    found = _PROGRESS.fullmatch(line.rstrip())
+    return Progress(found["title"], int(found["done"]), int(found["total"]), found["note"]) if found else None
+
+
+def card(run: RunDir, lines: Sequence[str] = (), *, over: bool = False) -> str:
+    """The card of a run in whatever state it is, also before it has a directory; `lines` is what it has printed.
+
+    `over`: nothing more will come, also where it never got a directory.
+    """
+    if not run.path.is_dir():
+        parts = [] if over else [section("progress", _latest(lines))]
+        return around(run.id, [*parts, section("printed", lines, over)])
+    record = read(run)
+    state = str(record.status.get("state"))
+    alive = state in ALIVE
+    parts = [_alive(record, lines) if alive else summary(record)]
+    found = {panel.title: panel for panel in panels(columns_of(record.metrics), record.evaluations)}
+    drawn = [svg(found[title], marks=marks(record)) for title in CHARTS if title in found]
+    parts += [piece("parts.html", "grid", drawn)] if drawn else []
+    parts += [scores(record)] if record.evaluations and not alive else []
+    return around(run.id, [*parts, section("printed", lines, state in ("failed", "interrupted"))])
+
+
+def around(title: str, parts: Sequence[Markup]) -> str:
+    """Pieces below a title, with a style that reaches nothing else on the page; keys and tokens hidden."""
+    return redact(section("card", title, Markup("\n").join(parts)))
+
+
+def _alive(record: Record, lines: Sequence[str]) -> Markup:
+    said = _latest(lines)
+    step, total, eta = (record.status.get(key) for key in ("step", "total_steps", "eta_seconds"))
+    if record.status.get("state") == "queued":
+        return piece("parts.html", "notice", f"The run {record.status.get('reason') or 'waits'}.")
+    if is_number(step) and is_number(total) and (said is None or said.title == TRAINING):
+        left = [f"about {clock(eta)} left"] if is_number(eta) and step < total else []
+        rewards = [line["reward"] for line in record.metrics[-1:] if is_number(line.get("reward"))]
+        note = " · ".join([*left, *(f"reward {reward:.3f}" for reward in rewards)])
+        said = Progress(TRAINING, int(step), int(total), note)
+    return section("progress", said) + section("alerts", alerts(record))
+
+
+def _latest(lines: Sequence[str]) -> Progress | None:
+    return next((found for line in reversed(lines) if (found := heard(line))), None)

@@ -171,7 +171,7 @@ class Reporter:
 
 def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | None:
     """Draws `curves.png` into the run directory, if a step was made; a figure that cannot be drawn ends no run."""
-    from kit.report.figures import draw
+    from kit.report.charts import draw
 
     path = run.path / "curves.png"
     try:

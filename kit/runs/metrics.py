@@ -1,4 +1,4 @@
-"""The numbers of a run: metrics.jsonl by column, quickly however long it is, and which curves the faces draw of it.
+"""The numbers of a run: metrics.jsonl by column, quickly however long it is; steps of lines and of evaluations.
 
 Parsing JSON is what takes long, so numbers once parsed are kept beside the file, in .metrics/: blocks of `LINES` lines, each
 with the checksum of the bytes that it stands for. A block whose checksum does not fit is made anew, and the folder can be
@@ -13,10 +13,8 @@ import itertools
 import json
 import math
 import os
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
@@ -143,80 +141,10 @@ def _write(path: Path, block: Block) -> None:
 
 
 Point = tuple[float, float]
-Range = tuple[float, float, float]  # (step, low, high)
 Metrics = Sequence[Mapping[str, Any]]
 Evaluations = Mapping[str, Mapping[str, Any]]
-
-MOST_POINTS = 500
-"""Points that are drawn of one series, at most."""
-SMOOTH_FROM = 150
-"""Points from which on a running mean is drawn over the single values."""
-TREND_PARTS = 40
-"""The running mean's window is the number of points by this."""
-STANDARD_DEVIATION = "± standard deviation"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart: lines by name, and for some of them a band (light area) or whiskers (intervals at points)."""
-
-    title: str
-    y_label: str
-    lines: dict[str, list[Point]]
-    bands: dict[str, list[Range]] = field(default_factory=dict)
-    whiskers: dict[str, list[Range]] = field(default_factory=dict)
-    low: float | None = None
-    high: float | None = None
-    """What the y axis reaches at least."""
-    smooth: bool = True
-
-
-SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
-    ("Cut at the length limit", "completions (%)", {"cut": ("completions/clipped_ratio",)}),
-    ("KL to the reference policy", "nats per token", {"KL": ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")}),
-    ("Entropy", "nats per token", {"entropy": ("entropy",)}),
-    (
-        "Clipped by the objective",
-        "tokens (%)",
-        {
-            "below": ("clip_fraction/low",),
-            "above": ("clip_fraction/high",),
-            "all": ("clip_fraction/region",),
-        },
-    ),
-    (
-        "Groups without a lesson",
-        "groups of equal reward (%)",
-        {"groups": ("groups/zero_spread", "frac_reward_zero_std")},
-    ),
-    ("Gradient norm", "before clipping", {"norm": ("grad_norm",)}),
-    ("Learning rate", "learning rate", {"learning rate": ("learning_rate",)}),
-    (
-        "Time a step",
-        "seconds",
-        {
-            "step": ("step_time",),
-            "generation": ("seconds/generation",),
-            "rewards": ("seconds/rewards",),
-            "scoring": ("seconds/scoring",),
-            "update": ("seconds/update",),
-            "other": ("seconds/other",),
-        },
-    ),
-)
-"""Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
-
-
-def panels(metrics: Metrics, evaluations: Evaluations) -> list[Panel]:
-    """The charts of a run, as far as there is something to draw, what matters most first."""
-    found = [_reward(metrics), _components(metrics), *_heldout(metrics, evaluations), _length(metrics)]
-    for title, label, names in SIMPLE:
-        factor = 100.0 if label.endswith("(%)") else 1.0
-        lines = {name: points(metrics, *keys, factor=factor) for name, keys in names.items()}
-        low = None if title == "Entropy" else 0.0
-        noisy = title != "Learning rate"  # whose warm-up a running mean would hide
-        found.append(Panel(title, label, {name: line for name, line in lines.items() if line}, low=low, smooth=noisy))
-    return [panel for panel in found if any(panel.lines.values())]
+ENDS = ("low", "value", "high")
+"""Of an estimate with its 95 % interval."""
 
 
 def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:
@@ -277,93 +205,3 @@ def result_of(evaluations: Evaluations, last: int = 0) -> str | None:
 def last_step(metrics: Metrics) -> int:
     """The last optimiser step on record; 0 without one."""
     return max((int(line.get("step") or 0) for line in metrics), default=0)
-
-
-def _reward(metrics: Metrics) -> Panel:
-    mean, spread = points(metrics, "reward"), dict(points(metrics, "reward_std"))
-    band = [(step, value - spread[step], value + spread[step]) for step, value in mean if step in spread]
-    return Panel(
-        "Reward on training prompts", f"mean, {STANDARD_DEVIATION}" if band else "mean", {"mean": mean}, {"mean": band}
-    )
-
-
-def _components(metrics: Metrics) -> Panel:
-    names = {
-        match[1]: match[0] for line in metrics for key in line if (match := re.fullmatch(r"rewards/(.+)/mean", key))
-    }
-    lines = {name: points(metrics, key) for name, key in names.items()}
-    return Panel("Components of the reward", "mean, unweighted", {name: line for name, line in lines.items() if line})
-
-
-def _heldout(metrics: Metrics, evaluations: Evaluations) -> list[Panel]:
-    scores = placed(metrics, evaluations)
-    keys = list(dict.fromkeys(key for _, score in scores for key in score))
-    right = [key for key in keys if key == "greedy_accuracy" or key.startswith(("pass@", "maj@"))]
-    return [
-        _scores("Held-out problems solved", "correct (%), 95 % interval", scores, right, 100.0),
-        _scores("Held-out reward, greedy", "mean, 95 % interval", scores, ["greedy_reward"], 1.0),
-    ]
-
-
-def _scores(
-    title: str, label: str, scores: list[tuple[int, Mapping[str, Any]]], keys: list[str], factor: float
-) -> Panel:
-    lines: dict[str, list[Point]] = {}
-    whiskers: dict[str, list[Range]] = {}
-    for key in keys:
-        name = key.replace("_", " ")
-        for step, score in scores:
-            estimate = score.get(key)
-            if not isinstance(estimate, Mapping) or not is_number(estimate.get("value")):
-                continue
-            low, value, high = (factor * estimate[end] if is_number(estimate.get(end)) else math.nan for end in ENDS)
-            lines.setdefault(name, []).append((step, value))
-            if math.isfinite(low + high):
-                whiskers.setdefault(name, []).append((step, min(low, value), max(high, value)))
-    share = factor != 1.0
-    return Panel(title, label, lines, {}, whiskers, 0.0 if share else None, 100.0 if share else None, smooth=False)
-
-
-ENDS = ("low", "value", "high")
-
-
-def _length(metrics: Metrics) -> Panel:
-    shortest, longest = (dict(points(metrics, f"completions/{end}_length")) for end in ("min", "max"))
-    mean = points(metrics, "completions/mean_length")
-    band = [(step, shortest[step], longest[step]) for step, _ in mean if step in shortest and step in longest]
-    label = "tokens: mean, shortest to longest" if band else "tokens, mean"
-    return Panel("Completion length", label, {"mean": mean}, {"mean": band}, low=0.0)
-
-
-def downsample(series: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` of the points, in their order: both ends, and the lowest and highest of each equal stretch.
-
-    Every extreme of the whole range is kept. Raises `ValueError` when `most` is below 4.
-    """
-    if most < 4:
-        raise ValueError(f"two ends, a lowest and a highest point are always kept, so most is at least 4, not {most}")
-    if len(series) <= most:
-        return list(series)
-    inner, stretches = len(series) - 2, (most - 2) // 2
-    kept = [0]
-    for part in range(stretches):
-        stretch = range(1 + part * inner // stretches, 1 + (part + 1) * inner // stretches)
-        kept += sorted({min(stretch, key=lambda i: series[i][1]), max(stretch, key=lambda i: series[i][1])})
-    return [series[i] for i in [*kept, len(series) - 1]]
-
-
-def running_mean(series: Sequence[Point], window: int) -> list[Point]:
-    """Each value replaced by the mean of the `window` values around it, fewer at the ends."""
-    sums = [0.0]
-    for _, y in series:
-        sums.append(sums[-1] + y)
-    half, result = window // 2, []
-    for i, (x, _) in enumerate(series):
-        low, high = max(0, i - half), min(len(series), i + half + 1)
-        result.append((x, (sums[high] - sums[low]) / (high - low)))
-    return result
-
-
-def trend(series: Sequence[Point]) -> list[Point] | None:
-    """The running mean that is drawn over a long series; None for a short one."""
-    return running_mean(series, len(series) // TREND_PARTS) if len(series) >= SMOOTH_FROM else None

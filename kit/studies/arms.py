@@ -303,7 +303,7 @@ class Comparison:
         return "\n".join(["<Comparison", *(f"  {text}" for text in self.verdicts), f"  in {self.page.parent}>"])
 
     def _repr_html_(self) -> str:
-        from kit.report.card import around
+        from kit.report.run_report import around
 
         names = [arm["name"] for arm in self.result["arms"]]
         return around(" vs ".join(names), [at_a_glance(self.result)])

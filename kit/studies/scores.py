@@ -20,7 +20,8 @@ from kit.config.loading import read_yaml
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, problem_scores, value_of
-from kit.runs.metrics import Point, downsample, is_number, points, result_of
+from kit.report.panels import Point, downsample
+from kit.runs.metrics import is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, block_bootstrap, difference, scalar_difference
 
@@ -336,7 +337,8 @@ def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
         for arm, runs in arms.items():
             lines = [run.heldout.get(metric, []) if name == heldout else run.series.get(name, []) for run in runs]
             if means := _means([dict(line) for line in lines]):
-                drawn.setdefault(name, {})[arm] = downsample(means, MOST_POINTS)
+                kept = downsample(np.array([value for _, value in means]), MOST_POINTS)
+                drawn.setdefault(name, {})[arm] = [means[place] for place in kept]
     return drawn
 
 

@@ -6,5 +6,5 @@ page.py       the screens put together, and their look                          
 site.py       what screens share: runs, polling, the run that an address names     children.py  child processes
 draft.py      preset + changes -> config, YAML, command; the form made from the schema
 The screens: home.py, new_run.py (steps.py, lab.py), run.py (run_view.py, explorer.py, completions.py), compare.py, chat.py,
-export.py. curves.py and chart_view.py draw.
+export.py. curves.py packs what charts.js draws.
 """

@@ -58,7 +58,7 @@ function smooth(values) {  // a running mean over a fortieth of the points
 }
 function unpack(panel, grids) {
   return panel.series.map((one, at) => {
-    const made = { name: one.name, color: `var(--series${1 + (one.color ?? at) % 6})`, dash: one.dash, last: one.last };
+    const made = { name: one.name, color: `var(--series${1 + (one.color ?? at) % 6})`, last: one.last };
     if (one.points) {
       made.x = one.points.map(p => p[0]); made.y = one.points.map(p => p[1]); made.whiskers = one.whiskers || []; made.dots = true;
       made.last = made.y[made.y.length - 1];
@@ -66,7 +66,7 @@ function unpack(panel, grids) {
       made.x = grids[one.grid || 0]; made.y = numbers(one.v);
       made.least = numbers(one.a); made.most = numbers(one.b);
       made.lo = numbers(one.lo); made.hi = numbers(one.hi);
-      if (panel.smooth !== false && made.x.length >= 60 && !made.dash) made.mean = smooth(made.y);
+      if (panel.smooth !== false && made.x.length >= 60) made.mean = smooth(made.y);
     }
     return made;
   });
@@ -128,7 +128,7 @@ function draw(panel, data, width, target) {
     if (one.lo) svg("path", { d: area(one.x, one.lo, one.hi, px, py), style: `fill:${one.color};fill-opacity:.14` }, image);
     if (one.least) svg("path", { d: area(one.x, one.least, one.most, px, py), style: `fill:${one.color};fill-opacity:.22` }, image);
     const faint = one.mean ? ";stroke-opacity:.35;stroke-width:1" : "";
-    svg("path", { d: path(one.x, one.y, px, py), fill: "none", style: `stroke:${one.color};stroke-width:1.8${faint}`, ...(one.dash ? { "stroke-dasharray": "5 3" } : {}) }, image);
+    svg("path", { d: path(one.x, one.y, px, py), fill: "none", style: `stroke:${one.color};stroke-width:1.8${faint}` }, image);
     if (one.mean) svg("path", { d: path(one.x, one.mean, px, py), fill: "none", style: `stroke:${one.color};stroke-width:2` }, image);
     for (const [x, l, h] of one.whiskers || []) svg("path", { d: `M${px(x)} ${py(h)}V${py(l)}m-4 0h8M${px(x) - 4} ${py(h)}h8`, fill: "none", style: `stroke:${one.color};stroke-width:1.4` }, image);
     if (one.dots || one.y.filter(y => y !== null).length === 1) one.x.forEach((x, i) => one.y[i] !== null && svg("circle", { cx: px(x), cy: py(one.y[i]), r: 3.2, style: `fill:${one.color}` }, image));
@@ -162,7 +162,7 @@ function show(state) {
   state.legend.textContent = "";
   if (x !== null) { state.needle.setAttribute("x1", state.px(x)); state.needle.setAttribute("x2", state.px(x)); html("span", "at", `step ${x.toLocaleString("en")}`, state.legend); }
   for (const one of state.series) {
-    const entry = html("span", "entry", undefined, state.legend), swatch = html("i", one.dash ? "dash" : "", undefined, entry);
+    const entry = html("span", "entry", undefined, state.legend), swatch = html("i", "", undefined, entry);
     swatch.style.borderTopColor = one.color;
     if (state.series.length > 1 || one.name !== "mean") html("span", "", one.name, entry);
     const i = x === null ? -1 : nearest(one.x, x), value = i < 0 ? one.last : one.y[i];

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -13,13 +14,13 @@ import yaml
 from markupsafe import Markup
 
 from kit.errors import KitError, RunError
+from kit.report.panels import Panel, Series, panels
 from kit.runs.files import to_json
 from kit.runs.store import RunDir
 from kit.studies.compare import METHOD, interval
 from kit.ui import markup as m
-from kit.ui.chart_view import charts
 from kit.ui.children import Job
-from kit.ui.curves import Library, Numbers, pack, run_panels, steps_of
+from kit.ui.curves import Library, charts, pack
 from kit.ui.run_view import flat, shown
 from kit.ui.site import RUN_FROM_ADDRESS, Site, address, number_of, poll, run_box, stamp, to_address
 
@@ -230,33 +231,27 @@ def configuration(run: RunDir) -> list[tuple[str, Any]]:
 
 def overlaid(library: Library, arms: Sequence[Sequence[RunDir]], names: Sequence[str]) -> dict[str, Any]:
     """The charts of all runs over one another, a colour an arm."""
-    panels: dict[str, dict[str, Any]] = {}
-    grids: list[Numbers] = []
+    found: dict[str, Panel] = {}
     for color, (runs, name) in enumerate(zip(arms, names, strict=True)):
         for run in runs:
             try:
                 columns = library.columns(run)
             except RunError:
                 columns = {}
-            grids.append(steps_of(columns))
-            label = name if len(runs) == 1 else run.id
-            for panel in run_panels(columns, library.evaluations(run)):
-                _overlay(panels, panel, label, color, len(grids) - 1)
-    return pack(list(panels.values()), grids, budget=BUDGET)
+            for panel in panels(columns, library.evaluations(run)):
+                _overlay(found, panel, name if len(runs) == 1 else run.id, color)
+    return pack(list(found.values()), budget=BUDGET)
 
 
-def _overlay(panels: dict[str, dict[str, Any]], panel: Mapping[str, Any], label: str, color: int, grid: int) -> None:
-    for one in panel["series"]:
-        alone = len(panel["series"]) == 1
-        title = (
-            panel["title"]
-            if alone or panel["title"].startswith("Held-out reward")
-            else f"{panel['title']}: {one['name']}"
-        )
-        target = panels.setdefault(title, {**panel, "title": title, "series": []})
-        series = {key: value for key, value in one.items() if key not in ("lo", "hi")}
-        target["series"].append(series | {"name": label, "color": color, "grid": grid})
-        target["label"] = str(panel["label"]).partition(",")[0].partition(":")[0] if "lo" in one else panel["label"]
+def _overlay(found: dict[str, Panel], panel: Panel, name: str, color: int) -> None:
+    """Adds a run's series, without their bands; a chart for each where a run has several."""
+    for one in panel.series:
+        alone = len(panel.series) == 1 or panel.title.startswith("Held-out reward")
+        title = panel.title if alone else f"{panel.title}: {one.name}"
+        label = panel.label if one.dots or one.low is None else panel.label.partition(",")[0].partition(":")[0]
+        line = replace(one, name=name, color=color) if one.dots else Series(name, one.x, one.y, color=color)
+        series = found[title].series if title in found else []
+        found[title] = replace(panel, title=title, label=label, series=[*series, line])
 
 
 class Screen:

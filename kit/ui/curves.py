@@ -10,30 +10,36 @@ import base64
 import json
 import math
 import os
-import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from kit.errors import RunError
-from kit.runs.metrics import MOST_POINTS, SIMPLE, STANDARD_DEVIATION, Panel, panels
+from kit.report.panels import MOST_POINTS, Numbers, Panel, Series
 from kit.runs.store import RunDir
 
-Numbers = NDArray[np.float64]
 BUDGET = 30_000
 """Characters for the numbers of all series of a payload."""
 FEWEST_PARTS = 40
 MISSING, TOP = 65535, 65534
 TAIL = 96
 """Bytes before the last position that are compared, to see whether a file was rewritten below it."""
-COMPONENT = re.compile(r"rewards/(.+)/mean")
+
+
+SCRIPT = (Path(__file__).parent / "charts.js").read_text(encoding="utf-8")
+
+
+def charts(elem_id: str) -> gr.HTML:
+    """A place for charts, filled with the JSON text of `pack` and drawn by charts.js in the browser."""
+    return gr.HTML("", html_template='<div class="charts"></div>', js_on_load=SCRIPT, elem_id=elem_id)
 
 
 class Growing:
@@ -143,94 +149,45 @@ def _padded(values: Numbers, rows: int) -> Numbers:
     return values if len(values) == rows else np.concatenate([values, np.full(rows - len(values), math.nan)])
 
 
-def run_panels(columns: Mapping[str, Numbers], evaluations: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The charts of a run, what matters most first: title, label, and series as columns or as points."""
-    found = [_reward(columns), _components(columns), *map(_of_points, _heldout(columns, evaluations)), _length(columns)]
-    for title, label, names in SIMPLE:
-        factor = 100.0 if label.endswith("(%)") else 1.0
-        series = [
-            {"name": name, "y": columns[key] * factor}
-            for name, keys in names.items()
-            for key in [next((key for key in keys if key in columns), None)]
-            if key is not None
-        ]
-        low = None if title == "Entropy" else 0.0
-        found.append({"title": title, "label": label, "series": series, "low": low, "smooth": title != "Learning rate"})
-    return [panel for panel in found if panel["series"]]
-
-
-def _reward(columns: Mapping[str, Numbers]) -> dict[str, Any]:
-    panel: dict[str, Any] = {"title": "Reward on training prompts", "label": "mean", "series": []}
-    if "reward" in columns:
-        one = {"name": "mean", "y": columns["reward"]}
-        if "reward_std" in columns:
-            one |= {"lo": columns["reward"] - columns["reward_std"], "hi": columns["reward"] + columns["reward_std"]}
-            panel["label"] = f"mean, {STANDARD_DEVIATION}"
-        panel["series"] = [one]
-    return panel
-
-
-def _components(columns: Mapping[str, Numbers]) -> dict[str, Any]:
-    series = [{"name": match[1], "y": columns[key]} for key in columns if (match := COMPONENT.fullmatch(key))]
-    return {"title": "Components of the reward", "label": "mean, unweighted", "series": series}
-
-
-def _length(columns: Mapping[str, Numbers]) -> dict[str, Any]:
-    panel: dict[str, Any] = {"title": "Completion length", "label": "tokens, mean", "series": [], "low": 0.0}
-    if "completions/mean_length" in columns:
-        one = {"name": "mean", "y": columns["completions/mean_length"]}
-        ends = [columns.get(f"completions/{end}_length") for end in ("min", "max")]
-        if ends[0] is not None and ends[1] is not None:
-            one |= {"lo": ends[0], "hi": ends[1]}
-            panel["label"] = "tokens: mean, shortest to longest"
-        panel["series"] = [one]
-    return panel
-
-
-def _heldout(columns: Mapping[str, Numbers], evaluations: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    last = int(np.nanmax(columns["step"])) if len(columns.get("step", ())) else 0
-    return panels([{"step": last}], evaluations)
-
-
-def _of_points(panel: Panel) -> dict[str, Any]:
-    series = [
-        {"name": name, "points": points, "whiskers": panel.whiskers.get(name, [])}
-        for name, points in panel.lines.items()
-    ]
-    return {"title": panel.title, "label": panel.y_label, "series": series, "low": panel.low, "high": panel.high}
-
-
-def steps_of(columns: Mapping[str, Numbers]) -> Numbers:
-    """The optimiser step of every line; its place where it has none."""
-    rows = max(map(len, columns.values()), default=0)
-    places = np.arange(1, rows + 1, dtype=np.float64)
-    steps = columns.get("step")
-    return places if steps is None else np.where(np.isfinite(steps), steps, places)
-
-
-def pack(
-    found: Sequence[Mapping[str, Any]],
-    grids: Sequence[Numbers],
-    marks: Sequence[tuple[float, str]] = (),
-    budget: int = BUDGET,
-) -> dict[str, Any]:
-    """Panels as plain JSON. A series names its grid (steps) by `grid`, 0 unless told."""
-    dense = sum(1 + ("lo" in one) for panel in found for one in panel["series"] if "y" in one) or 1
+def pack(found: Sequence[Panel], marks: Sequence[tuple[float, str]] = (), budget: int = BUDGET) -> dict[str, Any]:
+    """Panels as plain JSON. Curves name the steps that they share by their place in `grids`."""
+    curves = [one for panel in found for one in panel.series if not one.dots]
+    grids = list({id(one.x): one.x for one in curves}.values())
+    places = {id(x): place for place, x in enumerate(grids)}
+    dense = sum(1 + (one.low is not None) for one in curves) or 1
     # Three numbers a part (lowest, highest, mean) of two bytes, a third more as base64.
     parts = max(FEWEST_PARTS, min(MOST_POINTS // 2, budget // (dense * 8)))
     single = min(MOST_POINTS, max(2 * FEWEST_PARTS, budget // (dense * 3)))
     edges = [None if len(grid) <= single else np.linspace(0, len(grid), parts + 1).astype(int) for grid in grids]
+
+    def packed(one: Series) -> dict[str, Any]:
+        plain = {"name": one.name} | ({} if one.color is None else {"color": one.color})
+        if one.dots:
+            return plain | {"points": _rows(one.x, one.y), "whiskers": _rows(*one.band())}
+        grid = places[id(one.x)]
+        return plain | {"grid": grid} | _curve(one, edges[grid])
+
     return {
         "grids": [_centres(grid, edge) for grid, edge in zip(grids, edges, strict=True)],
         "panels": [
             {
-                **{key: value for key, value in panel.items() if key != "series" and value is not None},
-                "series": [_series(one, edges) for one in panel["series"]],
+                **{
+                    key: getattr(panel, key)
+                    for key in ("title", "label", "low", "high")
+                    if getattr(panel, key) is not None
+                },
+                "smooth": panel.smooth,
+                "series": [packed(one) for one in panel.series],
             }
             for panel in found
         ],
         "marks": [[step, text] for step, text in marks],
     }
+
+
+def _rows(*columns: Numbers) -> list[list[float]]:
+    return [[int(row[0]) if row[0].is_integer() else row[0], *map(_rounded, row[1:])]
+            for row in zip(*(column.tolist() for column in columns), strict=True)]  # fmt: skip
 
 
 def _centres(grid: Numbers, edges: NDArray[np.int_] | None) -> list[float]:
@@ -241,26 +198,15 @@ def _centres(grid: Numbers, edges: NDArray[np.int_] | None) -> list[float]:
     return [int(step) if float(step).is_integer() else float(step) for step in steps]
 
 
-def _series(one: Mapping[str, Any], edges: Sequence[NDArray[np.int_] | None]) -> dict[str, Any]:
-    plain = {key: value for key, value in one.items() if key in ("name", "color", "grid", "dash")}
-    if "points" in one:
-        return plain | {
-            "points": [[step, _rounded(value)] for step, value in one["points"]],
-            "whiskers": [[step, _rounded(low), _rounded(high)] for step, low, high in one["whiskers"]],
-        }
-    edge, y = edges[one.get("grid", 0)], one["y"]
-    finite = y[np.isfinite(y)]
-    plain |= {"last": _rounded(float(finite[-1])) if len(finite) else None}
-    if edge is None:
-        packed = {"v": quantised(y)}
-        if "lo" in one:
-            packed |= {"lo": quantised(one["lo"]), "hi": quantised(one["hi"])}
-        return plain | packed
-    least, most, mean = parted(y, edge)
-    packed = {"a": quantised(least), "b": quantised(most), "v": quantised(mean)}
-    if "lo" in one:
-        packed |= {"lo": quantised(parted(one["lo"], edge)[2]), "hi": quantised(parted(one["hi"], edge)[2])}
-    return plain | packed
+def _curve(one: Series, edges: NDArray[np.int_] | None) -> dict[str, Any]:
+    """Its numbers, or the lowest, highest and mean of each part, and its band; `last` is what the legend shows."""
+    finite = one.y[np.isfinite(one.y)]
+    found: dict[str, Any] = {"last": _rounded(float(finite[-1])) if len(finite) else None}
+    numbers = {"v": one.y} | ({} if one.low is None or one.high is None else {"lo": one.low, "hi": one.high})
+    if edges is not None:
+        least, most, _ = parted(one.y, edges)
+        numbers = {"a": least, "b": most} | {key: parted(values, edges)[2] for key, values in numbers.items()}
+    return found | {key: quantised(values) for key, values in numbers.items()}
 
 
 def parted(values: Numbers, edges: NDArray[np.int_]) -> tuple[Numbers, Numbers, Numbers]:

@@ -12,11 +12,11 @@ import gradio as gr
 from markupsafe import Markup, escape
 
 from kit.errors import KitError
+from kit.report.panels import Panel, Series
 from kit.runs.store import RunDir
 from kit.ui import markup as m
-from kit.ui.chart_view import charts
 from kit.ui.completions import MOST_FOUND, Batches, Group, Moment, Row, Scan, components, failed, key_of, unweighted
-from kit.ui.curves import pack
+from kit.ui.curves import charts, pack
 from kit.ui.site import Site
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
@@ -429,22 +429,13 @@ class Explorer:
         if len(moments) < 2:
             return text, "", 1, None
         points = [(one.step, one.mean) for one in moments if one.mean is not None]
-        whiskers = [(one.step, one.low, one.high) for one in moments if one.low is not None]
+        whiskers = [(one.step, one.low, one.high) for one in moments if one.low is not None and one.high is not None]
         lengths = [(one.step, one.tokens) for one in moments]
-        found: list[dict[str, Any]] = [
-            {
-                "title": "Reward of this prompt",
-                "label": "group mean, lowest to highest",
-                "series": [{"name": "mean", "points": points, "whiskers": whiskers}],
-            },
-            {
-                "title": "Length",
-                "label": "tokens, mean",
-                "series": [{"name": "mean", "points": lengths, "whiskers": []}],
-                "low": 0.0,
-            },
-        ]
-        return text, json.dumps(pack(found, []), separators=(",", ":")), 1, None
+        found = [Panel("Length", "tokens, mean", [Series.of_points("mean", lengths)], low=0.0)]
+        if points:
+            rewards = Series.of_points("mean", points, whiskers)
+            found.insert(0, Panel("Reward of this prompt", "group mean, lowest to highest", [rewards]))
+        return text, json.dumps(pack(found), separators=(",", ":")), 1, None
 
     def _group(self, run: RunDir, files: dict[int, Any], moments: list[Any], at: int) -> Group | None:
         if not moments or (path := files.get(moments[at].step)) is None:

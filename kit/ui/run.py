@@ -12,14 +12,13 @@ from typing import Any
 import gradio as gr
 
 from kit.errors import KitError, RunError
+from kit.report.panels import MOST_POINTS, panels
 from kit.report.record import words
 from kit.runs.files import read_lines
-from kit.runs.metrics import MOST_POINTS
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import explorer, run_view
 from kit.ui import markup as m
-from kit.ui.chart_view import charts
-from kit.ui.curves import Library, pack, run_panels, steps_of
+from kit.ui.curves import Library, charts, pack
 from kit.ui.home import ask_to_stop
 from kit.ui.site import POLL_SECONDS, RUN_FROM_ADDRESS, Site, is_id, run_box, stamp, to_address
 
@@ -258,7 +257,7 @@ class View:
             found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None)
             found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
         if tab == "charts":
-            packed = pack(run_panels(columns, scores), [steps_of(columns)], _marks(events))
+            packed = pack(panels(columns, scores), _marks(events))
             found["charts"] = json.dumps(packed, separators=(",", ":")) if packed["panels"] else ""
             found["empty"] = "" if packed["panels"] else _no_charts(status)
         return found

@@ -13,11 +13,11 @@ import yaml
 from markupsafe import Markup
 
 from kit.config import RunConfig
+from kit.report.panels import Numbers
 from kit.runs.files import human_size
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
-from kit.ui.curves import Numbers
 from kit.ui.home import phase, steps, time_left
 from kit.ui.site import address
 

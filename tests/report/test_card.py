@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.report.card import card, heard
 from kit.report.page import TEMPLATES
+from kit.report.run_report import card, heard
 from kit.runs.store import RunDir, RunStore
 
 

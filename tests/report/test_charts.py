@@ -1,4 +1,4 @@
-"""kit.report.charts and kit.runs.metrics: what is drawn of numbers, and what is chosen to be drawn."""
+"""kit.report.charts, kit.report.panels and kit.runs.metrics: what is chosen to be drawn, and what is drawn of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.report.charts import bars, intervals, lines, number, ticks
+from kit.report.charts import bars, intervals, lines, number, svg, ticks
 from kit.report.page import page
-from kit.runs.metrics import downsample, panels, placed, points, running_mean, step_of
+from kit.report.panels import Panel, Series, columns_of, downsample, panels, running_mean
+from kit.runs.metrics import placed, points, step_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(-1e6, 1e6)
@@ -28,28 +30,30 @@ def drawn(svg: str) -> list[list[tuple[float, float]]]:
 
 @given(st.lists(NUMBERS, max_size=3000), st.integers(4, 600))
 def test_downsampling_keeps_the_ends_the_extremes_and_the_limit(values: list[float], most: int) -> None:
-    series = [(float(x), y) for x, y in enumerate(values)]
-    kept = downsample(series, most)
-    assert len(kept) <= max(most, 0)
-    assert [point for point in series if point in set(kept)] == kept  # in order, and nothing made up
+    kept = downsample(np.array(values, float), most).tolist()
+    assert len(kept) <= most
+    assert kept == sorted(set(kept))
     if values:
-        assert (kept[0], kept[-1]) == (series[0], series[-1])
-        assert {min(y for _, y in kept), max(y for _, y in kept)} == {min(values), max(values)}
+        assert (kept[0], kept[-1]) == (0, len(values) - 1)
+        assert {min(values[place] for place in kept), max(values[place] for place in kept)} == {
+            min(values),
+            max(values),
+        }
 
 
 def test_every_stretch_keeps_its_own_peak() -> None:
-    series = [(float(x), 1.0 if x % 100 == 50 else 0.0) for x in range(10_000)]  # a hundred peaks one step wide
-    assert sum(y for _, y in downsample(series)) == 100
+    values = np.where(np.arange(10_000) % 100 == 50, 1.0, 0.0)  # a hundred peaks one step wide
+    assert values[downsample(values)].sum() == 100
 
 
 def test_downsampling_to_fewer_than_the_ends_and_extremes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 4"):
-        downsample([], 3)
+        downsample(np.zeros(0), 3)
 
 
 def test_the_running_mean_takes_what_there_is_at_the_ends() -> None:
     # window 3 of 0 3 6 9: (0+3)/2, (0+3+6)/3, (3+6+9)/3, (6+9)/2
-    assert running_mean([(1, 0.0), (2, 3.0), (3, 6.0), (4, 9.0)], 3) == [(1, 1.5), (2, 3.0), (3, 6.0), (4, 7.5)]
+    assert running_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3).tolist() == [1.5, 3.0, 6.0, 7.5]
 
 
 @given(NUMBERS, NUMBERS)
@@ -119,14 +123,27 @@ def test_a_chart_is_told_in_words() -> None:
 
 def test_names_and_labels_are_text() -> None:
     bad = '<script>"&'
-    whiskers = {bad: [(1.0, 0.0, 2.0), (2.0, 0.0, 2.0)]}
-    for svg in (
-        lines({bad: [(1, 1), (2, 1)], "b": [(1, 1)]}, bad, bad, bad, whiskers=whiskers, marks=[(1, bad)]),
+    dots = Series.of_points(bad, [(1.0, 1.0), (2.0, 1.0)], [(1.0, 0.0, 2.0), (2.0, 0.0, 2.0)])
+    for drawing in (
+        svg(Panel(bad, bad, [dots, Series.of_points("b", [(1.0, 1.0)])]), bad, marks=[(1, bad)]),
         intervals([(bad, 1, 0, 2)], bad, reference=0),
         bars([(bad, 1.0)], bad),
     ):
-        assert "<script" not in svg
-        assert ElementTree.fromstring(svg).findtext(f"{SVG}title") == bad
+        assert "<script" not in drawing
+        assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == bad
+
+
+def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> None:
+    x, y = np.arange(4.0), np.array([1.0, 2.0, np.nan, 3.0])
+    band = Series("a", x, y, y - 1, y + 1)
+    dots = Series.of_points("b", [(0.0, 1.0), (3.0, 2.0)], [(3.0, 0.0, 4.0)])
+    root = ElementTree.fromstring(svg(Panel("T", "y", [band, dots])))
+    polygon = next(root.iter(f"{SVG}polygon")).attrib["points"].split()
+    assert len(polygon) == 2 * 3, "the step without a number is left out"
+    (whisker,) = root.iter(f"{SVG}path")
+    assert [circle.findtext(f"{SVG}title") for circle in root.iter(f"{SVG}circle")] == ["b: 1 at 0", "b: 2 at 3"]
+    last = [float(circle.attrib["cx"]) for circle in root.iter(f"{SVG}circle")][-1]
+    assert whisker.attrib["d"].startswith(f"M{last:.1f},")
 
 
 def test_an_interval_stands_between_its_ends_and_the_reference_is_marked() -> None:
@@ -167,12 +184,24 @@ def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> Non
 
 def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
     score = {"greedy_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": None, "low": 0, "high": 1}}
-    (panel,) = panels([], {"before": score})
-    assert panel.lines == {"greedy accuracy": [(0, 50.0)]}
-    assert panel.whiskers == {"greedy accuracy": [(0, 40.0, 60.0)]}
+    (panel,) = panels({}, {"before": score})
+    (one,) = panel.series
+    assert (one.name, one.x.tolist(), one.y.tolist(), one.dots) == ("greedy accuracy", [0.0], [50.0], True)
+    assert [end.tolist() for end in one.band()] == [[0.0], [40.0], [60.0]]
     assert (panel.low, panel.high) == (0.0, 100.0)
 
 
 def test_a_run_without_numbers_has_no_panels() -> None:
-    assert panels([], {}) == []
-    assert panels([{"step": 1, "reward": None}], {"before": {}}) == []
+    assert panels({}, {}) == []
+    assert panels(columns_of([{"step": 1, "reward": None}]), {"before": {}}) == []
+
+
+def test_columns_are_by_step_and_the_last_line_of_a_step_counts() -> None:
+    found = columns_of(
+        [{"step": 3, "a": 1.0}, {"step": 1, "a": 5.0, "b": True}, {"step": 3, "a": 2.0, "c": 7}, {"a": None}]
+    )
+    assert found["step"].tolist() == [1.0, 3.0, 4.0]
+    assert found["a"][:2].tolist() == [5.0, 2.0]
+    assert np.isnan(found["a"][2])
+    assert "b" not in found
+    assert np.isnan(found["c"][[0, 2]]).all()

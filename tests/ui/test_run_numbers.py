@@ -14,8 +14,8 @@ import pytest
 from made_runs import line, make
 
 from kit.errors import RunError
-from kit.runs.metrics import MOST_POINTS
-from kit.ui.curves import MISSING, TOP, Growing, Library, pack, parted, quantised, run_panels, steps_of
+from kit.report.panels import MOST_POINTS, panels
+from kit.ui.curves import MISSING, TOP, Growing, Library, pack, parted, quantised
 
 
 def decoded(packed: list) -> np.ndarray:
@@ -85,8 +85,7 @@ def test_a_poll_is_small_and_quick_however_long_the_run(tmp_path: Path, steps: i
     library = Library()
 
     def look() -> str:
-        columns = library.columns(run)
-        packed = pack(run_panels(columns, library.evaluations(run)), [steps_of(columns)])
+        packed = pack(panels(library.columns(run), library.evaluations(run)))
         return json.dumps(packed, separators=(",", ":"))
 
     look()

@@ -1,0 +1,230 @@
+"""Which curves a run has, chosen once for every face that draws them, and how long ones are thinned without losing a peak."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kit.runs.metrics import is_number, placed
+
+Point = tuple[float, float]
+Range = tuple[float, float, float]  # (x, low, high)
+Numbers = NDArray[np.float64]
+Metrics = Sequence[Mapping[str, Any]]
+Evaluations = Mapping[str, Mapping[str, Any]]
+
+MOST_POINTS = 500
+"""Points that are drawn of one series, at most."""
+SMOOTH_FROM = 150
+"""Points from which on a running mean is drawn over the single values."""
+TREND_PARTS = 40
+"""The running mean's window is the number of points by this."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line y over x, NaN where a step has no number.
+
+    `low` and `high` are a band around it (a light area), or, where single `dots` are drawn, their intervals as whiskers.
+    """
+
+    name: str
+    x: Numbers
+    y: Numbers
+    low: Numbers | None = None
+    high: Numbers | None = None
+    dots: bool = False
+    color: int | None = None
+    """Place in the palette; None: its own place among the series."""
+
+    def finite(self) -> Series:
+        """Without the steps that have no number. Bounds of a band may still be NaN."""
+        kept = np.isfinite(self.x) & np.isfinite(self.y)
+        bounds = [None if bound is None else bound[kept] for bound in (self.low, self.high)]
+        return replace(self, x=self.x[kept], y=self.y[kept], low=bounds[0], high=bounds[1])
+
+    def band(self) -> Band:
+        """(x, low, high) where both bounds are numbers."""
+        if self.low is None or self.high is None:
+            return self.x[:0], self.x[:0], self.x[:0]
+        kept = np.isfinite(self.low) & np.isfinite(self.high)
+        return self.x[kept], self.low[kept], self.high[kept]
+
+    @classmethod
+    def of_points(
+        cls, name: str, points: Sequence[Point], intervals: Sequence[Range] = (), *, dots: bool = True
+    ) -> Series:
+        """From points, and the intervals of some of them."""
+        x, y = np.array(points, float).reshape(-1, 2).T
+        ends = {step: (low, high) for step, low, high in intervals}
+        low, high = np.array([ends.get(step, (math.nan, math.nan)) for step in x.tolist()]).reshape(-1, 2).T
+        return cls(name, x, y, low, high, dots=dots) if ends else cls(name, x, y, dots=dots)
+
+
+Band = tuple[Numbers, Numbers, Numbers]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart."""
+
+    title: str
+    label: str
+    """Of the y axis."""
+    series: list[Series]
+    low: float | None = None
+    high: float | None = None
+    """What the y axis reaches at least."""
+    smooth: bool = True
+    """Whether a running mean is drawn over long series."""
+
+
+SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
+    ("Cut at the length limit", "completions (%)", {"cut": ("completions/clipped_ratio",)}),
+    ("KL to the reference policy", "nats per token", {"KL": ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")}),
+    ("Entropy", "nats per token", {"entropy": ("entropy",)}),
+    (
+        "Clipped by the objective",
+        "tokens (%)",
+        {"below": ("clip_fraction/low",), "above": ("clip_fraction/high",), "all": ("clip_fraction/region",)},
+    ),
+    (
+        "Groups without a lesson",
+        "groups of equal reward (%)",
+        {"groups": ("groups/zero_spread", "frac_reward_zero_std")},
+    ),
+    ("Gradient norm", "before clipping", {"norm": ("grad_norm",)}),
+    ("Learning rate", "learning rate", {"learning rate": ("learning_rate",)}),
+    (
+        "Time a step",
+        "seconds",
+        {
+            "step": ("step_time",),
+            "generation": ("seconds/generation",),
+            "rewards": ("seconds/rewards",),
+            "scoring": ("seconds/scoring",),
+            "update": ("seconds/update",),
+            "other": ("seconds/other",),
+        },
+    ),
+)
+"""Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
+
+
+def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Panel]:
+    """The charts of a run, as far as there is something to draw, what matters most first; `columns` as of `columns_of`."""
+    x = steps_of(columns)
+
+    def series(name: str, *keys: str, factor: float = 1.0, band: Sequence[Numbers] = ()) -> list[Series]:
+        """Of the first key that has numbers, if any."""
+        found = next((key for key in keys if key in columns and np.isfinite(columns[key]).any()), None)
+        low, high = band or (None, None)
+        return [] if found is None else [Series(name, x, columns[found] * factor, low, high)]
+
+    def bounds(*keys: str) -> list[Numbers]:
+        return [columns[key] for key in keys] if columns.keys() >= set(keys) else []
+
+    spread = (
+        [columns["reward"] + sign * std for std in bounds("reward_std") for sign in (-1, 1)]
+        if "reward" in columns
+        else []
+    )
+    reach = bounds("completions/min_length", "completions/max_length")
+    components = {match[1]: key for key in columns if (match := re.fullmatch(r"rewards/(.+)/mean", key))}
+    named = [one for name, key in components.items() for one in series(name, key)]
+    reward, length = series("mean", "reward", band=spread), series("mean", "completions/mean_length", band=reach)
+    found = [
+        Panel("Reward on training prompts", "mean, ± standard deviation" if spread else "mean", reward),
+        Panel("Components of the reward", "mean, unweighted", named),
+        *_heldout(int(np.nanmax(x)) if len(x) else 0, evaluations),
+        Panel("Completion length", "tokens: mean, shortest to longest" if reach else "tokens, mean", length, low=0.0),
+    ]
+    for title, label, names in SIMPLE:
+        factor = 100.0 if label.endswith("(%)") else 1.0
+        lines = [one for name, keys in names.items() for one in series(name, *keys, factor=factor)]
+        noisy = title != "Learning rate"  # whose warm-up a running mean would hide
+        found.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
+    return [panel for panel in found if panel.series]
+
+
+def _heldout(last: int, evaluations: Evaluations) -> list[Panel]:
+    scores = placed([{"step": last}], evaluations)
+    keys = list(dict.fromkeys(key for _, score in scores for key in score))
+    right = [key for key in keys if key == "greedy_accuracy" or key.startswith(("pass@", "maj@"))]
+    solved, reward = _scores(scores, right, 100.0), _scores(scores, ["greedy_reward"], 1.0)
+    return [
+        Panel("Held-out problems solved", "correct (%), 95 % interval", solved, 0.0, 100.0, smooth=False),
+        Panel("Held-out reward, greedy", "mean, 95 % interval", reward, smooth=False),
+    ]
+
+
+def _scores(scores: list[tuple[int, Mapping[str, Any]]], keys: list[str], factor: float) -> list[Series]:
+    found = []
+    for key in keys:
+        points, intervals = list[Point](), list[Range]()
+        for step, score in scores:
+            estimate = score.get(key)
+            if not isinstance(estimate, Mapping) or not is_number(estimate.get("value")):
+                continue
+            value = factor * estimate["value"]
+            points.append((step, value))
+            if is_number(estimate.get("low")) and is_number(estimate.get("high")):
+                intervals.append((step, min(factor * estimate["low"], value), max(factor * estimate["high"], value)))
+        if points:
+            found.append(Series.of_points(key.replace("_", " "), points, intervals))
+    return found
+
+
+def columns_of(metrics: Metrics) -> dict[str, Numbers]:
+    """Lines of metrics as columns by step, NaN where a step has no number; of several lines of a step the last counts."""
+    steps: dict[float, dict[str, float]] = {}
+    for place, line in enumerate(metrics, 1):
+        step = float(line["step"]) if is_number(line.get("step")) else float(place)
+        steps.setdefault(step, {}).update((key, value) for key, value in line.items() if is_number(value))
+    rows = [steps[step] | {"step": step} for step in sorted(steps)]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: np.array([row.get(key, math.nan) for row in rows], float) for key in keys}
+
+
+def steps_of(columns: Mapping[str, Numbers]) -> Numbers:
+    """The optimiser step of every line; its place where it has none."""
+    places = np.arange(1, max(map(len, columns.values()), default=0) + 1, dtype=np.float64)
+    steps = columns.get("step")
+    return places if steps is None else np.where(np.isfinite(steps), steps, places)
+
+
+def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
+    """Places of at most `most` of the points, in order: both ends, and the lowest and highest of each equal stretch.
+
+    Every extreme of the whole range is kept. Raises `ValueError` when `most` is below 4.
+    """
+    if most < 4:
+        raise ValueError(f"two ends, a lowest and a highest point are always kept, so most is at least 4, not {most}")
+    if len(y) <= most:
+        return np.arange(len(y))
+    stretches = (most - 2) // 2
+    edges = 1 + np.arange(stretches + 1) * (len(y) - 2) // stretches
+    kept = [0, len(y) - 1]
+    for start, end in itertools.pairwise(edges.tolist()):
+        kept += [start + int(y[start:end].argmin()), start + int(y[start:end].argmax())]
+    return np.unique(kept)
+
+
+def running_mean(y: Numbers, window: int) -> Numbers:
+    """Each value replaced by the mean of the `window` values around it, fewer at the ends."""
+    sums, places, half = np.concatenate([[0.0], np.cumsum(y)]), np.arange(len(y)), window // 2
+    first, end = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
+    mean: Numbers = (sums[end] - sums[first]) / (end - first)
+    return mean
+
+
+def trend(y: Numbers) -> Numbers | None:
+    """The running mean that is drawn over a long series; None for a short one."""
+    return running_mean(y, len(y) // TREND_PARTS) if len(y) >= SMOOTH_FROM else None
