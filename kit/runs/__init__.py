@@ -1,4 +1,4 @@
-"""Runs on disk: the directory, its status, its lines, the hand-over to the training process. Standard library only."""
+"""Runs on disk: the directory, its status, its lines, the hand-over to the training process. Imports no more than psutil."""
 
 from kit.runs.store import RunDir, RunStore
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 CLOCK_TOLERANCE = 2.0
 """Seconds by which two readings of one process's creation time may differ where the boot time was not noted."""
 TICK_TOLERANCE = 0.05
@@ -21,15 +23,15 @@ TICK_TOLERANCE = 0.05
 
 def identity(pid: int | None = None) -> dict[str, Any]:
     """`{pid, create_time, boot: {id, time}}` of process `pid` (default: this one); None for what the system hides."""
-    pid = os.getpid() if pid is None else pid
-    boot_time = _boot_time()
-    boot = {"id": _boot_id(), "time": boot_time}
-    return {"pid": pid, "create_time": _created(pid, boot_time), "boot": boot}
+    boot = {"id": _boot_id(), "time": psutil.boot_time()}
+    return {"pid": os.getpid() if pid is None else pid, "create_time": create_time(pid), "boot": boot}
 
 
 def create_time(pid: int | None = None) -> float | None:
-    """Seconds since the epoch at which process `pid` (default: this one) began; None where /proc does not tell."""
-    return _created(os.getpid() if pid is None else pid, _boot_time())
+    """Seconds since the epoch at which process `pid` (default: this one) began; None where the system does not tell."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).create_time()
+    return None
 
 
 def runs(who: Mapping[str, Any] | None) -> bool:
@@ -45,17 +47,23 @@ def is_alive(pid: int, created: float | None, boot: Mapping[str, Any] | None = N
 
     With `boot`, as `identity` gives it, the answer does not depend on the clock, and is False after a reboot.
     """
-    if not _exists(pid) or _stat(pid)[:1] in (["Z"], ["X"]):
-        return False
     boot = boot or {}
     if boot.get("id") is not None and _boot_id() not in (None, boot["id"]):
         return False
-    now = _boot_time()
-    then: float | None = boot.get("time")
-    began = _created(pid, now)
-    if created is None or began is None:
+    now = psutil.boot_time()
+    try:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        began = process.create_time()
+    except psutil.AccessDenied:
         return True
-    if then is None or now is None:
+    except (psutil.Error, ValueError):
+        return False
+    then: float | None = boot.get("time")
+    if created is None:
+        return True
+    if then is None:
         return abs(began - created) <= CLOCK_TOLERANCE
     return abs((began - now) - (created - then)) <= TICK_TOLERANCE
 
@@ -65,22 +73,15 @@ def send_signal(who: Mapping[str, Any], number: int) -> bool:
 
     Raises `PermissionError` for a process of another user.
     """
-    if not runs(who):
-        return False
     try:
-        handle = os.pidfd_open(who["pid"])
-    except ProcessLookupError:
-        return False
-    except (OSError, AttributeError):  # an old kernel, or none of Linux: signalled by its number
-        return _signal_pid(who["pid"], number)
-    try:
-        if not runs(who):  # looked at again, now that the handle stands for one process only
+        process = psutil.Process(who["pid"])
+        if not runs(who):
             return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
+        process.send_signal(number)  # to the process that it was when it was looked up, or to none
+    except psutil.NoSuchProcess:
         return False
-    finally:
-        os.close(handle)
+    except psutil.AccessDenied as error:
+        raise PermissionError(str(error)) from error
     return True
 
 
@@ -92,10 +93,10 @@ def kill_all(who: Mapping[str, Any]) -> None:
     if not runs(who):
         return
     offspring = [identity(pid) for pid in descendants(who["pid"])]
-    if _group(who["pid"]) == who["pid"]:
-        kill_group(who["pid"])
-    else:
-        send_signal(who, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(who["pid"]) == who["pid"]:
+            kill_group(who["pid"])
+    send_signal(who, signal.SIGKILL)
     for each in offspring:
         send_signal(each, signal.SIGKILL)
 
@@ -107,61 +108,10 @@ def kill_group(group: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of children, grandchildren and so on, in whatever group or session; empty where /proc does not tell."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        stat = _stat(int(folder.name))
-        if len(stat) > 1:
-            children.setdefault(int(stat[1]), []).append(int(folder.name))
-    found, waiting = [], [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    except (OverflowError, ValueError):
-        return False
-    return True
-
-
-def _signal_pid(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def _created(pid: int, boot_time: float | None) -> float | None:
-    try:
-        return None if boot_time is None else boot_time + int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
-    except (IndexError, ValueError):
-        return None
-
-
-def _boot_time() -> float | None:
-    """Seconds since the epoch at which the system started, as it reckons now: setting the clock moves it."""
-    try:
-        line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-        return float(line.split()[1])
-    except (OSError, StopIteration, IndexError, ValueError):
-        return None
+    """Pids of children, grandchildren and so on, in whatever group or session; empty where the process is gone."""
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
 
 
 def _boot_id() -> str | None:
@@ -169,11 +119,3 @@ def _boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
         return None
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on (the second, the command's name, may hold blanks and brackets)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

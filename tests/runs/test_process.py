@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from patience import wait_for
 
@@ -43,8 +44,9 @@ def test_this_process_runs_and_is_itself() -> None:
 @pytest.mark.parametrize("shift", [-HOUR, -3.0, 3.0, 10 * HOUR])
 def test_setting_the_clock_does_not_end_a_run(run: RunDir, monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
     run.write_status("running", supervisor=identity())
-    moved = process._boot_time() + shift  # type: ignore[operator]
-    monkeypatch.setattr(process, "_boot_time", lambda: moved)
+    moved = psutil.boot_time() + shift
+    monkeypatch.setattr(f"{psutil._psplatform.__name__}.boot_time", lambda: moved)
+    assert psutil.boot_time() == moved
     now = time.time() + shift
     monkeypatch.setattr(time, "time", lambda: now)
     assert run.status()["state"] == "running"
@@ -86,15 +88,26 @@ def test_a_signal_reaches_the_process_it_is_meant_for_and_no_other(sleeper: subp
     assert not send_signal(who, signal.SIGTERM)
 
 
-def test_a_signal_is_sent_also_where_processes_have_no_handles(
+def test_a_signal_for_a_process_of_another_user_is_refused(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(pid: int) -> int:
-        raise OSError(38, "Function not implemented")
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "pidfd_open", missing)
-    assert send_signal(identity(sleeper.pid), signal.SIGTERM)
-    assert sleeper.wait() == -signal.SIGTERM
+    who = identity(sleeper.pid)
+    monkeypatch.setattr(os, "kill", refuse)
+    with pytest.raises(PermissionError):
+        send_signal(who, signal.SIGTERM)
+
+
+def test_a_zombie_does_not_run() -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    who = identity(child)
+    wait_for(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    assert not runs(who)
+    os.waitpid(child, 0)
 
 
 FAMILY = """
