@@ -100,9 +100,7 @@ def import_all() -> None:
     import matplotlib.backends.backend_agg  # noqa: F401
 
     from kit.runner.prepare import prepare
-    from kit.trainer.trainer import make_trainer_class
 
-    make_trainer_class()
     prepare(load_config("quickstart", SHORT))
 
 

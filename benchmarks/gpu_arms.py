@@ -187,13 +187,13 @@ class Bench:
         from trl import GRPOTrainer
 
         from kit.scoring.trl_kernel import install_torch_logprob_kernel
-        from kit.trainer.trainer import make_trainer_class
+        from kit.trainer.trainer import HookedGRPOTrainer
 
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
         install_torch_logprob_kernel()
         settings = config.optimisation
         ours = {"objective": "dapo", "packing": settings.packing, "share_prompts": settings.share_prompts}
-        make, given = (make_trainer_class(), ours | switches(config)) if row.loss == "ours" else (GRPOTrainer, {})
+        make, given = (HookedGRPOTrainer, ours | switches(config)) if row.loss == "ours" else (GRPOTrainer, {})
         self.trainer = make(
             loaded.model,
             random_models.placed_ids,
@@ -203,7 +203,7 @@ class Bench:
             peft_config=loaded.peft_config,
             **given,
         )
-        self.trainer.fast_decoding = True  # as in a run
+        self.trainer.generator.fast_decoding = True  # as in a run
         self.changed = changes(args, self.trainer.args)
         self.base = GRPOTrainer.__name__
         keep_trainable_in_float32(self.trainer.model)
@@ -221,14 +221,14 @@ class Bench:
 
     def batches(self, work: Work) -> list[dict[str, Any]]:
         """The rollouts of a step on the device, and the trainer told how many micro-batches they are."""
-        from kit.trainer.grouped_batches import regrouped
+        from kit.trainer.micro_batch import grouped_by_prompt
 
         trainer, device = self.trainer, self.trainer.accelerator.device
         made = rollout(work, self.files.config.vocab_size, self.files.tokenizer.pad_token_id)
         trainer.args.steps_per_generation = trainer.args.gradient_accumulation_steps = len(made)
         trainer.current_gradient_accumulation_steps = len(made)
-        if getattr(trainer, "objective", None) is not None and trainer._wants_groups():
-            made = regrouped(made)
+        if getattr(trainer, "objective", None) is not None and trainer.shares_prompts:
+            made = grouped_by_prompt(made)
         return [{name: value.to(device) for name, value in one.items()} for one in made]
 
     def step(self, batches: list[dict[str, Any]]) -> float:
@@ -316,9 +316,10 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
 
 def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
     """Mean difference between one unpadded row through plain logits and the scorer on the padded batch."""
+    from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.sanity_checks import scoring_error
 
-    return scoring_error(trainer, trainer.model, batch)
+    return scoring_error(trainer, trainer.model, MicroBatch(batch))
 
 
 def counted(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
 def trained(run: str, root: Path) -> dict[str, Any]:
     """What a run has left that says how it went."""
     from kit.api.run import Run
-    from kit.trainer.engine import DIFFERENCE
+    from kit.trainer.policy_loss import SAMPLER_DIFFERENCE
 
     made = Run(run, root)
     metrics, env = made.metrics(), json.loads((made.path / "env.json").read_text())
@@ -282,7 +282,7 @@ def trained(run: str, root: Path) -> dict[str, Any]:
         "packing": next((one for one in made.events() if one["kind"] == "packing"), None),
         "changed": env.get("changed_by_backend"),
         "losses": [one["loss"] for one in metrics if "loss" in one],
-        "sampler_difference": [one[DIFFERENCE] for one in metrics if DIFFERENCE in one],
+        "sampler_difference": [one[SAMPLER_DIFFERENCE] for one in metrics if SAMPLER_DIFFERENCE in one],
     }
 
 

@@ -32,26 +32,26 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from stock_trl import trl_on_a_cpu  # noqa: E402
 
-from kit.scoring.chunked_logprob import entropy_gradient, token_logps_and_entropy  # noqa: E402
+from kit.scoring.chunked_logprob import token_logps_and_entropy  # noqa: E402
 
 TOKENS = 1024
 SIZES = ((512, 32768), (512, 151936))  # hidden, vocabulary
 CASES = (("frozen", True), ("frozen", False), ("trainable", False))  # head, whether the entropy has a gradient
-Score = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Score = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
 
 
-def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
     logps = torch.log_softmax(hidden @ weight.t(), dim=-1)  # (N, V)
     return logps.gather(1, targets.unsqueeze(1)).squeeze(1), -(logps.exp() * logps).sum(-1)
 
 
-def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logps, entropy = token_logps_and_entropy(hidden, weight, targets)
+def ours(hidden: Tensor, weight: Tensor, targets: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    logps, entropy = token_logps_and_entropy(hidden, weight, targets, entropy_gradient=entropy_gradient)
     assert entropy is not None
     return logps, entropy
 
 
-def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def trl(hidden: Tensor, weight: Tensor, targets: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
     logps, entropy, *_ = ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, 8192, None, 1.0, ("entropy",))
@@ -71,8 +71,8 @@ def inputs(hidden_size: int, vocab: int, trainable: bool) -> tuple[Tensor, Tenso
 
 def step(method: str, with_entropy: bool, hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor) -> None:
     hidden.grad = weight.grad = None
-    with trl_on_a_cpu() if method == "trl" else nullcontext(), entropy_gradient(with_entropy):
-        logps, entropy = METHODS[method](hidden, weight, targets)
+    with trl_on_a_cpu() if method == "trl" else nullcontext():
+        logps, entropy = METHODS[method](hidden, weight, targets, with_entropy)
         loss = (logps * advantages).mean()
         torch.autograd.backward(loss - 0.01 * entropy.mean() if with_entropy else loss)
 

@@ -54,7 +54,7 @@ def make_trainer(wait: float) -> Any:
     from trl import GRPOConfig
 
     from kit.models.embedded import source_of
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     folder = source_of("embedded")
     rows = [{"prompt": f"{number} + {number + 1} ="} for number in range(COMPLETIONS // GROUP)]
@@ -62,7 +62,7 @@ def make_trainer(wait: float) -> Any:
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, per_device_train_batch_size=COMPLETIONS,
         num_generations=GROUP, max_completion_length=64, report_to="none", gradient_checkpointing=False,
     )  # fmt: skip
-    return make_trainer_class()(
+    return HookedGRPOTrainer(
         AutoModelForCausalLM.from_pretrained(folder),
         Preset([(Judge(wait=wait), 1.0)]).trl(),
         args,
@@ -77,10 +77,10 @@ def make_trainer(wait: float) -> Any:
 def rollout(trainer: Any, chunks: int, *, ahead: bool) -> tuple[float, Any]:
     """Seconds, and what came of it."""
     seen: list[Any] = []
-    trainer.chunks, trainer.rollout_sinks = chunks, (seen.append,)
-    begin = trainer._begin_scoring
+    trainer.generator.chunks, trainer.rollout_sinks = chunks, (seen.append,)
+    begin = trainer._begin_rewards
     if not ahead:
-        trainer._begin_scoring = lambda *_: None
+        trainer._begin_rewards = lambda *_: None
     rows = [row for row in trainer.train_dataset for _ in range(GROUP)]
     torch.manual_seed(0)
     trainer.model.train()
@@ -89,7 +89,7 @@ def rollout(trainer: Any, chunks: int, *, ahead: bool) -> tuple[float, Any]:
         trainer._generate_and_score_completions(rows)
         return time.perf_counter() - start, seen[0]
     finally:
-        trainer._begin_scoring = begin
+        trainer._begin_rewards = begin
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -82,7 +82,7 @@ def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
     from kit.models.loading import load_model
     from kit.runner.console import silence_steps
     from kit.trainer.arguments import grpo_config
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     config = load_config("quickstart", [*SETTINGS, *TASKS[task], *ARMS[arm], f"run.seed={seed}", f"run.root={root}"])
     use_threads(1)
@@ -92,7 +92,7 @@ def run(task: str, arm: str, seed: int, root: str) -> dict[str, Any]:
     rewards = parts.preset.trl(seed=seed)
     args = grpo_config(config, loaded.backend, Path(root), rewards.reward_weights)
     args.save_strategy = "no"
-    trainer = make_trainer_class()(
+    trainer = HookedGRPOTrainer(
         loaded.model,
         rewards,
         args,

@@ -50,7 +50,7 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
     from trl import GRPOConfig, GRPOTrainer
 
     from kit.models.embedded import source_of
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     torch.manual_seed(0)
     heads = options.hidden // 64
@@ -87,7 +87,7 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
     if WAYS[way] is None:
         trainer = GRPOTrainer(**given)
     else:
-        trainer = make_trainer_class()(**given, objective=objective, first_step_checks=False, **WAYS[way])
+        trainer = HookedGRPOTrainer(**given, objective=objective, first_step_checks=False, **WAYS[way])
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer

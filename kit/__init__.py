@@ -94,7 +94,7 @@ class CallableModule(ModuleType):
 def __getattr__(name: str) -> Any:
     if name == "HookedGRPOTrainer":
         # Made on first use: its base class is TRL's trainer, which another package may have to patch before that.
-        value = importlib.import_module("kit.trainer.trainer").make_trainer_class()
+        value = importlib.import_module("kit.trainer.trainer").HookedGRPOTrainer
     elif name == "recipes":
         value = importlib.import_module("kit.objective.recipes")
     elif name in _HOME:

@@ -45,7 +45,6 @@ MOVED = {
     "kit.training.evaluating": "kit.runner.evaluation",
     "kit.training.families": "kit.models.family",
     "kit.training.first_steps": "kit.trainer.sanity_checks",
-    "kit.training.grouped_batches": "kit.trainer.grouped_batches",
     "kit.training.logps": "kit.scoring.chunked_logprob",
     "kit.training.models": "kit.models.loading",
     "kit.training.out_of_memory": "kit.models.failures",
@@ -63,8 +62,8 @@ MOVED = {
 }
 """What scripts outside may have imported: the public faces, and what docs, notebooks and benchmarks showed.
 
-The modules inside a package that is named here keep their names: `kit.training.selection.pods` is
-`kit.trainer.selection.pods`.
+The modules inside a package that is named here keep their names: `kit.training.selection.rules` is
+`kit.trainer.selection.rules`.
 """
 
 DIVIDED = {

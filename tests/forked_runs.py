@@ -92,10 +92,8 @@ def warm_up() -> None:
         "kit.runner.build", "kit.runner.recording", "kit.runner.resume", "kit.runner.trackers",
     ):  # fmt: skip
         importlib.import_module(name)
-    from kit.trainer.trainer import make_trainer_class
-
-    make_trainer_class()
     import kit.runner.console
+    import kit.trainer.trainer  # the class, while the process is young
 
     kit.runner.console.draw_curves = lambda *_: None  # a second of drawing, which is another's test
     gc.collect()

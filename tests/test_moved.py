@@ -70,9 +70,9 @@ def test_modules_of_a_package_have_one_class_under_both_names(monkeypatch: pytes
 
 def test_from_imports() -> None:
     from kit.sections.model import ModelConfig as old  # type: ignore[import-not-found]
+    from kit.training import trainer  # type: ignore[import-not-found]
 
     from kit.config.sections import ModelConfig
-    from kit.training import trainer  # type: ignore[import-not-found]
 
     assert old is ModelConfig
     assert trainer is importlib.import_module("kit.trainer.trainer")

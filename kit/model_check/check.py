@@ -458,7 +458,7 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
     from datasets import Dataset, Features, Image, List, Value
     from trl import GRPOConfig
 
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     chat = bool(getattr(processing_class, "chat_template", None))
     if rows is None:
@@ -479,7 +479,7 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
             learning_rate=1e-3, report_to="none", save_strategy="no", use_cpu=model.device.type == "cpu", bf16=False,
             disable_tqdm=True, logging_steps=1, seed=0, gradient_checkpointing=False, remove_unused_columns=False,
         )  # fmt: skip
-        trainer = make_trainer_class()(
+        trainer = HookedGRPOTrainer(
             model,
             reward,
             args,
@@ -500,7 +500,13 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
     }
     count = sum(weight.numel() for weight in weights)
     return Step(
-        after["loss"], after["grad_norm"], moved, count, tuple(sorted(adapted)), tuple(seen), trainer.packing_report
+        after["loss"],
+        after["grad_norm"],
+        moved,
+        count,
+        tuple(sorted(adapted)),
+        tuple(seen),
+        dict(trainer.packing_report),
     )
 
 

@@ -84,7 +84,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     from kit.trainer.arguments import grpo_config
     from kit.trainer.engine import engine_settings
     from kit.trainer.savings import switches
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
     rows = worst_rows(parts)
     longest = max(lengths_of(parts.files.tokenizer, rows, parts.interaction.all_tools()))
-    trainer = make_trainer_class()(
+    trainer = HookedGRPOTrainer(
         loaded.model,
         rewards,
         args,

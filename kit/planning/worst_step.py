@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from kit.trainer.checkpoint import restore_reference_head
+
 
 class WorstStep(TrainerCallback):  # type: ignore[misc]
     """Makes the update when training begins, and drops its gradient; `found` then says what it took.
@@ -27,7 +29,7 @@ class WorstStep(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer, started = self.trainer, time.perf_counter()
-        checks, trainer._first_steps = trainer._first_steps, None  # they are for steps on real completions
+        checks, trainer.checks = trainer.checks, None  # they are for steps on real completions
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         trainer._stepping = True
@@ -36,11 +38,11 @@ class WorstStep(TrainerCallback):  # type: ignore[misc]
                 loss = trainer.compute_loss(trainer.model, worst_micro_batch(trainer, self.prompt, self.completion))
             trainer.accelerator.backward(loss)
         finally:
-            trainer._stepping, trainer._first_steps = False, checks
+            trainer._stepping, trainer.checks = False, checks
         trainer.model.zero_grad()
-        if trainer._critic is not None:
-            trainer._critic.head.zero_grad()
-        rows = trainer._at_once
+        if trainer.critic is not None:
+            trainer.critic.head.zero_grad()
+        rows = trainer.policy_loss.at_once
         self.found = {
             "rows": rows,
             "tokens": rows * (self.prompt + self.completion),
@@ -80,7 +82,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     if "truncated" in needs:
         inputs["truncated"] = whole[:, 0] == 0
     if "all_lengths" in needs:
-        trainer._all_lengths = whole.sum(1)
+        trainer.rollout_memory.all_lengths = whole.sum(1)
     if needs & {"ref_logps", "full_kl"}:
         inputs["ref_per_token_logps"] = -whole
     if "sampler_logps" in needs:
@@ -88,7 +90,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     if "values" in needs:
         inputs |= {"old_values": 0.0 * whole, "value_targets": 0.0 * whole}
     if "full_kl" in needs:
-        trainer.restore_reference_head(inputs)
-        head = trainer._reference_head
+        restore_reference_head(trainer, inputs)
+        head = trainer.rollout_memory.reference_head
         inputs["ref_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
     return inputs

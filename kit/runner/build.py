@@ -29,7 +29,7 @@ from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, grpo_config
 from kit.trainer.engine import engine_settings
 from kit.trainer.savings import switches
-from kit.trainer.trainer import make_trainer_class
+from kit.trainer.trainer import HookedGRPOTrainer
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -83,7 +83,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     )
     if parts.engine.note:
         say(parts.engine.note)
-    trainer = make_trainer_class()(
+    trainer = HookedGRPOTrainer(
         loaded.model,
         rewards,
         args,
@@ -104,9 +104,9 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     moved = changes(args, trainer.args)
     stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
     folder.write_json("env.json", stands_on)
-    trainer.chunks, trainer.fast_decoding = config.generation.chunks, True
-    trainer.was_stopped = lambda: job.stop.reason is not None
-    trainer.check_anew = job.resumption is not None and job.resumption.forced
+    trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
+    trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
+    trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)
     silence_steps(trainer)
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)

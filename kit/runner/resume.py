@@ -25,8 +25,8 @@ from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
+from kit.trainer.checkpoint import is_over
 from kit.trainer.checkpoint_writer import clear_staging, remove
-from kit.trainer.progress import is_over
 
 if TYPE_CHECKING:
     from kit.runner.prepare import Parts

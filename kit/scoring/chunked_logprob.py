@@ -13,9 +13,6 @@ terms instead of a cancelling difference, and stays exact when p(target) is 1 to
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,29 +25,6 @@ OPTIONAL_OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 DEFAULT_CHUNK = 8192
 
 LogProbOutputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
-
-class _Switch(threading.local):
-    enabled = True
-
-
-_entropy_gradient = _Switch()
-
-
-@contextmanager
-def entropy_gradient(enabled: bool) -> Iterator[None]:
-    """Say whether entropies computed inside the block (in this thread) carry a gradient; by default they do.
-
-    TRL requests entropies on every step, mostly to log them. With a frozen head their gradient costs one more matrix
-    product per tile and one more (N, H) buffer, and the forward cannot see whether a loss will use it. With
-    `enabled=False` the entropy output is marked non-differentiable.
-    """
-    previous = _entropy_gradient.enabled
-    _entropy_gradient.enabled = enabled
-    try:
-        yield
-    finally:
-        _entropy_gradient.enabled = previous
 
 
 class _Scan:
@@ -171,7 +145,8 @@ class ChunkedLogProb(torch.autograd.Function):
     """Per-token statistics of softmax(z), z = softcap(logit_scale * (hidden @ weight.T + bias)) / temperature.
 
     Takes the place of TRL's Triton function on any device, with the same call:
-    `apply(hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)`.
+    `apply(hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)`, and
+    one argument more.
 
     Args:
         hidden: (N, H).
@@ -183,6 +158,8 @@ class ChunkedLogProb(torch.autograd.Function):
         final_logit_softcapping: cap * tanh(z / cap), or None.
         logit_scale: multiplies the projection, first.
         outputs: which of `OPTIONAL_OUTPUTS` to compute; the others are None. Other names are ignored.
+        entropy_gradient: whether the entropy is differentiable. With a frozen head that costs one more matrix product per
+            tile and one more (N, H) buffer, and the forward cannot see whether a loss will use it.
 
     Returns:
         (logps, entropy, log_sum_sq_probs, mean_logits, is_top1), each (N). Nats; float32, or float64 for float64
@@ -212,6 +189,7 @@ class ChunkedLogProb(torch.autograd.Function):
         final_logit_softcapping: float | None = None,
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = OPTIONAL_OUTPUTS,
+        entropy_gradient: bool = True,
     ) -> LogProbOutputs:
         ctx.set_materialize_grads(False)
         if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < weight.shape[0]:
@@ -223,7 +201,7 @@ class ChunkedLogProb(torch.autograd.Function):
 
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         store = needs_hidden and not (needs_weight or needs_bias)
-        keep_entropy = "entropy" in outputs and _entropy_gradient.enabled
+        keep_entropy = "entropy" in outputs and entropy_gradient
         with torch.autocast(device, enabled=False):
             with_slope = store and final_logit_softcapping is not None
             tiles = Tiles(head, hidden.to(compute), targets, chunk_size, with_slope)
@@ -246,16 +224,16 @@ class ChunkedLogProb(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logps: Tensor | None, grad_entropy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if grad_logps is None and grad_entropy is None:
-            return (None,) * 9
+            return (None,) * 10
         if not ctx.stored:
-            return (*_recompute_gradients(ctx, grad_logps, grad_entropy), *(None,) * 6)
+            return (*_recompute_gradients(ctx, grad_logps, grad_entropy), *(None,) * 7)
         grad_hidden = None
         for grad, rows in zip((grad_logps, grad_entropy), ctx.saved_tensors, strict=True):
             if grad is not None:
                 part = grad.unsqueeze(1) * rows  # (N, 1) * (N, H)
                 grad_hidden = part if grad_hidden is None else grad_hidden.add_(part)
         assert grad_hidden is not None
-        return (grad_hidden.to(ctx.hidden_dtype), *(None,) * 8)
+        return (grad_hidden.to(ctx.hidden_dtype), *(None,) * 9)
 
 
 def _recompute_gradients(
@@ -317,6 +295,7 @@ def token_logps_and_entropy(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     entropy: bool = True,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target and entropy of each next-token distribution, without (N, V) logits.
 
@@ -328,7 +307,8 @@ def token_logps_and_entropy(
         temperature: the sampler's; divides the logits after scale and softcap.
         softcap: `final_logit_softcapping` of Gemma-like models, or None.
         logit_scale: multiplier of the projection, before the softcap.
-        entropy: whether to compute the entropy as well. `entropy_gradient(False)` computes it as a constant.
+        entropy: whether to compute the entropy as well.
+        entropy_gradient: whether it is differentiable, or a constant, which costs less.
 
     Returns:
         logps (N) and entropy (N) or None, in nats: float32, or float64 for float64 inputs. Both are differentiable
@@ -339,6 +319,6 @@ def token_logps_and_entropy(
     """
     outputs = ("entropy",) if entropy else ()
     logps, entropies, *_ = ChunkedLogProb.apply(
-        hidden, weight, bias, targets, temperature, DEFAULT_CHUNK, softcap, logit_scale, outputs
+        hidden, weight, bias, targets, temperature, DEFAULT_CHUNK, softcap, logit_scale, outputs, entropy_gradient
     )
     return logps, entropies

@@ -1,95 +1,198 @@
-"""The checkpoint half of the trainer: all that a step depends on is saved with it, and found again."""
+"""What a checkpoint keeps beside transformers' files, so that a resumed run makes the very steps that the interrupted one would.
+
+objective_state.json      state of hooks and controllers
+value_head.safetensors    of `gae`
+progress.json             how far into a generation batch, what the first steps proved, the state of other parts of the run
+rollout.pt                the completions that steps are still to be made on (`optimisation.iterations` above 1)
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from transformers import TrainerState
 
-from kit.objective import Objective
+from kit.runs.files import write_atomic
 from kit.runs.store import PREFIX, STATE
+from kit.scoring.layouts import Wanted
 from kit.trainer.checkpoint_writer import STAGING, save_aside
-from kit.trainer.progress import Stateful, load_progress, save_progress
-from kit.trainer.sanity_checks import FirstSteps
-from kit.trainer.value_head import Critic, check_critic
+from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.value_head import check_critic
 
 STATE_FILE = "objective_state.json"
-_Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
+PROGRESS_FILE = "progress.json"
+ROLLOUT_FILE = "rollout.pt"
 
 
-class CheckpointSide(_Trainer):  # type: ignore[misc]
-    """Mixed into `HookedGRPOTrainer`, before TRL's class."""
+class Stateful(Protocol):
+    """A part of a run that keeps something between steps: plain values, exact in JSON."""
 
-    objective: Objective | None
-    stateful: dict[str, Stateful]
-    rollout_sinks: tuple[Any, ...]
-    check_anew: bool = False
-    """In a resumed run the first steps have been proved; say True where something that matters has changed."""
-    was_stopped: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether somebody ended the run: a checkpoint then notes that steps are left to make."""
-    _critic: Critic | None
-    _first_steps: FirstSteps | None
-    _train_sampler: Any = None
-    _staging: Path | None = None  # where the checkpoint in progress is written
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging) if self._staging is not None else str(super()._get_output_dir(trial))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root = Path(super()._get_output_dir(trial))
-        if self.args.push_to_hub:  # transformers uploads it from where it wrote it, in the background
-            self._write_checkpoint(model, trial, root)
+
+class CheckpointState:
+    """Writes and reads the checkpoints of one trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.check_anew = False
+        """In a resumed run the first steps have been proved; say True where something that matters has changed."""
+        self.was_stopped: Callable[[], bool] = lambda: False
+        """Whether somebody ended the run: a checkpoint then notes that steps are left to make."""
+        self.sampler: Any = None  # of the training data
+        self._staging: Path | None = None  # where the checkpoint in progress is written
+        self._root: Path | None = None
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def folder(self, usual: str) -> str:
+        """Where transformers writes a checkpoint: in its place, or aside while it is not whole."""
+        self._root = Path(usual)
+        return str(self._staging) if self._staging is not None else usual
+
+    def save(self, write: Callable[[], None]) -> None:
+        """Writes a checkpoint of this step, whole or not at all. write: transformers' and TRL's part of it."""
+        self.trainer._get_output_dir(None)
+        root = self._root
+        assert root is not None
+        if self.trainer.args.push_to_hub:  # transformers uploads it from where it wrote it, in the background
+            self._write(write, root)
             return
         self._staging = root / STAGING
         try:
-            save_aside(self, root, lambda: self._write_checkpoint(model, trial, root / STAGING))
+            save_aside(self.trainer, root, lambda: self._write(write, root / STAGING))
         finally:
             self._staging = None
 
-    def _write_checkpoint(self, model: Any, trial: Any, root: Path) -> None:
+    def _write(self, write: Callable[[], None], root: Path) -> None:
         """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""
-        self.flush_sinks()  # a checkpoint promises that what led to it is on disk
-        folder = root / f"{PREFIX}{self.state.global_step}"
-        save_progress(self, folder)
-        state = self.objective.state_dict() if self.objective is not None else {}
-        if state and self.args.should_save:
-            (folder / STATE_FILE).write_text(json.dumps(state))
-        if self._critic is not None and self.args.should_save:
-            self._critic.save(folder)
-        super()._save_checkpoint(model, trial)
+        trainer = self.trainer
+        trainer.flush_sinks()  # a checkpoint promises that what led to it is on disk
+        folder = root / f"{PREFIX}{trainer.state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._inside_a_window():
+            kept = {"inputs": trainer._buffered_inputs, "all_lengths": trainer.rollout_memory.all_lengths}
+            torch.save(kept, self._rollout_file(folder))
+        if trainer.args.should_save:
+            write_atomic(folder / PROGRESS_FILE, json.dumps(self._progress(), indent=1) + "\n")
+            state = trainer.objective.state_dict() if trainer.objective is not None else {}
+            if state:
+                (folder / STATE_FILE).write_text(json.dumps(state))
+            if trainer.critic is not None:
+                trainer.critic.save(folder)
+        write()
 
-    def flush_sinks(self) -> None:
-        """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""
-        for sink in self.rollout_sinks:
-            getattr(sink, "flush", lambda: None)()
+    def _progress(self) -> dict[str, Any]:
+        trainer = self.trainer
+        steps_left = trainer.state.global_step < trainer.state.max_steps
+        return {
+            "micro_batches": trainer._step,
+            "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
+            "first_steps": trainer.checks.state_dict() if trainer.checks is not None else None,
+            "parts": {name: part.state_dict() for name, part in trainer.stateful.items()},
+        }
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+    def _inside_a_window(self) -> bool:
+        trainer = self.trainer
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        return trainer._buffered_inputs is not None and trainer._step % every != 0
+
+    def _rollout_file(self, folder: Path) -> Path:
+        accelerator = self.trainer.accelerator
+        return folder / (ROLLOUT_FILE if accelerator.num_processes == 1 else f"rollout_{accelerator.process_index}.pt")
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loading(self, checkpoint: str | None) -> Iterator[None]:
+        """Around transformers' reading of optimiser and schedule: afterwards the trainer stands where the other one stood."""
+        trainer = self.trainer
         if checkpoint is not None:
-            check_critic(Path(checkpoint), self._critic)
-        with loadable_device(self.args):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            check_critic(Path(checkpoint), trainer.critic)
+        with loadable_device(trainer.args):
+            yield
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        if self.objective is not None:
+        if trainer.objective is not None:
             path = folder / STATE_FILE  # not written by an objective without state
-            self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
-            if self._critic is not None:
-                self._critic.load(folder)
-        load_progress(self, folder)
+            trainer.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
+            if trainer.critic is not None:
+                trainer.critic.load(folder)
+        self._load_progress(folder)
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._train_sampler = super()._get_train_sampler(dataset)
-        return self._train_sampler
+    def _load_progress(self, folder: Path) -> None:
+        """Without the files the trainer is left as it is."""
+        trainer = self.trainer
+        self._advance_sampler()
+        path = folder / PROGRESS_FILE
+        if not path.is_file():
+            return
+        progress = json.loads(path.read_text(encoding="utf-8"))
+        trainer._step = progress["micro_batches"]
+        for name, part in trainer.stateful.items():
+            if name in progress["parts"]:
+                part.load_state_dict(progress["parts"][name])
+        if trainer.checks is not None and progress["first_steps"] is not None and not self.check_anew:
+            trainer.checks.load_state_dict(progress["first_steps"])
+        if self._rollout_file(folder).is_file():
+            self._load_rollout(folder)
+
+    def _load_rollout(self, folder: Path) -> None:
+        trainer = self.trainer
+        device = trainer.accelerator.device
+        place = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
+        kept = torch.load(self._rollout_file(folder), map_location=place, weights_only=True)
+        trainer._buffered_inputs, trainer.rollout_memory.all_lengths = kept["inputs"], kept["all_lengths"]
+        if "ref_hidden" in kept["inputs"][0]:
+            restore_reference_head(trainer, kept["inputs"][0])
+
+    def _advance_sampler(self) -> None:
+        """Draws the orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew."""
+        if not getattr(self.sampler, "shuffle", False):
+            return
+        for _ in range(int(self.trainer.state.epoch or 0.0)):  # a whole number exactly at the end of an epoch
+            torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
 
     def load_weights(self, checkpoint: Path) -> None:
-        """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        """The weights and step of a checkpoint and nothing else."""
+        self.trainer._load_from_checkpoint(str(checkpoint))
+        self.trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+
+
+def restore_reference_head(trainer: Any, inputs: dict[str, Any]) -> None:
+    """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint."""
+    with torch.no_grad(), _reference_policy(trainer) as model:
+        scores = trainer.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
+    trainer.rollout_memory.reference_head = scores.projection.bare()
+
+
+@contextmanager
+def _reference_policy(trainer: Any) -> Iterator[Any]:
+    """As TRL has it: a model of its own, or the policy with its adapters off."""
+    if trainer.ref_model is not None:
+        yield trainer.ref_model
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    from trl.trainer.utils import use_adapter
+
+    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+        yield trainer.model
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the run ended itself at this checkpoint before its last step; not where somebody stopped it."""
+    try:
+        return bool(json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))["over"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 @contextmanager
@@ -98,8 +201,6 @@ def loadable_device(args: Any) -> Iterator[None]:
 
     Can go when transformers loads the optimiser of several processes on the CPU by itself.
     """
-    import torch
-
     known = args.device
     if known.type != "cpu":
         yield

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -14,17 +15,13 @@ from transformers import TrainerCallback
 
 from kit.errors import EngineError
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
-from kit.objective import Mean
 from kit.runs.store import PREFIX, is_whole
+from kit.trainer.policy_loss import SAMPLER_DIFFERENCE
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
-    from kit.objective import TokenBatch
 
 log = logging.getLogger("kit")
-DIFFERENCE = "sampler/logp_difference"
-"""Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
-_Trainer: Any = object  # what it is mixed into: `trl.GRPOTrainer`, whichever class that is
 
 
 def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -> EngineSettings | None:
@@ -48,51 +45,33 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     )
 
 
-class EngineSide(_Trainer):  # type: ignore[misc]
-    """Mixed into `HookedGRPOTrainer`, before TRL's class."""
+@contextmanager
+def checkpoint_on_failure(trainer: Any) -> Iterator[None]:
+    """Around a rollout: when the engine fails, what was learned is kept, and the failure goes on."""
+    before = _random_state()
+    try:
+        yield
+    except EngineError as error:
+        _keep_what_was_learned(trainer, before, error)
+        raise
 
-    engine: EngineSettings | None
-    control: Any
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        before = _random_state()
-        try:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        except EngineError as error:
-            self._keep_what_was_learned(before, error)
-            raise
-        return output
+def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineError) -> None:
+    """A checkpoint as it would have been written after the last step: the run is resumed from there.
 
-    def _keep_what_was_learned(self, before: tuple[Any, ...], error: EngineError) -> None:
-        """A checkpoint as it would have been written after the last step: the run is resumed from there.
-
-        Where steps were already made on the completions before, and of several processes, the regular checkpoint stands.
-        """
-        step, every = self.state.global_step, self.args.steps_per_generation * self.num_iterations
-        if step == 0 or not self.is_in_train or self.accelerator.num_processes > 1 or self._step % every:
-            return
-        if self._has_checkpoint(step):
-            return
-        _set_random_state(before)
-        with suppress(
-            Exception
-        ):  # the engine's failure is what has to be told; without this one an earlier checkpoint stands
-            self._save_checkpoint(self.model, None)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-            log.info("saved a checkpoint after step %d, because the engine failed: %s", step, error)
-
-    def _has_checkpoint(self, step: int) -> bool:
-        from pathlib import Path
-
-        return is_whole(Path(self.args.output_dir) / f"{PREFIX}{step}")
-
-    def _compare_with_sampler(self, batch: TokenBatch) -> None:
-        """Logs how far the engine's log-probabilities are from the trainer's, where there are any."""
-        if batch.sampler_logps is None:
-            return
-        gap = (batch.old_logps - batch.sampler_logps).abs()
-        known = batch.mask & ~torch.isnan(gap)
-        self._add_means({DIFFERENCE: Mean(gap[known].sum(), known.sum().to(gap.dtype))})
+    Where steps were already made on the completions before, and of several processes, the regular checkpoint stands.
+    """
+    step, every = trainer.state.global_step, trainer.args.steps_per_generation * trainer.num_iterations
+    if step == 0 or not trainer.is_in_train or trainer.accelerator.num_processes > 1 or trainer._step % every:
+        return
+    if is_whole(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
+        return
+    _set_random_state(before)
+    # The engine's failure is what has to be told; without this checkpoint an earlier one stands.
+    with suppress(Exception):
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+        log.info("saved a checkpoint after step %d, because the engine failed: %s", step, error)
 
 
 class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
@@ -102,7 +81,7 @@ class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
         self.limit, self.tell, self.told = limit, tell, False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        found = (logs or {}).get(DIFFERENCE)
+        found = (logs or {}).get(SAMPLER_DIFFERENCE)
         if self.told or found is None or found <= self.limit:
             return
         self.told = True

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from kit.errors import ObjectiveError
+from kit.generation.prompts import has_pictures, with_pictures
 
 
 def check_greedy(trainer: Any) -> None:
     """Refuses what the greedy pass cannot drive. Raises `ObjectiveError`."""
-    obstacles = {
+    incompatible = {
         "use_vllm": trainer.use_vllm,
         "use_transformers_continuous_batching": trainer.use_transformers_continuous_batching,
         "a rollout_func": trainer.rollout_func is not None,
@@ -23,12 +27,28 @@ def check_greedy(trainer: Any) -> None:
         "groups that are spread over processes": trainer.accelerator.num_processes > 1
         and trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation % trainer.num_generations != 0,
     }
-    found = [name for name, present in obstacles.items() if present]
+    found = [name for name, present in incompatible.items() if present]
     if found:
         raise ObjectiveError(
             f"The advantage needs a greedy completion of every prompt, which this trainer cannot make with {', '.join(found)}. "
             "Generate text with transformers' generate, or choose an estimator without one, e.g. leave_one_out."
         )
+
+
+def greedy_rewards(trainer: Any, rows: list[dict[str, Any]], group_size: int) -> Tensor:
+    """(N,) rewards of the greedy completion of each prompt, scored by the same functions; logs what it cost."""
+    prompts_of, started = rows[::group_size], time.perf_counter()
+    with muted_metrics(trainer), greedy_config(trainer), trainer.rolling_out(prompts_of) as state:
+        prompts = [with_pictures(row) if has_pictures(row) else row["prompt"] for row in prompts_of]
+        _, ids, _, completions, *_ = trainer._generate(prompts)
+        trainer._calculate_rewards(prompts_of, prompts, completions, ids)
+    rewards: Tensor = state.rewards.total
+    log = trainer.metric_log
+    tokens = rewards.new_tensor(float(sum(len(row) for row in ids)))
+    log.append("greedy/reward", float(rewards.nanmean()))
+    log.append("greedy/tokens", float(trainer.accelerator.reduce(tokens, reduction="sum")))
+    log.append("greedy/seconds", time.perf_counter() - started)
+    return rewards.repeat_interleave(group_size)
 
 
 @contextmanager
@@ -45,7 +65,7 @@ def greedy_config(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def aside(trainer: Any) -> Iterator[None]:
+def muted_metrics(trainer: Any) -> Iterator[None]:
     """Inside, nothing that is generated or scored enters the trainer's logs and counts."""
     fresh: dict[str, Any] = {
         "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},

@@ -1,26 +1,174 @@
-"""Which completions of a micro-batch go through the model together: parts of at most so many tokens, or so many rows.
+"""A micro-batch: the only place that indexes its rows, and what says which of them go through the model together.
 
+TRL hands tensors and lists by name, prompts padded in front, completions behind. `MicroBatch` gives them types, and parts
+of them as micro-batches of their own. `split_by_tokens` plans the parts: at most so many tokens, or so many rows, each.
 Completions of one prompt stay together as long as they fit, because their prompt may then be read once. Within a prompt,
 and among prompts, neighbours are of like length, so that little padding is left, and what is left is cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kit.models.failures import SHARE
 from kit.models.inputs import take
-from kit.scoring.packing_proof import STRETCHED
+from kit.scoring.layouts import Rows
+
+MODEL_INPUTS = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+"""Inputs of the model beside ids and masks that TRL 1.15 has a place for."""
+EXTRA = "extra_inputs."
+"""Prefix of those that it has none for: each a list with a tensor a completion."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One completion: its prompt, and the columns that prompt and completion take up in a batch."""
+class MicroBatch:
+    """B completions of T columns behind prompts of P, under TRL's names.
+
+    inputs: tensors (B, ...) and lists of B, what the model takes beside text (`MODEL_INPUTS`, laid out in ways of their own),
+    and whatever is one for all of them. TRL's own dictionary: what is noted in it is there in the next iteration. share: these
+    completions over those of the whole micro-batch that they are a part of.
+    """
+
+    inputs: dict[str, Any]
+    share: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.inputs["completion_ids"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.inputs[name]
+
+    def get(self, name: str) -> Any:
+        """The value of that name, or None."""
+        return self.inputs.get(name)
+
+    @property
+    def completion_ids(self) -> Tensor:
+        """(B, T)"""
+        ids: Tensor = self.inputs["completion_ids"]
+        return ids
+
+    @property
+    def completion_mask(self) -> Tensor:
+        """(B, T) 1 for tokens of the completion, those of tools included."""
+        mask: Tensor = self.inputs["completion_mask"]
+        return mask
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """(B, T) bool: tokens that train; those that tools wrote do not."""
+        mask = self.completion_mask
+        return (mask * self.inputs["tool_mask"] if "tool_mask" in self.inputs else mask).bool()
+
+    @property
+    def advantages(self) -> Tensor:
+        """(B, 1) or (B, T)"""
+        advantages: Tensor = self.inputs["advantages"]
+        return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+    @property
+    def has_advantage(self) -> Tensor:
+        """(B,) bool: completions with an advantage that is not 0 at some token that trains."""
+        found: Tensor = ((self.advantages != 0) & self.loss_mask).any(1)
+        return found
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The model's inputs beside ids and masks, by the names of the micro-batch."""
+        names = (name for name in self.inputs if name in MODEL_INPUTS or name.startswith(EXTRA))
+        return {name: self.inputs[name] for name in names if self.inputs[name] is not None}
+
+    @property
+    def rows(self) -> Rows:
+        """As they are scored."""
+        return Rows(
+            torch.cat([self.inputs["prompt_ids"], self.completion_ids], dim=1),
+            torch.cat([self.inputs["prompt_mask"], self.completion_mask], dim=1),
+            self.completion_ids.shape[1],
+            {name.removeprefix(EXTRA): value for name, value in self.fields.items()},
+        )
+
+    @property
+    def prompts(self) -> list[bytes]:
+        """A key for each completion, the same for the same prompt."""
+        keys = self.inputs["prompt_ids"].masked_fill(self.inputs["prompt_mask"] == 0, -1).cpu().numpy()
+        return [key.tobytes() for key in keys]
+
+    def lengths(self, *, trimmed: bool) -> list[SequenceLengths]:
+        """Of every row. `trimmed`: without the padding that a part of them alone would not have."""
+        live, mask = self.inputs["prompt_mask"].bool(), self.completion_mask.bool()
+        width, length = live.shape[1], mask.shape[1]
+        prompts = (live * torch.arange(width, 0, -1, device=live.device)).amax(1) if width else live.sum(1)
+        completions = (mask * torch.arange(1, length + 1, device=mask.device)).amax(1) if length else mask.sum(1)
+        sizes = torch.stack([prompts, completions], dim=1).tolist()
+        return [
+            SequenceLengths(key, prompt if trimmed else width, max(1, completion if trimmed else length))
+            for key, (prompt, completion) in zip(self.prompts, sizes, strict=True)
+        ]
+
+    def select(self, rows: Sequence[int], lengths: Sequence[SequenceLengths] | None = None) -> MicroBatch:
+        """The completions `rows`, in that order. lengths: of all of them, to cut off the columns that none of these needs."""
+        whole, fields = len(self), self.fields
+        width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
+        prompt = width if lengths is None else max(lengths[row].prompt for row in rows)
+        completion = length if lengths is None else max(lengths[row].completion for row in rows)
+        index = torch.as_tensor(rows, device=self.completion_ids.device)
+
+        def some(name: str, value: Any) -> Any:
+            if isinstance(value, list) and len(value) == whole:
+                return [value[row] for row in rows]
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != whole:
+                return value
+            own = value[index.to(value.device)]
+            if name in ("prompt_ids", "prompt_mask"):
+                return own[:, width - prompt :]
+            return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
+
+        part = {name: some(name, value) for name, value in self.inputs.items() if name not in fields}
+        return MicroBatch(part | take(fields, rows, whole), self.share * len(rows) / whole)
+
+
+def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of equal micro-batches in as many again, those of a prompt next to each other, prompts in their order.
+
+    TRL shuffles a generation batch before it is split into the micro-batches of one optimiser step. Their gradients are
+    added up, so which completion is in which of them does not matter, unless the objective looks across a micro-batch
+    (`kit.objective.objective.to_regrouping`); but completions of one prompt that are spread over several make each of these
+    forward the prompt again. As they came where a value is neither one for each row nor the same for all.
+    """
+    size = len(batches[0]["prompt_ids"])
+    whole: dict[str, Any] = {}
+    for name in batches[0]:
+        values: list[Any] = [batch.get(name) for batch in batches]
+        if all(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values):
+            whole[name] = torch.cat(values)
+        elif all(isinstance(value, list) and len(value) == size for value in values):
+            whole[name] = [one for value in values for one in value]
+        elif not all(value is None or (isinstance(value, Tensor) and not value.dim()) for value in values):
+            return list(batches)
+    everything = MicroBatch(whole)
+    groups: dict[bytes, list[int]] = {}
+    if everything.fields:  # not every one of them has a row for each completion
+        return list(batches)
+    for row, key in enumerate(everything.prompts):
+        groups.setdefault(key, []).append(row)
+    order = [row for group in groups.values() for row in group]
+    return [
+        batch | everything.select(order[start : start + size]).inputs
+        for batch, start in zip(batches, range(0, len(order), size), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class SequenceLengths:
+    """The columns that prompt and completion of one row take up in a batch, and a key for its prompt."""
 
     key: Hashable
     prompt: int
@@ -32,42 +180,42 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TokenBudget:
     """What one part may hold. None: any number. `padded`: padding goes through the model, and counts as tokens."""
 
     tokens: int | None = None
     rows: int | None = None
     padded: bool = True
 
-    def cost(self, part: Sequence[Row]) -> int:
+    def cost(self, part: Sequence[SequenceLengths]) -> int:
         """Tokens that go through the model."""
         if not self.padded:
             return sum(row.tokens for row in part)
         return len(part) * (max(row.prompt for row in part) + max(row.completion for row in part)) if part else 0
 
-    def admit(self, part: Sequence[Row]) -> bool:
-        """Whether a part is within the limits; one row always is."""
+    def admits(self, part: Sequence[SequenceLengths]) -> bool:
+        """Whether a part is within the budget; one row always is."""
         if len(part) <= 1:
             return True
         fits = self.tokens is None or self.cost(part) <= self.tokens
         return fits and (self.rows is None or len(part) <= self.rows)
 
 
-def divide(rows: Sequence[Row], chosen: Sequence[int], limits: Limits) -> list[list[int]]:
+def split_by_tokens(rows: Sequence[SequenceLengths], chosen: Sequence[int], budget: TokenBudget) -> list[list[int]]:
     """Parts of the `chosen` rows, each of them in exactly one; as few as comes of taking long prompts' groups first.
 
-    Everything in one part, in its order, where that is within the limits.
+    Everything in one part, in its order, where that is within the budget.
     """
-    if limits.admit([rows[number] for number in chosen]):
+    if budget.admits([rows[number] for number in chosen]):
         return [list(chosen)] if chosen else []
     groups: dict[Hashable, list[int]] = {}
     for number in chosen:
         groups.setdefault(rows[number].key, []).append(number)
-    pieces = [piece for group in groups.values() for piece in _cut(rows, group, limits)]
+    pieces = [piece for group in groups.values() for piece in _cut(rows, group, budget)]
     pieces.sort(key=lambda piece: -max(rows[number].tokens for number in piece))
     parts: list[list[int]] = []
     for piece in pieces:
-        home = next((part for part in parts if limits.admit([rows[n] for n in part + piece])), None)
+        home = next((part for part in parts if budget.admits([rows[n] for n in part + piece])), None)
         if home is None:
             parts.append(list(piece))
         else:
@@ -75,62 +223,12 @@ def divide(rows: Sequence[Row], chosen: Sequence[int], limits: Limits) -> list[l
     return parts
 
 
-def _cut(rows: Sequence[Row], group: Sequence[int], limits: Limits) -> list[list[int]]:
+def _cut(rows: Sequence[SequenceLengths], group: Sequence[int], budget: TokenBudget) -> list[list[int]]:
     """The completions of one prompt, the longest first, in stretches that fit."""
     pieces: list[list[int]] = []
     for number in sorted(group, key=lambda number: -rows[number].tokens):
-        if pieces and limits.admit([rows[n] for n in (*pieces[-1], number)]):
+        if pieces and budget.admits([rows[n] for n in (*pieces[-1], number)]):
             pieces[-1].append(number)
         else:
             pieces.append([number])
     return pieces
-
-
-def measured(inputs: Mapping[str, Any], *, trimmed: bool) -> list[Row]:
-    """The rows of a micro-batch. `trimmed`: without the padding that a part of them alone would not have."""
-    ids, live, mask = inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_mask"].bool()
-    width, length = live.shape[1], mask.shape[1]
-    prompts = (live * torch.arange(width, 0, -1, device=live.device)).amax(1) if width else live.sum(1)
-    completions = (mask * torch.arange(1, length + 1, device=mask.device)).amax(1) if length else mask.sum(1)
-    keys = ids.masked_fill(~live, -1).cpu().numpy()
-    sizes = torch.stack([prompts, completions], dim=1).tolist()
-    return [
-        Row(key.tobytes(), prompt if trimmed else width, max(1, completion if trimmed else length))
-        for key, (prompt, completion) in zip(keys, sizes, strict=True)
-    ]
-
-
-def may_be_trimmed(model: Any) -> bool:
-    """Whether columns of padding can go: positions are relative, and do not depend on the width of the batch."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    rotary = getattr(text, "rope_parameters", None)
-    if not isinstance(rotary, Mapping) or not rotary:
-        return False
-    kinds = rotary.values() if all(isinstance(value, Mapping) for value in rotary.values()) else [rotary]
-    return not any(kind.get("rope_type") in STRETCHED for kind in kinds)
-
-
-def part_of(inputs: Mapping[str, Any], numbers: Sequence[int], rows: Sequence[Row], fields: Sequence[str]) -> Any:
-    """The completions `numbers` of a micro-batch, in that order, as a micro-batch: every tensor without needless columns.
-
-    `fields`: names of the model's inputs beside ids and masks, which are divided by what belongs to which completion.
-    """
-    whole = len(inputs["completion_ids"])
-    prompt, completion = (max(getattr(rows[number], name) for number in numbers) for name in ("prompt", "completion"))
-    width, length = inputs["prompt_ids"].shape[1], inputs["completion_ids"].shape[1]
-    index = torch.as_tensor(numbers, device=inputs["completion_ids"].device)
-
-    def piece(name: str, value: Any) -> Any:
-        if isinstance(value, list) and len(value) == whole:
-            return [value[number] for number in numbers]
-        if not isinstance(value, Tensor) or not value.dim() or len(value) != whole:
-            return value
-        own = value[index]
-        if name in ("prompt_ids", "prompt_mask"):
-            return own[:, width - prompt :]
-        return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
-
-    part = {name: piece(name, value) for name, value in inputs.items() if name not in fields}
-    taken = take({name: inputs[name] for name in fields if inputs.get(name) is not None}, numbers, whole)
-    return part | taken | {SHARE: len(numbers) / whole}

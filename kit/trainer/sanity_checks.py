@@ -27,8 +27,9 @@ from transformers import TrainerCallback
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
-from kit.scoring.hidden_states import apart
-from kit.scoring.tolerances import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
+from kit.scoring.layouts import Rows
+from kit.scoring.proof import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
+from kit.trainer.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from kit.objective import Hook
@@ -44,7 +45,7 @@ KEPT = ("losses", "had_advantage", "had_gradient", "steps_without", "batches_wit
 SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regardless.)"
 
 
-class FirstSteps(TrainerCallback):  # type: ignore[misc]
+class SanityChecks(TrainerCallback):  # type: ignore[misc]
     """The checks of one trainer. Each method is called by it, and raises `ObjectiveError` for what it finds."""
 
     def __init__(self, trainer: Any) -> None:
@@ -66,14 +67,14 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
 
     # --- called while the loss of a training micro-batch is computed --------------------------------------------------
 
-    def before_scoring(self, model: Any, inputs: dict[str, Any]) -> None:
+    def before_scoring(self, model: Any, batch: MicroBatch) -> None:
         """Once: compares the scorer with plain logits."""
-        if self.scored or not bool(inputs["completion_mask"].any()):
+        if self.scored or not bool(batch.completion_mask.any()):
             return
         self.scored = True
         if not _comparable(self.trainer):
             return
-        difference = scoring_error(self.trainer, model, inputs)
+        difference = scoring_error(self.trainer, model, batch)
         tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, model), HALF_TOLERANCE)
         if not difference <= tolerance:
             raise ObjectiveError(
@@ -164,7 +165,10 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
                 )
 
     def _check_arrival(self, expected: Tensor, arrived: Tensor | None) -> None:
-        if arrived is None:
+        returned = (
+            self.trainer.policy_loss.returned
+        )  # a gradient comes to it when it, or what is made of it, is differentiated
+        if arrived is None or (returned is not None and returned.grad is None):
             raise ObjectiveError(
                 "The backward pass brought no gradient to the log-probabilities that the objective was given: the loss "
                 "that was differentiated is another one. The run stops, because its hooks would be ignored."
@@ -189,47 +193,47 @@ class FirstSteps(TrainerCallback):  # type: ignore[misc]
         self.had_advantage = False
 
 
-def scoring_error(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
+def scoring_error(trainer: Any, model: Any, batch: MicroBatch) -> float:
     """Mean difference (nats) between the scorer on the padded batch and plain logits on the row with most padding.
 
     Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
     the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
     """
-    prompt_mask, live = inputs["prompt_mask"].bool(), inputs["completion_mask"].bool()
-    length = prompt_mask.sum(1) + live.sum(1)
-    candidates = live.any(1)
+    prompt_mask, live = batch["prompt_mask"].bool(), batch.completion_mask.bool()
+    candidates, length = live.any(1), prompt_mask.sum(1) + live.sum(1)
     row = int(torch.where(candidates, prompt_mask.shape[1] - prompt_mask.sum(1), -1).argmax())
-    rows = torch.tensor([row, int(length.argmax())], device=live.device)
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     count = min(int(live[row].sum()), PROBE_TOKENS)
-    alone = torch.cat([inputs["prompt_ids"][row][prompt_mask[row]], inputs["completion_ids"][row][live[row]][:count]])
-
-    given = trainer.scoring_inputs(inputs, rows.tolist())
-    own = trainer.plain_inputs(inputs, row, torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)]))
+    own = batch.select([row]).rows
+    seen = torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)])
+    alone = own.ids[0][seen]
 
     training = model.training
     try:
         model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
-        with torch.no_grad(), apart():
-            width = live.shape[1]
-            batched = trainer._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], width, **given)[0]
-            if batched.shape[1] != live.shape[1]:
+        with torch.no_grad():
+            scored = trainer.scorer.score(model, batch.select([row, int(length.argmax())]).rows).logps
+            if scored.shape[1] != live.shape[1]:
                 raise ObjectiveError(
-                    f"The scorer gave log-probabilities of width {batched.shape[1]} for completions of width {live.shape[1]}: a "
+                    f"The scorer gave log-probabilities of width {scored.shape[1]} for completions of width {live.shape[1]}: a "
                     f"backend replaced it with one of another layout. {SWITCH}"
                 )
             model.eval()
             keep = {"logits_to_keep": count + 1} if _keeps_logits(trainer, model) else {}
+            given = {"input_ids": alone[None], "attention_mask": torch.ones_like(alone)[None], "use_cache": False}
             with trainer.accelerator.autocast():
-                plainly = model(
-                    input_ids=alone[None], attention_mask=torch.ones_like(alone)[None], use_cache=False, **keep, **own
-                )
+                plainly = model(**given, **keep, **_unpadded_inputs(trainer, own, seen))
     finally:
         model.train(training)
     chosen = (plainly.logits[0, -count - 1 : -1].float() / trainer.temperature).log_softmax(-1)
     plain = chosen.gather(1, alone[-count:, None]).squeeze(1)
-    return float((batched[0][live[row]][:count].float() - plain).abs().mean())
+    return float((scored[0][live[row]][:count].float() - plain).abs().mean())
+
+
+def _unpadded_inputs(trainer: Any, row: Rows, seen: Tensor) -> dict[str, Any]:
+    """What the model is given of one completion beside ids, unpadded: `seen` (L,) bool chooses its tokens."""
+    rule = trainer.family.rule
+    given = {name: value for name, value in row.model_inputs().items() if rule(name) != "drop"}
+    return {name: value[:, seen] if rule(name) == "extend" else value for name, value in given.items()}
 
 
 def _keeps_logits(trainer: Any, model: Any) -> bool:

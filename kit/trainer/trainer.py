@@ -1,361 +1,597 @@
 """TRL's `GRPOTrainer` with an objective made of hooks.
 
-Overridden, and nothing else:
+Each of TRL's methods is overridden once, and hands over to an object that does the work:
 
-    compute_loss, _compute_loss                      our loss
-    training_step, _prepare_inputs, _generate,
-    _calculate_rewards                               what each takes by the clock (kit.trainer.step_phases)
-    training_step, _prepare_inputs                   a step in parts (kit.trainer.loss_in_parts), smaller ones after running out
-                                                     of memory (kit.trainer.oom_retry); completions of a prompt in one
-                                                     micro-batch (kit.trainer.grouped_batches)
-    _generate_single_turn                            likewise; in parts whose rewards are computed while the next is generated
-                                                     (kit.trainer.scoring_ahead)
-    _get_per_token_logps_and_entropies               entropy gradient only when a hook wants it; hidden states, too; under
-                                                     Unsloth the padding goes behind (kit.scoring.right_packing)
-    _tokenize_prompts, _generate                     rows that carry `prompt_ids`; what tools wrote (kit.trainer.prompts)
-    _calculate_rewards                               keeps the gathered rewards of every component; shows them all ids
-    _generate_and_score_completions                  our advantages in place of TRL's; a checkpoint when the engine fails; which
-                                                     completions are trained on (kit.trainer.selection)
-    create_optimizer                                 a parameter group for the value head of `gae`
-    _save_checkpoint, _get_output_dir                state of hooks and value head; whole checkpoints or none
-    _load_optimizer_and_scheduler                    state of hooks and value head; where the saved run stood
-    _get_train_sampler                               is kept, to draw the orders of earlier epochs again
-    log                                              the objective's means, exact over micro-batches and processes
+    a micro-batch       training_step, compute_loss, _compute_loss      `PolicyLoss`, again in `StepRetry` without memory
+                        _get_per_token_logps_and_entropies              `Scorer`
+                        _prepare_inputs                                 completions of a prompt in one micro-batch
+    a generation batch  _generate_and_score_completions                 `GroupSelector`, then `AdvantageComputer`
+                        _generate, _generate_single_turn,
+                        _tokenize_prompts                               `Generator`
+                        _calculate_rewards                              `RolloutState` keeps what they gave
+    a run               create_optimizer                                the value head of `gae`
+                        _save_checkpoint, _get_output_dir,
+                        _load_optimizer_and_scheduler,
+                        _get_train_sampler                              `CheckpointState`
+                        log                                             `MetricLog`
 
-With `objective=None` every one of them is TRL's own. The class is built on first use, after the backend is chosen: a
-backend may replace `trl.GRPOTrainer` when it is imported.
+With `objective=None` the loss and the advantages are TRL's own. This module is imported after the backend is active
+(`kit.models.backend`): a backend may replace `trl.GRPOTrainer` when it is imported, and the class here is made of what is
+there then.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from kit.config.sections import SelectionConfig
+from kit.data.rows import IDS
 from kit.errors import ObjectiveError
-from kit.models.backend import begun
+from kit.generation.prompts import text_of, without_pictures
+from kit.generation.vllm import making_engine
+from kit.models.backend import active_backend, is_unsloths
+from kit.models.failures import BatchSizeBackoff, EngineSettings
+from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
+from kit.models.lora import lora_weight_norm
+from kit.objective import LossScale, Objective
+from kit.objective.objective import to_regrouping
+from kit.scoring.layouts import Rows, Scores, Wanted
+from kit.scoring.packing import unique_tokens
+from kit.scoring.proof import has_dropout
+from kit.scoring.scorer import Report, Scorer
+from kit.scoring.trl_kernel import install_torch_logprob_kernel
+from kit.trainer.advantages import (
+    TOKEN_REWARDS,
+    AdvantageComputer,
+    RolloutMemory,
+    local_slice,
+    truncated,
+    weighted_total,
+)
+from kit.trainer.checkpoint import CheckpointState, Stateful
+from kit.trainer.engine import SamplerAlarm, checkpoint_on_failure
+from kit.trainer.generator import Generator, begin_rewards, with_given_ids
+from kit.trainer.greedy import check_greedy, greedy_rewards
+from kit.trainer.metric_log import MetricLog
+from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
+from kit.trainer.old_logps import OldLogps
+from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext
+from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
+from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.savings import ON, Situation, settle
+from kit.trainer.selection.group_selector import GroupSelector
+from kit.trainer.step_end import StepEnd
+from kit.trainer.step_retry import StepRetry
 from kit.trainer.trl_compat import check_arguments, check_backend, check_base_class, check_on_policy, check_state
-
-if TYPE_CHECKING:
-    import torch
-
-    from kit.config import SelectionConfig
-    from kit.models.failures import EngineSettings, Memory
-    from kit.objective import LossOutput, Mean, Objective
-    from kit.trainer.progress import Stateful
-    from kit.trainer.rollout import Rollout
+from kit.trainer.value_head import Critic
 
 REFERENCE_NEEDS = {"ref_logps", "full_kl"}
 
+check_trl()
+check_base_class(GRPOTrainer)
+check_backend(GRPOTrainer, active_backend())
+install_torch_logprob_kernel()
 
-@functools.cache
-def make_trainer_class() -> type:
-    """The trainer class, a subclass of whatever `trl.GRPOTrainer` is by now. Raises `EnvironmentUnsupported`."""
-    check_trl()
-    import torch
-    from accelerate.utils import gather_object
-    from transformers import TrainerCallback
-    from trl import GRPOTrainer
 
-    from kit.generation.vllm import making_engine
-    from kit.models.lora import lora_weight_norm
-    from kit.objective import Mean, Objective
-    from kit.objective.metrics import QUANTILES, Sums
-    from kit.scoring.chunked_logprob import entropy_gradient
-    from kit.scoring.hidden_states import ScoringPass, capturing
-    from kit.scoring.right_packing import RightPacking
-    from kit.scoring.scorer import PackedScoring
-    from kit.scoring.trl_kernel import install_torch_logprob_kernel
-    from kit.trainer.checkpoint import CheckpointSide
-    from kit.trainer.engine import EngineSide, SamplerAlarm
-    from kit.trainer.family import FamilySide
-    from kit.trainer.greedy import check_greedy
-    from kit.trainer.grouped_batches import GroupedBatches
-    from kit.trainer.loss import HIDDEN_NEEDS, LossSide
-    from kit.trainer.loss_in_parts import PartsSide
-    from kit.trainer.old_logps import OldLogpsSide
-    from kit.trainer.oom_retry import HalvingSide
-    from kit.trainer.prompts import PromptSide
-    from kit.trainer.rollout import RolloutSide
-    from kit.trainer.sanity_checks import FirstSteps
-    from kit.trainer.savings import SavingsSide
-    from kit.trainer.scoring_ahead import ScoringAheadSide
-    from kit.trainer.selection.side import SelectionSide
-    from kit.trainer.step_phases import StepPhases
-    from kit.trainer.value_head import Critic
+class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
 
-    check_base_class(GRPOTrainer)
-    check_backend(GRPOTrainer, begun())
-    install_torch_logprob_kernel()
+    Accepts whatever `trl.GRPOTrainer` accepts, and:
 
-    class HookedGRPOTrainer(
-        CheckpointSide,
-        ScoringAheadSide,
-        SavingsSide,
-        HalvingSide,
-        PartsSide,
-        GroupedBatches,
-        LossSide,
-        EngineSide,
-        OldLogpsSide,
-        SelectionSide,
-        RolloutSide,
-        PromptSide,
-        RightPacking,
-        PackedScoring,
-        FamilySide,
-        GRPOTrainer,  # type: ignore[misc]
-    ):
-        """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
+    objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
+    rollout_sinks: functions called with every scored `Rollout`. One that has a `flush()` may write beside the training:
+        it is called before a checkpoint, and returns once everything is on disk.
+    stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
+    first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
+    engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None: TRL's own
+        handling.
+    memory: a `kit.models.failures.BatchSizeBackoff`: go on with smaller parts after running out of memory. None: fail.
+    token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
+        on, or why not.
+    packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
+    selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), and count what
+        was spent. None: neither.
 
-        Accepts whatever `trl.GRPOTrainer` accepts, and:
+    A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
+    a factor would be ignored, and is refused. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
+    objective, or when the objective needs something that this run does not have; `EnvironmentUnsupported` for another TRL.
+    """
 
-        objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
-        rollout_sinks: functions called with every scored `Rollout`. One that has a `flush()` may write beside the training:
-            it is called before a checkpoint, and returns once everything is on disk.
-        stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
-        first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
-        engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None:
-            TRL's own handling.
-        memory: a `kit.models.failures.Memory`: go on with smaller parts after running out of memory. None: fail.
-        token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
-            on, or why not.
-        packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
-        selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), and count what
-            was spent. None: neither.
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        *rest: Any,
+        objective: Objective | str | Mapping[str, Any] | None = None,
+        rollout_sinks: Sequence[Callable[[Rollout], None]] = (),
+        stateful: Mapping[str, Stateful] | None = None,
+        first_step_checks: bool = True,
+        memory: BatchSizeBackoff | None = None,
+        engine: EngineSettings | None = None,
+        packing: bool = True,
+        share_prompts: bool = True,
+        token_budget: int | None = None,
+        skip_flat_groups: bool = True,
+        reuse_old_logps: bool = True,
+        selection: SelectionConfig | None = None,
+        **keywords: Any,
+    ) -> None:
+        if objective is not None and not isinstance(objective, Objective):
+            objective = Objective.from_spec(objective)
+        self.objective: Objective | None = objective
+        self.needs = objective.needs if objective is not None else frozenset()
+        self.rollout_sinks, self.memory, self.engine = tuple(rollout_sinks), memory, engine
+        self.stateful = dict(stateful or {})
+        if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
+            raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
+        if objective is not None and args is not None:
+            check_arguments(args)
+            # TRL computes reference log-probabilities, and keeps a reference model, if and only if beta is not 0.
+            args = copy.copy(args)
+            args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
+        self._stepping = False  # inside training_step
+        self._state: RolloutState | None = None  # of the generation batch that is being made
+        self.checkpoints = CheckpointState(self)
+        with making_engine(GRPOTrainer, engine):
+            super().__init__(model, reward_funcs, args, *rest, **keywords)
+        self._build_parts(packing=packing, share_prompts=share_prompts, checked=first_step_checks)
+        self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
+        self.selection = GroupSelector(self, selection) if selection is not None else None
+        if self.selection is not None and self.selection.selector is not None:
+            self.stateful["selection"] = self.selection.selector
+        if engine is not None and engine.max_logp_difference is not None:
+            self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
 
-        Raises `ObjectiveError` when arguments of TRL's own loss are set beside an objective, or when the objective needs
-        something that this run does not have; `EnvironmentUnsupported` for another TRL.
-        """
+    def _build_parts(self, *, packing: bool, share_prompts: bool, checked: bool) -> None:
+        """What the methods below hand over to. Raises `ObjectiveError` for what the objective needs and is not there."""
+        objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
+        theirs = is_unsloths(type(self))
+        self.divisible = str(accelerator.distributed_type).rpartition(".")[2] in ("NO", "MULTI_GPU", "MULTI_CPU")
+        """Whether this is the one process, or one that averages its gradients with others' after the last part."""
+        self.family = adapter_of(policy, self.processing_class)
+        self.scorer = Scorer(
+            self.family,
+            autocast=accelerator.autocast,
+            unwrap=accelerator.unwrap_model,
+            padding="right" if theirs and objective is not None else "left",
+            packing=packing and objective is not None and not theirs,
+            share_prompts=share_prompts,
+            half=accelerator.mixed_precision in ("bf16", "fp16"),
+            divided=self.is_deepspeed_enabled or self.is_fsdp_enabled,
+            device=accelerator.device.type,
+        )
+        if theirs:  # its trainer turns the tokenizer round; generating needs the padding in front
+            for one in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
+                if one is not None and hasattr(one, "padding_side"):
+                    one.padding_side = "left"
+        backoff = self.memory if objective is not None and self.divisible else None
+        self.generator = Generator(self.family, policy, backoff)
+        self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
+        self.rollout_memory = RolloutMemory()
+        self.old_logps = OldLogps(self._weights_now)
+        self.policy_loss: PolicyLoss | None = None
+        self.critic: Critic | None = None
+        self.checks: SanityChecks | None = None
+        self.retry: StepRetry | None = None
+        if objective is None:
+            return
+        check_on_policy(objective, self.args)
+        check_state(objective)
+        if "greedy_rewards" in self.needs:
+            check_greedy(self)
+        if "weight_norm" in self.needs and lora_weight_norm(self.model) is None:
+            raise ObjectiveError(
+                "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config."
+            )
+        settings = objective.value_settings
+        self.critic = Critic(policy, settings) if settings is not None else None
+        self.checks = SanityChecks(self) if checked else None
+        self.advantages = AdvantageComputer(
+            objective,
+            accelerator=accelerator,
+            metrics=self.metric_log,
+            memory=self.rollout_memory,
+            reward_weights=self.reward_weights,
+            score=self._score_batch,
+            eos_ids=self.eos_token_ids,
+            logged=self._logs["advantages"],
+            critic=self.critic,
+            checks=self.checks,
+        )
+        self.policy_loss = PolicyLoss(
+            objective,
+            self.scorer,
+            policy=self.model,
+            backward=accelerator.backward,
+            unit=self._unit_of_backward,
+            metrics=self.metric_log,
+            old_logps=self.old_logps,
+            memory=self.rollout_memory,
+            critic=self.critic,
+            router_coef=self.router_aux_loss_coef if self.aux_loss_enabled else None,
+        )
+        if backoff is not None:
+            self.retry = StepRetry(
+                backoff, snapshot=self._snapshot, restore=self._restore, again=self._again, zero_grad=self._zero_grad
+            )
+        if self.checks is not None:
+            self.add_callback(self.checks)
+        self.add_callback(StepEnd(self))
 
-        def __init__(
-            self,
-            model: Any,
-            reward_funcs: Any = None,
-            args: Any = None,
-            *rest: Any,
-            objective: Objective | str | Mapping[str, Any] | None = None,
-            rollout_sinks: Sequence[Callable[[Rollout], None]] = (),
-            stateful: Mapping[str, Stateful] | None = None,
-            first_step_checks: bool = True,
-            memory: Memory | None = None,
-            engine: EngineSettings | None = None,
-            token_budget: int | None = None,
-            skip_flat_groups: bool = True,
-            reuse_old_logps: bool = True,
-            selection: SelectionConfig | None = None,
-            **keywords: Any,
-        ) -> None:
-            if objective is not None and not isinstance(objective, Objective):
-                objective = Objective.from_spec(objective)
-            self.objective: Objective | None = objective
-            self.needs = objective.needs if objective is not None else frozenset()
-            self.rollout_sinks = tuple(rollout_sinks)
-            self.memory, self.engine, self.selection = memory, engine, selection
-            self.token_budget: int | None = token_budget
-            self.savings_report: dict[str, str] = {}
-            self.stateful = dict(stateful or {})
-            self._objective_means = {"train": Sums(), "eval": Sums()}
-            self._samples: dict[str, dict[str, list[torch.Tensor]]] = {"train": {}, "eval": {}}
-            self._observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
-            self.phases = StepPhases()
-            if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
-                raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
-            if objective is not None and args is not None:
-                check_arguments(args)
-                # TRL computes reference log-probabilities, and keeps a reference model, if and only if beta is not 0.
-                args = copy.copy(args)
-                args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
-            with making_engine(GRPOTrainer, engine):
-                super().__init__(model, reward_funcs, args, *rest, **keywords)
-            self._make_selector()
-            if engine is not None and engine.max_logp_difference is not None:
-                self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
-            if objective is not None:
-                check_on_policy(objective, self.args)
-                check_state(objective)
+    def set_savings(
+        self, *, token_budget: int | None = None, skip_flat_groups: bool = True, reuse_old_logps: bool = True
+    ) -> None:
+        """Decides what is left out of every step; `savings_report` then says of each switch `on`, or why not."""
+        self.savings_report: dict[str, str] = {}
+        if self.objective is None or self.policy_loss is None:
+            return
+        situation = Situation(
+            divisible=self.divisible,
+            critic=self.critic is not None,
+            balanced=bool(self.aux_loss_enabled),
+            dropout=has_dropout(self.model),
+            accumulation=self.args.gradient_accumulation_steps,
+            parts=self.args.steps_per_generation,
+            iterations=self.num_iterations,
+        )
+        self.savings_report = settle(
+            self.objective,
+            situation,
+            token_budget=token_budget,
+            skip_flat_groups=skip_flat_groups,
+            reuse_old_logps=reuse_old_logps,
+        )
+        self.policy_loss.token_budget = token_budget
+        self.policy_loss.skip_flat = self.savings_report["skip_flat_groups"] == ON
+        self.old_logps.reused = self.savings_report["reuse_old_logps"] == ON
+
+    @property
+    def packing_report(self) -> Report:
+        """The way that scoring takes: `packing` (None before the first rows), `share_prompts`, and `reason` if not packed."""
+        return self.scorer.report
+
+    _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the micro-batches of a rollout
+
+    # --- a micro-batch ------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        with self.metric_log.phases.measured("update"):
+            self._stepping = self.divisible
+            try:
+                loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            finally:
+                self._stepping = False
+            if self.policy_loss is not None and self.divisible and self.accelerator.num_processes > 1:
+                self._average_gradients()
+        return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before: list[dict[str, Any]] | None = self._buffered_inputs
+        with self.metric_log.phases.measured("other"):
+            inputs = super()._prepare_inputs(generation_batch)
+            made = self._buffered_inputs
+            if self.model.training and made is not None and made is not before and self.shares_prompts:
+                self._buffered_inputs = grouped_by_prompt(made)
+                inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return inputs
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts are shared, and all micro-batches of a rollout make one step, in any division."""
+        one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
+        shared = (
+            self.scorer.packing and self.scorer.share_prompts and self.packing_report["packing"] in (None, "packed")
+        )
+        if self.aux_loss_enabled or self.objective is None:  # the load balance is one of each micro-batch
+            return False
+        return bool(shared and one_step and to_regrouping(self.objective) is None)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        if self.objective is None:
+            stock: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return stock
+        if return_outputs:
+            raise ValueError("The loss is made of log-probabilities; there are no model outputs to return.")
+        return self._compute_loss(model, inputs)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss = self.policy_loss
+        if loss is None:
+            stock: Tensor = super()._compute_loss(model, inputs)
+            return stock
+        batch, context = MicroBatch(inputs), self._step_context(inputs)
+        if context.checks is not None:
+            context.checks.before_scoring(model, batch)
+        if not self._stepping:
+            return loss.whole(model, batch, context)
+        if self.accelerator.num_processes > 1:
+            model = self.model  # each process by itself; parts that another one has not must not leave it waiting
+        if self.retry is None:
+            return loss.step(model, batch, context)
+        last = self.accelerator.sync_gradients
+        return self.retry.run(
+            inputs, len(batch), lambda rows: loss.step(model, batch, context, rows), lambda: loss.at_once, last=last
+        )
+
+    def _step_context(self, inputs: Mapping[str, Any]) -> StepContext:
+        """How a micro-batch counts. TRL turns HF's own loss scaling off, so accumulation is divided out here."""
+        training = self.model.training
+        accumulation = float(self.current_gradient_accumulation_steps) if training else 1.0
+        # `num_items_in_batch` counts the tokens of the whole generation batch over all processes; one accumulation
+        # window is accumulation / steps_per_generation of it.
+        window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if training:
+            window = window * accumulation / self.args.steps_per_generation
+        scale = LossScale(
+            accumulation=accumulation, window_tokens=window, max_completion_length=self.max_completion_length
+        )
+        return StepContext(
+            scale, self.state.global_step, training, self.checks if training and self.is_in_train else None
+        )
+
+    def _unit_of_backward(self) -> float:
+        """The gradient that `accelerator.backward` gives a loss."""
+        scaler = self.accelerator.scaler
+        scale = float(scaler.get_scale()) if scaler is not None else 1.0
+        return scale / float(self.accelerator.gradient_accumulation_steps)
+
+    def _average_gradients(self) -> None:
+        """Over all processes, once an optimiser step. A weight that one of them has not used has none there."""
+        if not self.accelerator.sync_gradients:
+            return
+        for weight in self.model.parameters():
+            if weight.requires_grad:
+                own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad = self.accelerator.reduce(own, reduction="mean")
+
+    # What `StepRetry` needs to do a micro-batch again.
+
+    def _snapshot(self) -> dict[str, Any]:
+        assert self.objective is not None
+        checks = dict(vars(self.checks)) if self.checks is not None else {}
+        return {
+            "metrics": self.metric_log.snapshot(),
+            "checks": checks,
+            "hooks": copy.deepcopy(self.objective.state_dict()),
+        }
+
+    def _restore(self, kept: Mapping[str, Any]) -> None:
+        assert self.objective is not None
+        self.metric_log.restore(kept["metrics"])
+        if self.checks is not None:
+            self.checks.__dict__.update(kept["checks"])
+        self.objective.load_state_dict(copy.deepcopy(kept["hooks"]))
+
+    def _again(self, inputs: dict[str, Any]) -> None:
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(self.model, inputs)
+        self.accelerator.backward(loss)
+
+    def _zero_grad(self) -> None:
+        self.model.zero_grad()
+        if self.critic is not None:
+            self.critic.head.zero_grad()
+
+    # --- scoring, as TRL asks for it at a rollout ---------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **fields: Any,
+    ) -> Any:
+        if self.objective is None and is_unsloths(type(self)):
+            given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
+            return super()._get_per_token_logps_and_entropies(*given, **fields)
+        held = self.generator.scored_inputs(self._state, input_ids.shape[1] - logits_to_keep, logits_to_keep)
+        if held:  # in a rollout: as TRL batched them, there they are not divided yet
+            fields = {name: value for name, value in fields.items() if name in MODEL_INPUTS} | held
+        wanted = Wanted(
+            entropy=compute_entropy,
+            entropy_gradient=self.objective is None or self.objective.needs_entropy_gradient,
+            aux_loss=compute_aux_loss,
+            hidden=bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled(),
+        )
+        rows = Rows(input_ids, attention_mask, logits_to_keep, fields)
+        scores = self._score(model, rows, wanted, batch_size)
+        return scores.logps, scores.entropy, scores.aux_loss
+
+    def _score(self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None) -> Scores:
+        """Of a rollout: by the clock, in smaller parts after running out of memory, and kept where a hook needs it."""
+        state, backoff = self._state, self.generator.backoff
+        if state is None or torch.is_grad_enabled():
+            scores = self.scorer.score(model, rows, wanted, batch_size)
+        else:
+            with self.metric_log.phases.measured("scoring"):
+                if backoff is None:
+                    scores = self.scorer.score(model, rows, wanted, batch_size)
+                else:
+                    whole = batch_size or len(rows.ids)
+                    scores = backoff.attempt(
+                        "scoring", whole, lambda size: self.scorer.score(model, rows, wanted, size)
+                    )
+            if wanted.hidden and scores.head is not None:
+                state.passes.append(scores)
+        if self.model.training and self.objective is not None:
+            useful = unique_tokens(rows.ids, rows.mask, rows.completion) if torch.is_grad_enabled() else 0
+            self.metric_log.count_tokens(useful, scores.tokens)
+        return scores
+
+    def _score_batch(self, batch: MicroBatch) -> Scores:
+        """By the policy as it is, with its hidden states."""
+        return self._score(self.model, batch.rows, Wanted(hidden=True), self.args.per_device_train_batch_size)
+
+    # --- a generation batch -------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        with checkpoint_on_failure(self):
+            if self.selection is not None and self.model.training:
+                return self.selection.batch(inputs, self._roll_out)
+            return self._roll_out(inputs, None)[0]
+
+    def _roll_out(
+        self, rows: list[dict[str, Any]], replayed: ReplayedRollout | None
+    ) -> tuple[dict[str, Any], RewardResult]:
+        """TRL's batch of these rows, with the objective's advantages and whatever else its steps need."""
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        with self.rolling_out(rows, replayed) as state:
             if "greedy_rewards" in self.needs:
-                check_greedy(self)
-            if "weight_norm" in self.needs and lora_weight_norm(self.model) is None:
-                raise ObjectiveError(
-                    "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config."
-                )
-            settings = objective.value_settings if objective is not None else None
-            self._critic = Critic(self.accelerator.unwrap_model(self.model), settings) if settings is not None else None
-            self._first_steps = FirstSteps(self) if objective is not None and first_step_checks else None
-            if self._first_steps is not None:
-                self.add_callback(self._first_steps)
-            if objective is not None:
-                self.add_callback(_StepEnd(self))
-            self._settle_savings(skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
+                state.greedy_rewards = greedy_rewards(self, rows, group_size)
+            with self.old_logps.rollout(self):
+                output: dict[str, Any] = super()._generate_and_score_completions(rows)
+            self.generator.add_inputs(output, state)
+            if self.objective is not None:
+                self.advantages.fill(output, state, group_size=group_size, step=self.state.global_step)
+                made = sum(map(len, state.rewards.completion_ids))
+                self.metric_log.add_masked(MicroBatch(output), made, truncated=self.mask_truncated_completions)
+        if self.rollout_sinks:
+            rollout = self._rollout(rows, state, output["advantages"])
+            for sink in self.rollout_sinks:
+                sink(rollout)
+        return output, state.rewards
 
-        # --- loss -----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def rolling_out(
+        self, rows: Sequence[dict[str, Any]], replayed: ReplayedRollout | None = None
+    ) -> Iterator[RolloutState]:
+        """Inside, what is generated and scored is of these rows, in this order. Blocks may be nested."""
+        before, self._state = self._state, RolloutState(rows, replayed)
+        try:
+            yield self._state
+        finally:
+            self._state = before
 
-        _in_parts_too = True  # a subclass with a loss of its own is not
+    def _generate(self, prompts: list[Any]) -> Any:
+        with self.metric_log.phases.measured("generation"):
+            result = super()._generate(prompts)
+        if self._state is not None:
+            self._state.prompt_ids, self._state.tool_mask = [list(ids) for ids in result[0]], result[2]
+        return result
 
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> torch.Tensor:
-            if self.objective is None:
-                stock: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-                return stock
-            if return_outputs:
-                raise ValueError("The loss is made of log-probabilities; there are no model outputs to return.")
-            return self._compute_loss(model, inputs)
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
+        rows = self._state.rows if self._state is not None else ()
+        return with_given_ids(rows, prompts, *super()._tokenize_prompts(prompts))
 
-        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-            if self.objective is None:
-                stock: torch.Tensor = super()._compute_loss(model, inputs)
-                return stock
-            if self._first_steps is not None and self.model.training and self.is_in_train:
-                self._first_steps.before_scoring(model, inputs)
-            division = self._division(inputs, self._rows_at_once(inputs)) if self._stepping else None
-            if division is not None:
-                return self._loss_in_parts(model, inputs, division)
-            terms, scored, aux_loss = self._terms(model, inputs)
-            norm = lora_weight_norm(self.model) if "weight_norm" in self.needs else None
-            loss, scale = self._objective_loss(inputs, dataclasses.replace(terms, weight_norm=norm))
-            beside = self._beside(inputs, scored, aux_loss, scale)
-            return loss if beside is None else loss + beside
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *rest: Any, **keywords: Any
+    ) -> tuple[Any, Any]:
+        turn = super()._generate_single_turn
+        if self.family.placeholders and not self.use_vllm:  # a picture's place in a completion could not be scored
+            self.generation_config.suppress_tokens = list(self.family.placeholders)
+        at_once = self.environments is None and not self.tools and self.rollout_func is None
+        return self.generator.turn(
+            lambda ids, seen, fields: turn(ids, seen, fields, num_generations, *rest, **keywords),
+            self._state or RolloutState(),
+            prompt_ids,
+            images,
+            multimodal_fields,
+            num_generations,
+            own=not self.use_vllm and not self.use_transformers_continuous_batching,
+            begin_rewards=self._begin_rewards if self.model.training and at_once else None,
+        )
 
-        def _get_per_token_logps_and_entropies(self, *args: Any, **keywords: Any) -> Any:
-            memory = self._halving() if self._passes is not None and not torch.is_grad_enabled() else None
-            if memory is None:
-                return self._scores(*args, **keywords)
-            whole = keywords.pop("batch_size", None) or args[1].size(0)
-            return memory.attempt("scoring", whole, lambda size: self._scores(*args, batch_size=size, **keywords))
+    def _begin_rewards(self, rows: Sequence[dict[str, Any]], prompt_ids: Any, completion_ids: Any) -> None:
+        if getattr(self._tokenizer, "response_template", None) or getattr(self._tokenizer, "response_schema", None):
+            return  # what TRL makes of such answers is known only afterwards
+        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+        given = {"trainer_state": self.state, "log_extra": self._log_completion_extra, "log_metric": self._log_metric}
+        begin_rewards(self.reward_funcs, rows, prompt_ids, texts, completion_ids, given)
 
-        def _scores(self, *args: Any, **keywords: Any) -> Any:
-            if self._passes is not None and not torch.is_grad_enabled():  # of the rollout, not of an update
-                with self.phases.measured("scoring"):
-                    return self._scored_once(*args, **keywords)
-            return self._scored_once(*args, **keywords)
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """Rewards see text, no pictures, and `prompt_ids`: the ids that the model was given, for every row."""
+        state = self._state or RolloutState()
+        with self.metric_log.phases.measured("rewards"):
+            if state.replayed is not None:
+                rewards = state.replayed.components.clone()
+                for name, values in state.replayed.extra.items():
+                    self._pending_extra_logs[name].extend(values)
+            else:
+                rows, seen = without_pictures(inputs), state.prompt_ids
+                if seen is not None and len(seen) == len(rows):
+                    rows = [{**row, IDS: ids} for row, ids in zip(rows, seen, strict=True)]
+                texts = [text_of(prompt) for prompt in prompts]
+                rewards = super()._calculate_rewards(rows, texts, completions, completion_ids_list)
+        extra = {key: list(value) for key, value in self._pending_extra_logs.items()}
+        self._pending_extra_logs.pop(TOKEN_REWARDS, None)
+        ids = [list(row) for row in completion_ids_list]
+        state.result = RewardResult(rewards, weighted_total(rewards, self.reward_weights), completions, ids, extra)
+        return rewards
 
-        def _scored_once(self, *args: Any, **keywords: Any) -> Any:
-            wanted = self.objective is None or self.objective.needs_entropy_gradient
-            keep = bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled()
-            with entropy_gradient(wanted), capturing(keep) as projections:
-                result = super()._get_per_token_logps_and_entropies(*args, **keywords)
-            if keep and self._passes is not None:
-                self._passes.append(ScoringPass(result[0], projections))
-            return result
+    def _rollout(self, rows: list[dict[str, Any]], state: RolloutState, advantages: Tensor) -> Rollout:
+        scored = state.rewards
+        return Rollout(
+            step=self.state.global_step,
+            mode=self._mode(),
+            rows=rows,
+            completions=scored.completions,
+            completion_ids=scored.completion_ids,
+            truncated=truncated(scored, self.eos_token_ids),
+            rewards=scored.rewards[local_slice(self.accelerator, len(rows))],
+            reward_names=list(self.reward_func_names),
+            advantages=advantages,
+            extra=scored.extra,
+            prompt_ids=state.prompt_ids,
+            tool_mask=state.tool_mask,
+        )
 
-        # --- phases of a step, by the clock -------------------------------------------------------------------------
+    # --- a run --------------------------------------------------------------------------------------------------------
 
-        def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
-            with self.phases.measured("update"):
-                loss: torch.Tensor = super().training_step(*args, **keywords)
-                return loss
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
 
-        def _prepare_inputs(self, generation_batch: Any) -> Any:
-            with self.phases.measured("other"):
-                return super()._prepare_inputs(generation_batch)
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
+        self.metric_log.publish()
+        super().log(logs, start_time)
 
-        def _generate(self, prompts: list[Any]) -> Any:
-            with self.phases.measured("generation"):
-                return super()._generate(prompts)
+    def create_optimizer(self, model: Any = None) -> Any:
+        optimizer = super().create_optimizer(model)
+        if self.critic is not None:
+            self.critic.join(optimizer)
+        return optimizer
 
-        def _calculate_rewards(self, *args: Any, **keywords: Any) -> torch.Tensor:
-            with self.phases.measured("rewards"):
-                rewards: torch.Tensor = super()._calculate_rewards(*args, **keywords)
-                return rewards
+    def _weights_now(self) -> tuple[int, int]:
+        """A number that every optimiser step changes, and one that a change of a trained weight in place does."""
+        return self.state.global_step, sum(
+            weight._version for weight in self.model.parameters() if weight.requires_grad
+        )
 
-        # --- logs and state -------------------------------------------------------------------------------------------
+    def _get_output_dir(self, trial: Any) -> str:
+        return self.checkpoints.folder(super()._get_output_dir(trial))
 
-        def _mode(self) -> str:
-            return "train" if self.model.training else "eval"
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.checkpoints.save(lambda: super(HookedGRPOTrainer, self)._save_checkpoint(model, trial))
 
-        def _take_in(self, result: LossOutput) -> None:
-            """Keeps what is logged of a micro-batch, and in training what controllers observe."""
-            self._add_means(result.metrics)
-            for name, sample in result.samples.items():
-                self._samples[self._mode()].setdefault(name, []).append(sample)
-            if self.model.training:
-                for part, mean in result.observed.items():
-                    self._observed[part] = self._observed[part] + mean if part in self._observed else mean
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with self.checkpoints.loading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
-        def _add_means(self, means: Mapping[str, Any]) -> None:
-            self._objective_means[self._mode()].add(means)
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self.checkpoints.sampler = super()._get_train_sampler(dataset)
+        return self.checkpoints.sampler
 
-        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-            """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
-            mode = self._mode()
-            totals = self._objective_means[mode].take()
-            # A process that had nothing to score may lack a name; every tensor below must be as long as with the others.
-            names = sorted(set(gather_object(list(totals))) if self.accelerator.num_processes > 1 else totals)
-            if names:
-                nothing = torch.zeros(2, dtype=torch.float64)
-                stacked = torch.stack([totals.get(name, nothing).to(self.accelerator.device) for name in names])
-                summed = self.accelerator.reduce(stacked, reduction="sum")
-                for name, (total, count) in zip(names, summed.tolist(), strict=True):
-                    if count:
-                        self._metrics[mode][name].append(total / count)
-            self._log_quantiles(mode)
-            super().log(logs, start_time)
+    def load_weights(self, checkpoint: Path) -> None:
+        """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
+        self.checkpoints.load_weights(checkpoint)
 
-        def _log_quantiles(self, mode: str) -> None:
-            """Quantiles of the ratio, from the sampled tokens of all micro-batches and processes since the last log."""
-            parts = self._samples[mode].pop("log_ratio", [])
-            if not parts:
-                return
-            padded = self.accelerator.pad_across_processes(torch.cat(parts).float(), pad_index=torch.nan)
-            sample = self.accelerator.gather(padded)
-            sample = sample[~torch.isnan(sample)]
-            if sample.numel():
-                values = torch.quantile(sample, sample.new_tensor(QUANTILES)).exp().tolist()
-                for level, value in zip(QUANTILES, values, strict=True):
-                    self._metrics[mode][f"ratio/p{100 * level:02.0f}"].append(value)
-
-        def observe_step(self) -> None:
-            """Tells the objective's controllers of the step that has just been made."""
-            if self.objective is not None and self._observed:
-                parts, seen = zip(*sorted(self._observed.items()), strict=True)
-                sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in seen])
-                sums = self.accelerator.reduce(sums, reduction="sum")
-                means = {part: Mean(total, count) for part, (total, count) in zip(parts, sums, strict=True)}
-                completions = self.args.per_device_train_batch_size * self.current_gradient_accumulation_steps
-                self.objective.observe(means, completions * self.accelerator.num_processes)
-                self._observed = {}
-
-        def create_optimizer(self, model: Any = None) -> Any:
-            optimizer = super().create_optimizer(model)
-            if self._critic is not None:
-                self._critic.join(optimizer)
-            return optimizer
-
-    class _StepEnd(TrainerCallback):  # type: ignore[misc]
-        """After every optimiser step: controllers observe, and the value head starts from no gradient.
-
-        The trainer clears the gradients of its model only.
-        """
-
-        def __init__(self, trainer: HookedGRPOTrainer) -> None:
-            self.trainer = trainer
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.trainer.objective is not None and not state.global_step:  # it may have been used before
-                self.trainer.objective.reset_controllers()
-            if self.trainer.memory is not None:
-                self.trainer.memory.finished(state.global_step)
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.trainer.phases.taken()  # what an evaluation between two steps took is no step's
-
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.trainer._critic is not None and self.trainer.accelerator.num_processes > 1:
-                for weight in self.trainer._critic.head.parameters():
-                    weight.grad = self.trainer.accelerator.reduce(weight.grad, reduction="mean")
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.trainer._critic is not None:
-                self.trainer._critic.head.zero_grad()
-            self.trainer.observe_step()
-            for phase, seconds in self.trainer.phases.taken().items():
-                self.trainer._metrics["train"][f"seconds/{phase}"].append(seconds)
-            if self.trainer.memory is not None:
-                self.trainer.memory.finished(state.global_step)
-
-    return HookedGRPOTrainer
+    def flush_sinks(self) -> None:
+        """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""
+        for sink in self.rollout_sinks:
+            getattr(sink, "flush", lambda: None)()

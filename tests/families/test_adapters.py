@@ -12,7 +12,7 @@ from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
 from kit.models.family import OVERRIDES, FamilyAdapter, adapter_of, auto_class, end_ids, override, read_template
 from kit.models.inputs import extended, joined, pieces, take
-from kit.trainer.micro_batch import Row, part_of
+from kit.trainer.micro_batch import MicroBatch
 
 
 @pytest.fixture
@@ -140,6 +140,7 @@ def test_a_micro_batch_is_divided_with_its_pictures():
         "prompt_ids": torch.arange(3)[:, None],
         "prompt_mask": torch.ones(3, 1),
         "completion_ids": torch.arange(3)[:, None],
+        "completion_mask": torch.ones(3, 1),
         "num_items_in_batch": torch.tensor(3.0),
         "pixel_values": torch.arange(16.0)[:, None],
         "image_grid_thw": torch.tensor([[1, 2, 2], [1, 2, 4], [1, 2, 2]]),
@@ -147,9 +148,9 @@ def test_a_micro_batch_is_divided_with_its_pictures():
         "mm_token_type_ids": torch.arange(6).reshape(3, 2),
         "extra_inputs.more": [torch.tensor([0]), torch.tensor([1]), torch.tensor([2])],
     }
-    fields = ["pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids", "extra_inputs.more"]
-    rows = [Row(number, 1, 1) for number in range(3)]
-    first, second = (part_of(inputs, chosen, rows, fields) for chosen in ([0, 1], [2]))
+    batch = MicroBatch(inputs)
+    first, second = (batch.select(chosen) for chosen in ([0, 1], [2]))
+    assert [first.share, second.share] == [2 / 3, 1 / 3]
     assert first["pixel_values"].flatten().tolist() == [0, 1, 2, 3]
     assert first["num_images"] == [1, 0]
     assert second["pixel_values"].flatten().tolist() == list(range(4, 16))

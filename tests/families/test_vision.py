@@ -64,13 +64,13 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
     import kit.train
     from kit.config import load_config
     from kit.errors import EngineError
-    from kit.trainer.family import FamilySide
-    from kit.trainer.oom_retry import HalvingSide
+    from kit.scoring.scorer import Scorer
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
     whole = adapters(attempt("run.id=whole").folder)
-    generate, score, calls = HalvingSide._generate_single_turn, FamilySide._get_per_token_logps_and_entropies, [0]
+    generate, score, calls = HookedGRPOTrainer._generate_single_turn, Scorer.score, [0]
 
     def failing(self: Any, *given: Any, **keywords: Any) -> Any:
         calls[0] += 1
@@ -79,17 +79,17 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
         return generate(self, *given, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HalvingSide, "_generate_single_turn", failing)
+        patch.setattr(HookedGRPOTrainer, "_generate_single_turn", failing)
         assert attempt("run.id=broken").code == 2
     again = adapters(kit.train.run(load_config(tree, ["run.id=broken"]), quiet=True, resume=True))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
-    def short(self: Any, model: Any, ids: Any, *given: Any, **keywords: Any) -> Any:
-        if torch.is_grad_enabled() and len(ids) > 3:
+    def short(self: Any, model: Any, rows: Any, *given: Any, **keywords: Any) -> Any:
+        if torch.is_grad_enabled() and len(rows.ids) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return score(self, model, ids, *given, **keywords)
+        return score(self, model, rows, *given, **keywords)
 
-    monkeypatch.setattr(FamilySide, "_get_per_token_logps_and_entropies", short)
+    monkeypatch.setattr(Scorer, "score", short)
     done = attempt("run.id=short")
     assert done.code == 0, done.message
     assert "Out of memory in training" in done.shown + done.message

@@ -248,12 +248,12 @@ def test_a_completion_goes_through_whole_whatever_the_budget(budget: int | None,
 
 
 def test_the_trainer_divides_as_the_plan_says() -> None:
-    from kit.trainer.micro_batch import Limits, Row, divide
+    from kit.trainer.micro_batch import SequenceLengths, TokenBudget, split_by_tokens
 
-    rows = [Row("prompt", 30, 20) for _ in range(8)]
+    rows = [SequenceLengths("prompt", 30, 20) for _ in range(8)]
     for budget in (20, 50, 120, 399, 400):
-        limits = Limits(budget, padded=False)
-        most = max(limits.cost([rows[n] for n in part]) for part in divide(rows, range(8), limits))
+        limits = TokenBudget(budget, padded=False)
+        most = max(limits.cost([rows[n] for n in part]) for part in split_by_tokens(rows, range(8), limits))
         planned = replace(WORK, micro_batch=8, token_budget=budget).tokens_at_once
         assert planned - 50 < most <= planned
 

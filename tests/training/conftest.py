@@ -129,7 +129,7 @@ def new_trainer(
         from trl import GRPOTrainer
 
         from kit.scoring.trl_kernel import install_torch_logprob_kernel
-        from kit.trainer.trainer import make_trainer_class
+        from kit.trainer.trainer import HookedGRPOTrainer
 
         install_torch_logprob_kernel()
         given: dict[str, Any] = {
@@ -142,6 +142,6 @@ def new_trainer(
         } | (extra or {})
         if stock:
             return GRPOTrainer(**given)
-        return make_trainer_class()(**given, objective=objective, first_step_checks=not unchecked)
+        return HookedGRPOTrainer(**given, objective=objective, first_step_checks=not unchecked)
 
     return make

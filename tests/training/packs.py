@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.scoring.packing_proof import Rows
+from kit.scoring.layouts import Rows
 
 LENGTHS = (0, 1, 4, 9)
 Scored = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -50,11 +50,11 @@ def score(trainer: Any, rows: Rows, **options: Any) -> Scored:
 
 def plainly(trainer: Any, rows: Rows, **options: Any) -> Scored:
     """The same in TRL's layout."""
-    packing, trainer.packing = trainer.packing, False
+    packing, trainer.scorer.packing = trainer.scorer.packing, False
     try:
         return score(trainer, rows, **options)
     finally:
-        trainer.packing = packing
+        trainer.scorer.packing = packing
 
 
 def assert_same(found: Scored, wanted: Scored, atol: float = 1e-5, rtol: float = 1e-5) -> None:

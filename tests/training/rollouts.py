@@ -55,7 +55,8 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
             trainer._step = step
             batches.append(trainer._prepare_inputs(rows))
         if batches[0]["completion_mask"].sum(1).unique().numel() > 2:
-            if getattr(trainer, "reuses_old_logps", False):  # else noted by the first pass, which a test may not make
+            old = getattr(trainer, "old_logps", None)
+            if old is not None and old.reused:  # else noted by the first pass, which a test may not make
                 for batch in batches:
                     with torch.no_grad():
                         batch["old_per_token_logps"] = scores(trainer, batch)[0]
@@ -177,14 +178,14 @@ def watch_scoring(trainer: Any) -> list[bool]:
     """Lists, for every scoring pass from now on, whether it ran with the adapter disabled."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    original, passes = trainer._get_per_token_logps_and_entropies, []
+    original, passes = trainer.scorer.score, []
 
     def score(model: Any, *args: Any, **keywords: Any) -> Any:
         layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
         passes.append(bool(layers) and all(layer.disable_adapters for layer in layers))
         return original(model, *args, **keywords)
 
-    trainer._get_per_token_logps_and_entropies = score
+    trainer.scorer.score = score
     return passes
 
 

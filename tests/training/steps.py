@@ -53,22 +53,22 @@ def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: A
 
 
 def switch(trainer: Any, *, budget: int | None = None, skip: bool = False, reuse: bool = False) -> None:
-    trainer.token_budget = budget
-    trainer._settle_savings(skip_flat_groups=skip, reuse_old_logps=reuse)
+    trainer.set_savings(token_budget=budget, skip_flat_groups=skip, reuse_old_logps=reuse)
 
 
 def use(trainer: Any, objective: Any) -> None:
     """Another objective for the same rollout."""
     trainer.objective = objective if isinstance(objective, Objective) else Objective.from_spec(objective)
     trainer.needs = trainer.objective.needs
+    trainer.policy_loss.objective = trainer.objective
 
 
 def in_a_step(trainer: Any, batches: list[Any], accumulation: int = 3) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses of the micro-batches and the sum of their gradients, LoRA's and the value head's, as `training_step` does it."""
     trainer.model.train()
     trainer.model.zero_grad()
-    if trainer._critic is not None:
-        trainer._critic.head.zero_grad()
+    if trainer.critic is not None:
+        trainer.critic.head.zero_grad()
     trainer.current_gradient_accumulation_steps = accumulation
     losses = []
     trainer._stepping = True
@@ -80,8 +80,8 @@ def in_a_step(trainer: Any, batches: list[Any], accumulation: int = 3) -> tuple[
     finally:
         trainer._stepping = False
     named = dict(trainer.model.named_parameters())
-    if trainer._critic is not None:
-        named |= {f"head.{name}": weight for name, weight in trainer._critic.head.named_parameters()}
+    if trainer.critic is not None:
+        named |= {f"head.{name}": weight for name, weight in trainer.critic.head.named_parameters()}
     return torch.stack(losses), {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
         for name, weight in named.items()

@@ -302,12 +302,13 @@ def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: st
 def test_disagreement_of_trainer_and_engine_is_said_once() -> None:
     from types import SimpleNamespace
 
-    from kit.trainer.engine import DIFFERENCE, SamplerAlarm
+    from kit.trainer.engine import SamplerAlarm
+    from kit.trainer.policy_loss import SAMPLER_DIFFERENCE
 
     told: list[str] = []
     alarm = SamplerAlarm(0.01, told.append)
     for step, gap in enumerate([0.005, 0.02, 0.5]):
-        alarm.on_log(None, SimpleNamespace(global_step=step), None, {DIFFERENCE: gap})
+        alarm.on_log(None, SimpleNamespace(global_step=step), None, {SAMPLER_DIFFERENCE: gap})
     alarm.on_log(None, SimpleNamespace(global_step=4), None, {"loss": 1.0})
     assert len(told) == 1
     assert "Step 1" in told[0]
@@ -361,9 +362,13 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
 
     import kit.train
     from kit.errors import EngineError
-    from kit.trainer.oom_retry import HalvingSide
+    from kit.trainer.trainer import HookedGRPOTrainer
 
-    whole, generate, calls = attempt("run.id=whole", "optimisation.steps=3"), HalvingSide._generate_single_turn, [0]
+    whole, generate, calls = (
+        attempt("run.id=whole", "optimisation.steps=3"),
+        HookedGRPOTrainer._generate_single_turn,
+        [0],
+    )
 
     def failing(self: Any, *given: Any, **keywords: Any) -> Any:
         calls[0] += 1
@@ -373,7 +378,7 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
         return generate(self, *given, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HalvingSide, "_generate_single_turn", failing)
+        patch.setattr(HookedGRPOTrainer, "_generate_single_turn", failing)
         broken = attempt("run.id=broken", "optimisation.steps=3")
     assert (broken.code, broken.error["kind"]) == (2, "EngineError")
     assert broken.folder.status()["state"] == "failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
-from kit.scoring.tolerances import has_dropout
+from kit.scoring.proof import has_dropout
 from kit.trainer import sanity_checks as first_steps
+from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
@@ -25,8 +27,8 @@ Score = Callable[..., Any]
 
 def patch_scorer(trainer: Any, change: Callable[[Score, tuple[Any, ...], dict[str, Any]], Any]) -> None:
     """Puts a scorer in the place of the trainer's; `change(score, args, keywords)` calls the old one."""
-    original = trainer._get_per_token_logps_and_entropies
-    trainer._get_per_token_logps_and_entropies = lambda *args, **keywords: change(original, args, keywords)
+    original = trainer.scorer.score
+    trainer.scorer.score = lambda *args, **keywords: change(original, args, keywords)
 
 
 def derive(trainer: Any, **methods: Any) -> Any:
@@ -44,22 +46,21 @@ def derive(trainer: Any, **methods: Any) -> Any:
 
 def without_mask(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Reads left padding as text: the model attends to it, and counts it in positions."""
-    model, ids, mask, *rest = args
-    logps, *others = score(model, ids, torch.ones_like(mask), *rest, **keywords)
-    return (logps, *others)
+    model, rows, *rest = args
+    return score(model, replace(rows, mask=torch.ones_like(rows.mask)), *rest, **keywords)
 
 
 def shifted(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Takes the log-probabilities of padded rows from one place too far left."""
-    logps, *others = score(*args, **keywords)
-    padded = (args[2][:, :1] == 0).expand_as(logps)
-    return (torch.where(padded, logps.roll(1, dims=1), logps), *others)
+    found = score(*args, **keywords)
+    padded = (args[1].mask[:, :1] == 0).expand_as(found.logps)
+    return replace(found, logps=torch.where(padded, found.logps.roll(1, dims=1), found.logps))
 
 
 def cold(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Leaves a logit transform out: all log-probabilities come out sharper."""
-    logps, *others = score(*args, **keywords)
-    return (1.1 * logps, *others)
+    found = score(*args, **keywords)
+    return replace(found, logps=1.1 * found.logps)
 
 
 def drop_mask(trainer: Any) -> Any:
@@ -92,17 +93,17 @@ def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temper
     assert (inputs["prompt_mask"] == 0).any()  # there is padding
     drift(trainer)
     trainer.model.train()
-    assert scoring_error(trainer, trainer.model, inputs) < 1e-5
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-5
     assert trainer.model.training
     trainer.temperature *= 1.2  # as if one of the two forgot it
-    assert scoring_error(trainer, trainer.model, inputs) > 0.01
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.01
 
 
 def test_the_scoring_error_is_the_mean_distance_in_nats(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo", **RAGGED)
     inputs = rollout(trainer)[0]
-    patch_scorer(trainer, lambda score, args, keywords: (score(*args, **keywords)[0] - 0.25, None, None))
-    assert scoring_error(trainer, trainer.model, inputs) == pytest.approx(0.25, abs=1e-5)
+    patch_scorer(trainer, lambda score, a, k: replace(found := score(*a, **k), logps=found.logps - 0.25))
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) == pytest.approx(0.25, abs=1e-5)
 
 
 def test_only_the_first_tokens_of_a_long_completion_go_through_logits(
@@ -111,18 +112,19 @@ def test_only_the_first_tokens_of_a_long_completion_go_through_logits(
     monkeypatch.setattr(first_steps, "PROBE_TOKENS", 2)
     trainer = new_trainer(objective="grpo", **RAGGED)
     inputs = rollout(trainer)[0]
-    assert scoring_error(trainer, trainer.model, inputs) < 1e-5
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-5
 
 
 def test_a_scorer_whose_first_micro_batch_is_masked_is_compared_at_a_later_one(new_trainer: NewTrainer) -> None:
     """Where all completions of the first one are masked, nothing can be compared there."""
     trainer = new_trainer(objective="grpo", **RAGGED)
     inputs = rollout(trainer)[0]
-    checks = trainer._first_steps
-    checks.before_scoring(trainer.model, {**inputs, "completion_mask": torch.zeros_like(inputs["completion_mask"])})
+    checks = trainer.checks
+    masked = {**inputs, "completion_mask": torch.zeros_like(inputs["completion_mask"])}
+    checks.before_scoring(trainer.model, MicroBatch(masked))
     patch_scorer(trainer, cold)
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        checks.before_scoring(trainer.model, inputs)
+        checks.before_scoring(trainer.model, MicroBatch(inputs))
 
 
 # --- old and new ------------------------------------------------------------------------------------------------------
@@ -133,8 +135,8 @@ def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_train
     patch_scorer(
         trainer,
         lambda score, args, keywords: (
-            score(*args, **keywords) if torch.is_grad_enabled() or trainer._passes is None
-            else (1.2 * score(*args, **keywords)[0], None, None)
+            score(*args, **keywords) if trainer._state is None
+            else replace(found := score(*args, **keywords), logps=1.2 * found.logps)
         ),
     )  # fmt: skip
     with pytest.raises(ObjectiveError, match="differ from those at the rollout by"):
@@ -190,8 +192,8 @@ def turns(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) 
         (returns_another, "brought no gradient to the log-probabilities"),
         (returns_trls, "brought no gradient to the log-probabilities"),
         (detaches, "brought no gradient to the log-probabilities"),
-        (scales, r"is not the objective's \(a multiple of 2 of it"),
-        (turns, r"is not the objective's \(a multiple of -1 of it"),
+        (scales, "multiplies the objective's loss by 2"),
+        (turns, "multiplies the objective's loss by -1"),
     ],
 )
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -207,14 +209,15 @@ def test_a_loss_that_is_not_the_objectives_stops_the_first_step(
 
 
 def test_a_term_added_on_the_same_log_probabilities_stops_the_first_step(new_trainer: NewTrainer) -> None:
+    """Their graph has been used by then: a term of its own needs a scoring of its own."""
     trainer, seen = new_trainer(objective="dapo"), []
     patch_scorer(trainer, lambda score, args, keywords: (seen.append(score(*args, **keywords)), seen[-1])[1])
 
     def adds(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
         loss = parent.compute_loss(self, model, inputs)
-        return loss + 0.05 * (seen[-1][0] ** 2 * inputs["completion_mask"]).mean()
+        return loss + 0.05 * (seen[-1].logps ** 2 * inputs["completion_mask"]).mean()
 
-    with pytest.raises(ObjectiveError, match="of its size is something else"):
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         train(derive(trainer, compute_loss=adds))
 
 
@@ -234,7 +237,7 @@ def test_a_term_added_below_the_override_stops_the_first_step_too(new_trainer: N
     trainer = derive(
         new_trainer(objective="dapo"), _compute_loss=lambda parent, self, m, i: 3 * parent._compute_loss(self, m, i)
     )
-    with pytest.raises(ObjectiveError, match="a multiple of 3 of it"):
+    with pytest.raises(ObjectiveError, match="multiplies the objective's loss by 3"):
         train(trainer)
 
 
@@ -474,9 +477,11 @@ def test_the_switch_turns_all_of_it_off(new_trainer: NewTrainer) -> None:
     objective.ignored = "regularizer"
     trainer = new_trainer(objective=objective, unchecked=True, **RAGGED)
     patch_scorer(trainer, cold)
-    train(derive(trainer, compute_loss=scales))
+    train(trainer)
     assert trainer.state.global_step == 1
-    assert trainer._first_steps is None
+    assert trainer.checks is None
+    with pytest.raises(ObjectiveError, match="multiplies"):  # but what would be ignored without notice
+        train(derive(new_trainer(objective="dapo", unchecked=True), compute_loss=scales))
 
 
 def counted(trainer: Any, objective: Any) -> list[tuple[int, int]]:
@@ -490,7 +495,7 @@ def counted(trainer: Any, objective: Any) -> list[tuple[int, int]]:
         return function(batch)
 
     hook._function = counting
-    callback = trainer._first_steps
+    callback = trainer.checks
 
     class Marker(type(callback).__mro__[1]):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -521,7 +526,7 @@ def test_neither_evaluation_nor_a_loss_outside_training_is_checked(new_trainer: 
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     trainer.compute_loss(trainer.model, dict(inputs))
-    checks = trainer._first_steps
+    checks = trainer.checks
     assert not checks.scored
     assert not checks.probed
     assert checks.losses == 0
@@ -536,13 +541,13 @@ def test_evaluation_between_steps_changes_nothing_in_the_proof(new_trainer: NewT
     )  # fmt: skip
     train(trainer)
     assert trainer.state.global_step == 2
-    assert trainer._first_steps.losses == 2
+    assert trainer.checks.losses == 2
 
 
 def test_the_checks_cost_less_than_a_step(new_trainer: NewTrainer) -> None:
     """Once a run. A step is generation, scoring and backward; the tiny model leaves out what makes real steps long."""
     trainer = new_trainer(objective="dapo", max_steps=6)
-    checks, spent = trainer._first_steps, [0.0]
+    checks, spent = trainer.checks, [0.0]
     for name in ("before_scoring", "after_scoring", "on_pre_optimizer_step", "on_step_end"):
         method = getattr(checks, name)
 

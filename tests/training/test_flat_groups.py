@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import pytest
-import torch
 
 from kit.errors import ObjectiveError
 from kit.objective import Objective
@@ -46,18 +45,18 @@ def test_every_recipe_has_the_same_gradient_without_flat_completions(
     want = in_a_step(trainer, batches, accumulation)
     switch(trainer, skip=True, budget=budget)
     assert trainer.savings_report["skip_flat_groups"] == ON
-    trainer._reached = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-    trainer._objective_means["train"].take()
+    trainer.policy_loss._reached = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    trainer.metric_log.means["train"].take()
     scored: list[int] = []
-    score = trainer._score
-    trainer._score = lambda model, inputs: (scored.append(len(inputs["completion_ids"])), score(model, inputs))[1]
+    score = trainer.scorer.score
+    trainer.scorer.score = lambda model, rows, *more: (scored.append(len(rows.ids)), score(model, rows, *more))[1]
     try:
         got = in_a_step(trainer, batches, accumulation)
     finally:
-        del trainer._score
+        del trainer.scorer.score
     assert_same(got, want)
     assert sum(scored) == live(batches) < ROWS * len(batches)
-    assert trainer._objective_means["train"].take()["entropy"][1] > 0
+    assert trainer.metric_log.means["train"].take()["entropy"][1] > 0
 
 
 def test_what_has_no_gradient_per_completion_does_not_forbid_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
@@ -78,12 +77,11 @@ def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
     use(trainer, "dapo")
     switch(trainer, skip=True)
     weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-    trainer._reached = None
+    trainer.policy_loss._reached = None
     with watching(trainer) as passes:
         in_a_step(trainer, [batches[1]])
         assert passes.rows == [1]  # which weights a pass reaches was not known yet
-        trainer._note_reached()
-        assert {id(weight) for weight in trainer._reached} == {id(weight) for weight in weights}
+        assert {id(weight) for weight in trainer.policy_loss._reached} == {id(weight) for weight in weights}
         losses, _ = in_a_step(trainer, [batches[1]])
         assert passes.rows == [1]
     assert losses.item() == 0.0
@@ -108,7 +106,7 @@ def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list
         reason = trainer.savings_report["skip_flat_groups"]
         assert "gives completions a gradient without an advantage" in reason or "looks across completions" in reason
         assert_same(in_a_step(trainer, batches), want)
-        trainer.savings_report["skip_flat_groups"] = ON
+        trainer.policy_loss.skip_flat = True
         with pytest.raises(AssertionError):
             assert_same(in_a_step(trainer, batches), want)
 
@@ -195,32 +193,38 @@ def test_a_step_that_is_flat_throughout_logs_the_names_of_any_other(new_trainer:
     assert "entropy" not in lines[1]  # of no completion
 
 
-def test_a_loss_of_ones_own_is_never_divided(new_trainer: NewTrainer) -> None:
-    from kit.trainer.trainer import make_trainer_class
+def test_a_term_of_ones_own_is_added_to_a_loss_in_parts(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    trainer, batches = mixed
+    use(trainer, "dapo")
+    mine = type(trainer)
 
-    class Penalised(make_trainer_class()):  # type: ignore[misc]
+    class Penalised(mine):  # type: ignore[misc, valid-type]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, inputs) + sum(w.square().sum() for w in model.parameters())
+            penalty = sum(w.square().sum() for w in model.parameters() if w.requires_grad)
+            return super()._compute_loss(model, inputs) + 1e-3 * penalty
 
-    trainer = new_trainer(objective="dapo", extra={"reward_funcs": flat_at_first, "token_budget": 20}, unchecked=True)
+    found = []
     trainer.__class__ = Penalised
-    with watching(trainer) as passes:
-        train(trainer)
-    assert sum(passes.rows) >= 1
-    assert all(torch.isfinite(value).all() for value in adapter(trainer).values())
-    assert trainer.state.log_history[0]["grad_norm"] > 0
-    for name in ("token_budget", "skip_flat_groups"):  # it was "on" when the trainer was built
-        assert "not the kit's own" in trainer.savings_report[name]
+    try:
+        for savings in ({}, {"skip": True, "budget": 80}):
+            switch(trainer, **savings)
+            found.append(in_a_step(trainer, batches))
+    finally:
+        trainer.__class__ = mine
+    assert_same(found[1], found[0])
+    plain = in_a_step(trainer, batches)
+    with pytest.raises(AssertionError):  # it does count
+        assert_same(plain, found[0])
 
 
 def test_savings_that_cannot_be_made_are_not_called_on(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new_trainer: NewTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kit.trainer.trainer import make_trainer_class
-
-    monkeypatch.setattr(make_trainer_class(), "_steps_by_itself", lambda trainer: False)
+    trainer = new_trainer(objective="dapo")
+    trainer.divisible = False  # as where weights are spread over processes
     with caplog.at_level(logging.INFO, logger="kit"):
-        found = new_trainer(objective="dapo", extra={"token_budget": 20}).savings_report
+        trainer.set_savings(token_budget=20)
+    found = trainer.savings_report
     assert "several processes" in found["token_budget"]
     assert found["skip_flat_groups"] == found["token_budget"]
     assert sum("token_budget is off" in record.message for record in caplog.records) == 1
@@ -237,11 +241,11 @@ def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: Ne
     trainer = new_trainer(
         objective=Ignored(), extra={"reward_funcs": half_flat}, num_generations=2, per_device_train_batch_size=8
     )
-    send = trainer._send
+    send = trainer.policy_loss._send
 
-    def halved(terms: Any, slopes: Any, *rest: Any) -> Any:
-        return send(terms, {name: 0.5 * slope for name, slope in slopes.items()}, *rest)
+    def halved(outputs: Any, grads: Any, *rest: Any) -> Any:
+        return send(outputs, {name: 0.5 * grad for name, grad in grads.items()}, *rest)
 
-    trainer._send = halved
+    trainer.policy_loss._send = halved
     with pytest.raises(ObjectiveError, match="is not the objective's"):
         train(trainer)

@@ -1,4 +1,4 @@
-"""kit.trainer.grouped_batches: prompts together in a micro-batch, and the same gradient of the step."""
+"""kit.trainer.micro_batch.grouped_by_prompt: prompts together in a micro-batch, and the same gradient of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from kit.objective import Objective
 from kit.objective.objective import to_regrouping
 from kit.objective.recipes import recipe_names
-from kit.trainer.grouped_batches import regrouped
+from kit.trainer.micro_batch import grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -41,7 +41,7 @@ def test_a_step_has_the_same_gradient(new_trainer: NewTrainer, name: str) -> Non
     trainer = new_trainer(objective=name, unchecked=True, extra={"skip_flat_groups": False}, **SIZE)
     mixed = shuffled(rollout(trainer))
     drift(trainer)
-    together = regrouped(mixed)
+    together = grouped_by_prompt(mixed)
     assert [prompts_of(batch) for batch in together] == [1, 1, 1]
     assert max(prompts_of(batch) for batch in mixed) == 3
     losses, gradients = losses_and_gradients(trainer, mixed, 3)
@@ -56,7 +56,7 @@ def test_of_an_objective_that_looks_at_its_micro_batch_the_gradient_would_change
     mixed = shuffled(rollout(trainer))
     drift(trainer)
     _, gradients = losses_and_gradients(trainer, mixed, 3)
-    _, others = losses_and_gradients(trainer, regrouped(mixed), 3)
+    _, others = losses_and_gradients(trainer, grouped_by_prompt(mixed), 3)
     with pytest.raises(AssertionError):
         assert_gradients_close(others, gradients)
 
@@ -88,19 +88,20 @@ def test_a_step_that_is_one_of_several_on_a_rollout_keeps_its_rows(new_trainer: 
     trainer = new_trainer(
         objective="dapo", unchecked=True, **SIZE | {"gradient_accumulation_steps": 1}, steps_per_generation=3
     )
-    assert not trainer._wants_groups()
+    assert not trainer.shares_prompts
 
 
 def test_what_cannot_be_divided_by_rows_is_left_alone() -> None:
     rows = {
         "prompt_ids": torch.tensor([[1], [2]]),
         "prompt_mask": torch.ones(2, 1),
+        "completion_ids": torch.tensor([[3], [4]]),
         "num_items_in_batch": torch.tensor(3),
     }
     other = rows | {"prompt_ids": torch.tensor([[2], [1]])}
-    assert [batch["prompt_ids"].tolist() for batch in regrouped([rows, other])] == [[[1], [1]], [[2], [2]]]
+    assert [batch["prompt_ids"].tolist() for batch in grouped_by_prompt([rows, other])] == [[[1], [1]], [[2], [2]]]
     odd = [rows | {"pixel_values": torch.zeros(7, 3)}, other | {"pixel_values": torch.zeros(7, 3)}]
-    assert [batch["prompt_ids"].tolist() for batch in regrouped(odd)] == [[[1], [2]], [[2], [1]]]
+    assert [batch["prompt_ids"].tolist() for batch in grouped_by_prompt(odd)] == [[[1], [2]], [[2], [1]]]
 
 
 def test_rows_with_pictures_are_left_in_their_places(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +133,6 @@ def test_rows_with_pictures_are_left_in_their_places(new_trainer: NewTrainer, mo
 
 def test_a_router_is_balanced_over_the_micro_batches_as_they_came(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo", unchecked=True, **SIZE)
-    assert trainer._wants_groups()
+    assert trainer.shares_prompts
     trainer.aux_loss_enabled = True
-    assert not trainer._wants_groups()
+    assert not trainer.shares_prompts

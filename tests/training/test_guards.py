@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.libraries import check_trl
 from kit.trainer import trl_compat as guards
-from kit.trainer.trainer import make_trainer_class
+from kit.trainer.trainer import HookedGRPOTrainer
 from kit.trainer.trl_compat import RELIED_ON, TRL_LOSS_ARGUMENTS, check_arguments, check_base_class
 
 NewTrainer = Callable[..., Any]
@@ -36,7 +38,7 @@ def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
         check_trl()
     assert "pip install 'trl==1.15.*'" in str(refusal.value)
     with pytest.raises(EnvironmentUnsupported):  # and it is in the way to the class
-        make_trainer_class.__wrapped__()
+        runpy.run_path(str(inspect.getsourcefile(HookedGRPOTrainer)))
 
 
 def test_an_untested_trl_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +92,14 @@ def test_a_changed_base_class_never_becomes_a_trainer(monkeypatch: pytest.Monkey
     changed = type("Changed", (GRPOTrainer,), {"_compute_loss": lambda self, model, batch: None})
     monkeypatch.setattr("trl.GRPOTrainer", changed)
     with pytest.raises(EnvironmentUnsupported, match=r"_compute_loss has no parameter inputs"):
-        make_trainer_class.__wrapped__()
+        runpy.run_path(str(inspect.getsourcefile(HookedGRPOTrainer)))
 
 
 @pytest.mark.parametrize("method", list(RELIED_ON))
 def test_every_method_that_is_guarded_is_overridden(method: str) -> None:
     from trl import GRPOTrainer
 
-    assert getattr(make_trainer_class(), method) is not getattr(GRPOTrainer, method)
+    assert getattr(HookedGRPOTrainer, method) is not getattr(GRPOTrainer, method)
 
 
 # --- arguments of TRL's own loss --------------------------------------------------------------------------------------
@@ -250,13 +252,13 @@ def test_groups_without_spread_have_no_gradient_and_stop_nothing(new_trainer: Ne
 
 def test_log_probabilities_without_gradient_stop_the_first_step(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo")
-    score = trainer._get_per_token_logps_and_entropies
+    score = trainer.scorer.score
 
     def detached(*args: Any, **keywords: Any) -> Any:
-        logps, *rest = score(*args, **keywords)
-        return (logps.detach(), *rest)
+        found = score(*args, **keywords)
+        return replace(found, logps=found.logps.detach())
 
-    trainer._get_per_token_logps_and_entropies = detached
+    trainer.scorer.score = detached
     with pytest.raises(ObjectiveError, match="log-probabilities carry no gradient"):
         trainer.train()
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from kit.errors import EnvironmentUnsupported, ModelError
 from kit.models.family import check_logit_transforms
 from kit.scoring import logit_tiles
-from kit.scoring.chunked_logprob import OPTIONAL_OUTPUTS, ChunkedLogProb, entropy_gradient, token_logps_and_entropy
-from kit.scoring.trl_kernel import LogProbDispatcher, install_torch_logprob_kernel
+from kit.scoring.chunked_logprob import OPTIONAL_OUTPUTS, ChunkedLogProb, token_logps_and_entropy
+from kit.scoring.trl_kernel import LogProbDispatcher, asking_head, install_torch_logprob_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -239,8 +239,8 @@ def test_a_frozen_head_keeps_one_row_gradient_per_differentiable_output():
     hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
     assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets)) == [(7, 4), (7, 4)]
     assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets, entropy=False)) == [(7, 4)]
-    with entropy_gradient(False):
-        assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets)) == [(7, 4)]
+    constant = {"entropy_gradient": False}
+    assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets, **constant)) == [(7, 4)]
 
 
 def test_nothing_is_kept_when_nothing_needs_a_gradient():
@@ -249,25 +249,36 @@ def test_nothing_is_kept_when_nothing_needs_a_gradient():
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_entropy_gradient_can_be_switched_off_for_a_block_and_a_thread(trainable):
+def test_the_entropy_can_be_a_constant(trainable):
     hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=trainable)
+    with_gradient = token_logps_and_entropy(hidden, weight, targets)
+    constant = token_logps_and_entropy(hidden, weight, targets, entropy_gradient=False)
+    assert [value.requires_grad for value in (*with_gradient, *constant)] == [True, True, True, False]
+    assert torch.equal(constant[1], with_gradient[1])
 
-    def entropy_is_differentiable():
-        return token_logps_and_entropy(hidden, weight, targets)[1].requires_grad
 
+def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given():
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
+    apply = LogProbDispatcher(None).apply
+    given = (hidden, weight, None, targets, 0.5, 16)
+    assert apply(*given)[1].requires_grad
     seen = []
-    with entropy_gradient(False):
-        logps, entropy = token_logps_and_entropy(hidden, weight, targets)
+    with asking_head(entropy_gradient=False, keep=True) as outer:
+        logps, entropy, *_ = apply(*given)
         assert logps.requires_grad
         assert not entropy.requires_grad
-        thread = threading.Thread(target=lambda: seen.append(entropy_is_differentiable()))
+        thread = threading.Thread(target=lambda: seen.append(apply(*given)[1].requires_grad))
         thread.start()
         thread.join()
-        with entropy_gradient(True):
-            assert entropy_is_differentiable()
-        assert not entropy_is_differentiable()
+        with asking_head() as inner:  # a pass within it asks for itself
+            assert apply(*given)[1].requires_grad
     assert seen == [True]
-    assert entropy_is_differentiable()
+    assert inner.seen is None
+    assert outer.seen.hidden is hidden
+    assert (outer.seen.weight is weight, outer.seen.temperature) == (True, 0.5)
+    with pytest.raises(IndexError), asking_head(entropy_gradient=False):
+        apply(hidden, weight, None, targets + 50, 1.0, 16)
+    assert apply(*given)[1].requires_grad
 
 
 class Largest(TorchDispatchMode):

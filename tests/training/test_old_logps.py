@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
+from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.savings import OFF, ON
 
 from .rollouts import KL, NewTrainer, adapter, drift, train, watch_scoring
@@ -78,7 +79,7 @@ def test_completions_that_were_not_scored_have_no_old_log_probabilities(new_trai
     assert torch.equal(torch.isnan(inputs["old_per_token_logps"]).all(1), flat)
     drift(trainer)
     logps = torch.full(inputs["completion_ids"].shape, -0.5)
-    old = trainer._old_logps(inputs, logps)
+    old = trainer.old_logps.of(MicroBatch(inputs), logps)
     assert torch.equal(old[flat], logps[flat])
     assert torch.equal(old[~flat], inputs["old_per_token_logps"][~flat])
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kit.errors import ModelError
-from kit.models.failures import BackoffEvent, Memory, explained, is_out_of_memory
+from kit.models.failures import BackoffEvent, BatchSizeBackoff, explained, is_out_of_memory
 from kit.objective import Objective
+from kit.trainer.micro_batch import MicroBatch
 
 from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
 
@@ -101,8 +102,8 @@ def stepped(
         if not gradients:
             named = dict(trainer.model.named_parameters())
             gradients.update({name: w.grad.clone() for name, w in named.items() if w.requires_grad})
-            if trainer._critic is not None:
-                gradients.update({f"head.{n}": w.grad.clone() for n, w in trainer._critic.head.named_parameters()})
+            if trainer.critic is not None:
+                gradients.update({f"head.{n}": w.grad.clone() for n, w in trainer.critic.head.named_parameters()})
         return clip(model)
 
     trainer._clip_grad_norm = watched
@@ -157,7 +158,7 @@ def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name:
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
     want = stepped(new_trainer(objective=ACROSS[name], **settings))
     told: list[BackoffEvent] = []
-    trainer = new_trainer(objective=ACROSS[name], extra={"memory": Memory(told.append)}, **settings)
+    trainer = new_trainer(objective=ACROSS[name], extra={"memory": BatchSizeBackoff(told.append)}, **settings)
     machine = Machine(place, rows=2, from_call=1)  # the second micro-batch of the first step
     got = stepped(trainer, machine)
     assert machine.failures == 1
@@ -169,7 +170,7 @@ def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name:
 
 
 def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTrainer) -> None:
-    memory = Memory()
+    memory = BatchSizeBackoff()
     trainer = new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory})
     machine = Machine("forward", rows=2)
     want = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True))
@@ -180,7 +181,7 @@ def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTr
     assert memory.state_dict() == {"training": 2}
     assert memory.in_a_row == 0
 
-    memory = Memory()
+    memory = BatchSizeBackoff()
     machine = Machine("backward", rows=1)
     got = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory}), machine)
     assert memory.state_dict() == {"training": 1}
@@ -193,7 +194,7 @@ def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer, name: s
     """Parts of the budget are still too large for the second micro-batch: theirs is the number that is halved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
     want = stepped(new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, **settings))
-    memory = Memory()
+    memory = BatchSizeBackoff()
     saving = {"memory": memory, "token_budget": 100, "skip_flat_groups": True}
     trainer = new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, extra=saving, **settings)
     machine = Machine("backward", rows=2, from_call=2)
@@ -208,7 +209,11 @@ def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer, name: s
 
 def test_three_times_in_a_row_end_the_run_with_what_to_change(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(
-        objective="dapo", per_device_train_batch_size=8, max_steps=3, unchecked=True, extra={"memory": Memory()}
+        objective="dapo",
+        per_device_train_batch_size=8,
+        max_steps=3,
+        unchecked=True,
+        extra={"memory": BatchSizeBackoff()},
     )
     start = adapter(trainer)
     with pytest.raises(ModelError, match=r"3 times in a row, at last in training, with 2 completions at once") as error:
@@ -219,7 +224,7 @@ def test_three_times_in_a_row_end_the_run_with_what_to_change(new_trainer: NewTr
 
 
 def test_a_finished_step_breaks_the_row_and_one_completion_is_the_least() -> None:
-    memory = Memory()
+    memory = BatchSizeBackoff()
     for _ in range(2):
         memory.halve("training", 64, MemoryError())
     memory.finished()
@@ -230,7 +235,7 @@ def test_a_finished_step_breaks_the_row_and_one_completion_is_the_least() -> Non
     assert memory.state_dict() == {"training": 1}
     with pytest.raises(ModelError, match="in training, with 1 completion at once"):
         memory.halve("training", 64, MemoryError())
-    odd = Memory()
+    odd = BatchSizeBackoff()
     odd.halve("evaluation", 5, MemoryError())
     assert odd.rows("evaluation", 5) == 3
 
@@ -241,20 +246,26 @@ def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None
     want = stepped(new_trainer(objective=objective, unchecked=True, **greedy))
 
     told: list[BackoffEvent] = []
-    trainer = new_trainer(objective=objective, unchecked=True, extra={"memory": Memory(told.append)}, **greedy)
+    trainer = new_trainer(
+        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(told.append)}, **greedy
+    )
     got = stepped(trainer, Machine("no_grad", rows=4))
     assert [(each.work, each.rows) for each in told] == [("generation", 4)]
     assert_logs_equal(got[2], want[2])
 
     told.clear()
-    trainer = new_trainer(objective=objective, unchecked=True, extra={"memory": Memory(told.append)}, **greedy)
+    trainer = new_trainer(
+        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(told.append)}, **greedy
+    )
     trainer.memory.load_state_dict({"generation": 2})
     got = stepped(trainer, Machine("no_grad", rows=2))
     assert [(each.work, each.rows) for each in told] == [("scoring", 2)]
     assert_logs_equal(got[2], want[2])
 
     with pytest.raises(ModelError, match="3 times in a row, at last in generation, with 2 completions"):
-        stepped(new_trainer(objective="dapo", extra={"memory": Memory()}, **greedy), Machine("no_grad", rows=0))
+        stepped(
+            new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()}, **greedy), Machine("no_grad", rows=0)
+        )
 
 
 def test_random_numbers_are_drawn_again(new_trainer: NewTrainer) -> None:
@@ -266,7 +277,7 @@ def test_random_numbers_are_drawn_again(new_trainer: NewTrainer) -> None:
             raise RuntimeError(CUDA_MESSAGE)
         return drawn[-1]
 
-    result = Memory().attempt("generation", 4, work)
+    result = BatchSizeBackoff().attempt("generation", 4, work)
     assert len(drawn) == 2
     assert torch.equal(drawn[0], result)
 
@@ -277,35 +288,37 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
     from .conftest import TARGETS as targets
 
     lora = LoraConfig(r=4, lora_alpha=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.5)
-    memory = Memory()
+    memory = BatchSizeBackoff()
     memory.load_state_dict({"training": 2})
     trainer = new_trainer(objective=ACROSS["clip_cov"], unchecked=True, extra={"memory": memory, "peft_config": lora})
-    score, seen = trainer._score, []
+    score, seen = trainer.scorer.score, []
 
-    def watched(model: Any, inputs: Any) -> Any:
-        result = score(model, inputs)
-        seen.append((torch.is_grad_enabled(), result[0].logps.detach()))
+    def watched(model: Any, rows: Any, *wanted: Any) -> Any:
+        result = score(model, rows, *wanted)
+        seen.append((torch.is_grad_enabled(), result.logps.detach()))
         return result
 
-    trainer._score = watched
+    trainer.scorer.score = watched
     train(trainer)
     assert [graph for graph, _ in seen] == [False, False, True, True]
     assert all(torch.equal(seen[index][1], seen[index + 2][1]) for index in (0, 1))
-    assert not torch.equal(*(trainer._score(trainer.model.train(), trainer._buffered_inputs[0])[0].logps for _ in "12"))
+    assert not torch.equal(
+        *(score(trainer.model.train(), MicroBatch(trainer._buffered_inputs[0]).rows).logps for _ in "12")
+    )
 
 
 def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
     alive: list[weakref.ref[Tensor]] = []
-    trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": Memory()})
-    score, found = trainer._score, []
+    trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": BatchSizeBackoff()})
+    score, found = trainer.scorer.score, []
 
-    def watched(model: Any, inputs: Any) -> Any:
+    def watched(model: Any, rows: Any, *wanted: Any) -> Any:
         found.append([reference() is None for reference in alive])
-        result = score(model, inputs)
-        alive.append(weakref.ref(result[0].logps))
+        result = score(model, rows, *wanted)
+        alive.append(weakref.ref(result.logps))
         return result
 
-    trainer._score = watched
+    trainer.scorer.score = watched
     gc.disable()  # it must not take a collection
     try:
         stepped(trainer, Machine("backward", rows=2))
@@ -318,7 +331,11 @@ def test_hooks_with_state_are_called_once_a_micro_batch(new_trainer: NewTrainer)
     hook = Counting()
     objective = Objective(regularizers=[{"name": hook, "coef": 1.0}])
     trainer = new_trainer(
-        objective=objective, unchecked=True, extra={"memory": Memory()}, gradient_accumulation_steps=2, max_steps=2
+        objective=objective,
+        unchecked=True,
+        extra={"memory": BatchSizeBackoff()},
+        gradient_accumulation_steps=2,
+        max_steps=2,
     )
     machine = Machine("backward", rows=2, from_call=1)
     stepped(trainer, machine)
@@ -332,7 +349,7 @@ def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
     def broken(*_: Any) -> None:
         raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
 
-    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
+    trainer = new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()})
     monkeypatch.setattr(trainer.objective, "loss", broken)
     with pytest.raises(RuntimeError, match="size of tensor a"):
         train(trainer)
@@ -341,7 +358,7 @@ def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
     def short(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError(CUDA_MESSAGE)
 
-    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
+    trainer = new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()})
     trainer.create_optimizer()
     monkeypatch.setattr(trainer.optimizer, "step", short)  # an update cannot be taken back
     with pytest.raises(ModelError, match=r"out of memory.*adamw_8bit"), explained():
@@ -349,20 +366,33 @@ def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
     assert trainer.memory.in_a_row == 0
 
 
-def test_without_a_memory_or_with_a_loss_of_its_own_nothing_is_divided(new_trainer: NewTrainer) -> None:
+def test_without_a_memory_nothing_is_divided(new_trainer: NewTrainer) -> None:
     with pytest.raises(RuntimeError, match="can't allocate"):
         stepped(new_trainer(objective="dapo"), Machine("forward", rows=2))
 
-    from kit.trainer.trainer import make_trainer_class
 
-    class Penalised(make_trainer_class()):  # type: ignore[misc]
+def test_a_term_of_a_subclass_is_done_again_with_the_step(new_trainer: NewTrainer) -> None:
+    """Also that of the first micro-batch, which had come through when the second one failed."""
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    class Penalised(HookedGRPOTrainer):  # type: ignore[misc]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, inputs) + sum(w.square().sum() for w in model.parameters())
+            penalty = sum(w.square().sum() for w in model.parameters() if w.requires_grad)
+            return super()._compute_loss(model, inputs) + 1e-3 * penalty
 
-    trainer = new_trainer(objective="dapo", extra={"memory": Memory()})
-    trainer.__class__ = Penalised
-    with pytest.raises(RuntimeError, match="can't allocate"):
-        stepped(trainer, Machine("forward", rows=2))
+    found = []
+    for machine in (None, Machine("backward", rows=2, from_call=1)):
+        trainer = new_trainer(
+            objective="dapo", extra={"memory": BatchSizeBackoff()}, gradient_accumulation_steps=2, max_steps=2
+        )
+        trainer.__class__ = Penalised
+        found.append(stepped(trainer, machine)[0])
+    assert machine is not None
+    assert machine.failures == 1
+    assert_gradients_close(found[1], found[0], rtol=2e-5)
+    plain = stepped(new_trainer(objective="dapo", gradient_accumulation_steps=2, max_steps=2))[0]
+    with pytest.raises(AssertionError):  # it does count
+        assert_gradients_close(plain, found[0])
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------
@@ -371,16 +401,16 @@ def test_without_a_memory_or_with_a_loss_of_its_own_nothing_is_divided(new_train
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machine]:
     """Puts every trainer that is built from now on a machine of its own, from the start of `train`."""
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     def make(place: str, rows: int) -> Machine:
-        machine, begin = Machine(place, rows), make_trainer_class().train
+        machine, begin = Machine(place, rows), HookedGRPOTrainer.train
 
         def started(trainer: Any, *given: Any, **named: Any) -> Any:
             with machine.of(trainer):
                 return begin(trainer, *given, **named)
 
-        monkeypatch.setattr(make_trainer_class(), "train", started)
+        monkeypatch.setattr(HookedGRPOTrainer, "train", started)
         return machine
 
     return make
@@ -437,7 +467,7 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
     settings = EvaluationConfig(k=1, batch_size=6), GenerationConfig(max_completion_tokens=4, top_k=1)
     preset, told = rewards.load("length-target"), []
 
-    def score(memory: Memory | None, rows_at_once: int | None) -> Any:
+    def score(memory: BatchSizeBackoff | None, rows_at_once: int | None) -> Any:
         def short(layer: Any, given: Any, output: Tensor) -> None:
             if rows_at_once is not None and len(output) > rows_at_once:
                 raise RuntimeError(CPU_MESSAGE)
@@ -449,13 +479,13 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
             handle.remove()
 
     want = score(None, None)
-    got = score(Memory(told.append), 3)
+    got = score(BatchSizeBackoff(told.append), 3)
     assert [(each.work, each.rows) for each in told] == [("evaluation", 3)]
     assert got["samples"] == want["samples"]
     with pytest.raises(RuntimeError, match="can't allocate"):
         score(None, 3)
     with pytest.raises(ModelError, match=r"in evaluation, with 2 completions at once.*Lower evaluation.batch_size"):
-        score(Memory(), 0)
+        score(BatchSizeBackoff(), 0)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.scoring import scorer as packed_scoring
-from kit.scoring.hidden_states import ScoringPass, capturing
-from kit.scoring.packing_proof import Rows
+from kit.scoring.layouts import Rows, Wanted
 
 from .packs import Scored, assert_same, plainly, rows_of, score
 from .rollouts import (
@@ -96,7 +95,7 @@ def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch
     monkeypatch.setattr("kit.scoring.scorer.LONG_PROMPT", 0)
     trainer, rows = packed(), rows_of()
     whole = score(trainer, rows)
-    trainer.pack_tokens, seen = tokens, watch(trainer)
+    trainer.scorer.pack_tokens, seen = tokens, watch(trainer)
     assert_same(score(trainer, rows), whole)
     assert len(seen) > 1
 
@@ -104,7 +103,7 @@ def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch
 def test_a_group_with_a_long_prompt_is_not_divided_for_a_pack_that_it_would_fill(packed: NewPacked) -> None:
     trainer, rows = packed(), rows_of((12,), (2, 3, 2, 1))
     whole = score(trainer, rows)
-    trainer.pack_tokens, seen = 1, watch(trainer)
+    trainer.scorer.pack_tokens, seen = 1, watch(trainer)
     assert_same(score(trainer, rows), whole)
     assert seen == [11 + 8]
 
@@ -135,26 +134,28 @@ def test_tokens_of_tools_are_scored_too(packed: NewPacked) -> None:
     inputs["tool_mask"][:, 1:3] = 0
     found = []
     for on in (True, False):
-        trainer.packing = on
+        trainer.scorer.packing = on
         found.append(losses_and_gradients(trainer, [inputs], 1))
     assert trainer.packing_report["reason"] == "turned off"
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=1e-6)
     assert_gradients_close(found[0][1], found[1][1])
 
 
+def hidden(trainer: Any, rows: Rows, **options: Any) -> Any:
+    """What went through the head, and the head."""
+    return trainer.scorer.score(trainer.model, rows, Wanted(hidden=True), **options).projection
+
+
 def test_hidden_states_come_out_in_the_order_of_live_tokens(packed: NewPacked) -> None:
     trainer, rows = packed("gemma2"), rows_of()
     passes = []
     for on in (True, False):
-        trainer.packing = on
-        with capturing() as taken, capturing() as beside:
-            logps = trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion)[0]
-        assert len(taken) == len(beside) == 1
-        passes.append(ScoringPass(logps, taken))
-    assert len(passes[1].hidden()) == rows.live.sum()
-    torch.testing.assert_close(passes[0].hidden(), passes[1].hidden(), atol=1e-5, rtol=1e-5)
-    assert passes[0].head.softcap == passes[1].head.softcap is not None
-    assert passes[0].hidden().requires_grad
+        trainer.scorer.packing = on
+        passes.append(hidden(trainer, rows))
+    assert len(passes[1].hidden) == rows.live.sum()
+    torch.testing.assert_close(passes[0].hidden, passes[1].hidden, atol=1e-5, rtol=1e-5)
+    assert passes[0].softcap == passes[1].softcap is not None
+    assert passes[0].hidden.requires_grad
 
 
 def test_nothing_to_score_keeps_the_graph(packed: NewPacked) -> None:
@@ -178,21 +179,24 @@ def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: p
     assert_same(score(trainer, gapped), plainly(trainer, gapped))
 
 
-@pytest.mark.parametrize("given", [{"token_type_ids": torch.zeros(12, 23)}, {"pixel_values": torch.zeros(1)}])
-def test_inputs_beside_text_are_scored_as_trl_does(packed: NewPacked, given: dict[str, Any]) -> None:
+def test_inputs_beside_text_are_scored_in_trls_layout(packed: NewPacked) -> None:
     trainer, rows, seen = packed(), rows_of(), []
+    score(trainer, rows)
+    trainer.family.__dict__["accepts"] = trainer.family.accepts | {"token_type_ids"}  # a frozen dataclass
+    model = trainer.model
 
-    class Other:
-        def _get_per_token_logps_and_entropies(self, *_: Any, **given: Any) -> Any:
-            seen.append(given)
-            return torch.zeros(1), None, None
+    def taking(token_type_ids: Any = None, **given: Any) -> Any:
+        seen.append((token_type_ids, given["input_ids"].shape))
+        return model(**given)
 
-    class Side(packed_scoring.PackedScoring, Other):
-        def __init__(self) -> None:
-            self.__dict__.update(trainer.__dict__, _add_means=trainer._add_means)
-
-    Side()._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion, **given)
-    assert [list(one) for one in seen] == [list(given)]
+    kinds = torch.arange(rows.ids.numel()).view(rows.ids.shape)
+    found = trainer.scorer.score(taking, dataclasses.replace(rows, fields={"token_type_ids": kinds}), batch_size=5)
+    assert [tuple(shape) for _, shape in seen] == [(5, rows.ids.shape[1])] * 2 + [(2, rows.ids.shape[1])]
+    assert torch.equal(torch.cat([given for given, _ in seen]), kinds)
+    torch.testing.assert_close(found.logps, plainly(trainer, rows)[0], atol=1e-5, rtol=0)
+    scored = len(seen)
+    trainer.scorer.score(model, dataclasses.replace(rows, fields={"unknown": kinds}))  # the model does not take it
+    assert len(seen) == scored
 
 
 def test_without_an_objective_all_is_trls_own(packed: NewPacked) -> None:
@@ -207,7 +211,7 @@ def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPack
     trainer, rows = packed("mixtral"), rows_of()
     found = []
     for on in (True, False):
-        trainer.packing = on
+        trainer.scorer.packing = on
         logps, _, loss = trainer._get_per_token_logps_and_entropies(
             trainer.model, rows.ids, rows.mask, rows.completion, compute_aux_loss=True
         )
@@ -218,14 +222,15 @@ def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPack
 
 def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.errors import ObjectiveError
+    from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.sanity_checks import scoring_error
 
     trainer = packed(steps_per_generation=8)
     inputs = mixed_prompts(trainer)
-    assert scoring_error(trainer, trainer.model, inputs) < 1e-4
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-4
     assert trainer.packing_report["packing"] == "packed"
     seen = watch(trainer)
-    scoring_error(trainer, trainer.model, inputs)
+    scoring_error(trainer, trainer.model, MicroBatch(inputs))
     assert seen[0] < inputs["prompt_ids"][:2].numel() + inputs["completion_ids"][:2].numel()
     right = packed_scoring.lay_out
 
@@ -234,31 +239,26 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
         return [dataclasses.replace(one, positions=2 * one.positions) for one in packs]
 
     monkeypatch.setattr(packed_scoring, "lay_out", shifted)
-    assert scoring_error(trainer, trainer.model, inputs) > 0.05
-    checked = type(trainer)  # the whole trainer refuses, too
-    assert issubclass(checked, packed_scoring.PackedScoring)
-    from kit.trainer.sanity_checks import FirstSteps
+    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.05
+    from kit.trainer.sanity_checks import SanityChecks
 
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        FirstSteps(trainer).before_scoring(trainer.model, inputs)
+        SanityChecks(trainer).before_scoring(trainer.model, MicroBatch(inputs))
 
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_trimmed_rows_give_the_same_in_their_own_order(packed: NewPacked, size: int | None) -> None:
-    from kit.scoring.packing_proof import Verdict
+    from kit.scoring.proof import Verdict
 
     trainer, rows = packed(), rows_of()
-    trainer._verdicts[id(trainer.accelerator.unwrap_model(trainer.model))] = Verdict("trimmed", "told to")
+    trainer.scorer.verdicts[id(trainer.accelerator.unwrap_model(trainer.model))] = Verdict("trimmed", "told to")
     seen = watch(trainer)
     found: Scored = score(trainer, rows, batch_size=size)
     assert sum(seen) < 0.85 * rows.ids.numel()
     assert_same(found, plainly(trainer, rows))
-    with capturing() as taken:
-        trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion, batch_size=size)
-    trainer.packing = False
-    with capturing() as wanted:
-        trainer._get_per_token_logps_and_entropies(trainer.model, rows.ids, rows.mask, rows.completion)
-    torch.testing.assert_close(taken[0].hidden, wanted[0].hidden, atol=1e-5, rtol=1e-5)
+    trimmed = hidden(trainer, rows, batch_size=size).hidden
+    trainer.scorer.packing = False
+    torch.testing.assert_close(trimmed, hidden(trainer, rows).hidden, atol=1e-5, rtol=1e-5)
 
 
 def test_training_logs_how_many_tokens_were_of_use(packed: NewPacked) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import packed as packed_forward
-from kit.scoring import packed_attention, packing_proof
-from kit.scoring.packing_proof import Rows, probe_rows
+from kit.scoring import layouts, packed_attention, proof
+from kit.scoring.layouts import Rows
+from kit.scoring.proof import probe_rows
 
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import NewTrainer
@@ -104,13 +104,13 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
 
 
 def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = packing_proof.lay_out
+    right = proof.lay_out
 
     def counted_on(*given: Any, **more: Any) -> Any:
         packs = right(*given, **more)
         return [dataclasses.replace(one, positions=torch.arange(one.tokens)[None]) for one in packs]
 
-    monkeypatch.setattr(packing_proof, "lay_out", counted_on)
+    monkeypatch.setattr(proof, "lay_out", counted_on)
     way, reason = outcome(tiny())
     assert way == "trimmed"
     assert "differ from those of the padded rows" in reason
@@ -118,7 +118,7 @@ def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than any row of the proof: only what attention is asked for tells of it."""
-    given = packed_forward.Layout
+    given = layouts.Layout
 
     class Blind(given):  # type: ignore[misc, valid-type]
         def __init__(self, groups: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
             super().append(None)
 
     assert outcome(tiny("mistral", sliding_window=500))[0] == "packed"
-    monkeypatch.setattr(packed_forward, "Layout", Blind)
+    monkeypatch.setattr(layouts, "Layout", Blind)
     way, reason = outcome(tiny("mistral", sliding_window=500))
     assert way == "trimmed"
     assert "expected [500, 500]" in reason
@@ -153,8 +153,8 @@ def test_what_an_architecture_allows(tiny: NewTiny, made: dict[str, Any], way: s
 
 
 def test_layers_with_a_memory_are_found_by_looking_too(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_proof, "_hindrance_to_packs", lambda text: None)
-    monkeypatch.setattr(packing_proof, "_windows", lambda text: [None])
+    monkeypatch.setattr(proof, "_hindrance_to_packs", lambda text: None)
+    monkeypatch.setattr(proof, "_windows", lambda text: [None])
     way, reason = outcome(tiny("qwen3_next"))
     assert way == "trimmed"
     assert "one completion changes the scores of another" in reason
@@ -177,20 +177,15 @@ def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypa
     assert "differ from those of the padded rows" in reason
 
 
-def test_the_reason_is_logged_once_and_other_scoring_does_not_see_the_proof(
-    tiny: NewTiny, caplog: pytest.LogCaptureFixture
-) -> None:
-    from kit.scoring.hidden_states import capturing
-
+def test_the_reason_is_logged_once(tiny: NewTiny, caplog: pytest.LogCaptureFixture) -> None:
     trainer, rows = tiny(attention="eager"), rows_of()
     assert trainer.packing_report == {"packing": None, "share_prompts": True, "reason": ""}
-    with caplog.at_level(logging.WARNING, "kit"), capturing() as taken:
+    with caplog.at_level(logging.WARNING, "kit"):
         score(trainer, rows)
         score(trainer, rows)
     assert [record.getMessage() for record in caplog.records] == [
         "PeftModel is scored with its padding trimmed: attention 'eager' has no place for it (model.attention: sdpa has)"
     ]
-    assert [len(one.hidden) for one in taken] == 2 * [int(rows.live.sum())]
 
 
 def test_dropout_does_not_look_like_a_difference(tiny: NewTiny) -> None:
@@ -205,7 +200,7 @@ def test_running_out_of_memory_is_no_finding(tiny: NewTiny, monkeypatch: pytest.
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     trainer = tiny()
-    monkeypatch.setattr(packing_proof, "score_packs", exhausted)
+    monkeypatch.setattr(proof, "score_packs", exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         score(trainer, rows_of())
     assert trainer.packing_report["packing"] is None
@@ -215,4 +210,5 @@ def test_a_model_that_is_divided_between_processes_is_scored_as_it_comes(tiny: N
     for attribute in ("is_deepspeed_enabled", "is_fsdp_enabled"):
         trainer = tiny()
         setattr(trainer, attribute, True)
+        trainer._build_parts(packing=True, share_prompts=True, checked=False)
         assert outcome(trainer) == ("plain", "the model is divided between processes")

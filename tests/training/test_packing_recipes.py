@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.objective.recipes import recipe_names
-from kit.trainer.grouped_batches import GroupedBatches
+from kit.trainer.trainer import HookedGRPOTrainer
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -33,20 +33,20 @@ def test_every_recipe_has_the_loss_and_gradient_of_the_plain_path(new_trainer: N
     )
     batches = rollout(trainer)
     drift(trainer)
-    if trainer._critic is not None:
-        torch.nn.init.normal_(trainer._critic.head.linear.weight)
+    if trainer.critic is not None:
+        torch.nn.init.normal_(trainer.critic.head.linear.weight)
     for chosen in (batches, batches[:1]):
         found = []
         for on in (True, False):
-            trainer.packing = on
+            trainer.scorer.packing = on
             losses, gradients = losses_and_gradients(trainer, chosen, len(chosen))
-            if trainer._critic is not None:
-                gradients |= {f"value {n}": w.grad.clone() for n, w in trainer._critic.head.named_parameters()}
-                trainer._critic.head.zero_grad()
+            if trainer.critic is not None:
+                gradients |= {f"value {n}": w.grad.clone() for n, w in trainer.critic.head.named_parameters()}
+                trainer.critic.head.zero_grad()
             found.append((losses, gradients))
         torch.testing.assert_close(found[0][0], found[1][0], atol=2e-6, rtol=1e-5)
         assert_gradients_close(found[0][1], found[1][1])
-    trainer.packing = True
+    trainer.scorer.packing = True
     assert trainer.packing_report["packing"] == "packed"
 
 
@@ -55,7 +55,7 @@ def test_what_the_rollout_scores_is_what_the_plain_path_gives(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Old and reference log-probabilities, hidden states and values, each at its token."""
-    monkeypatch.setattr(GroupedBatches, "_wants_groups", lambda self: False)  # rows in one order
+    monkeypatch.setattr(HookedGRPOTrainer, "shares_prompts", False)  # rows in one order
     made = []
     for packing in (True, False):
         trainer = new_trainer(
@@ -65,9 +65,9 @@ def test_what_the_rollout_scores_is_what_the_plain_path_gives(
             gradient_accumulation_steps=2,
             extra={"packing": packing, "reuse_old_logps": False},
         )
-        if trainer._critic is not None:
+        if trainer.critic is not None:
             torch.manual_seed(0)
-            torch.nn.init.normal_(trainer._critic.head.linear.weight)
+            torch.nn.init.normal_(trainer.critic.head.linear.weight)
         made.append(rollout(trainer)[0])
     fields = {"old_per_token_logps", "ref_per_token_logps", "ref_hidden", "old_values", "value_targets"} & made[
         0

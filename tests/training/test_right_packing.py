@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kit.errors import ModelError, ObjectiveError
-from kit.scoring import right_packing
-from kit.scoring.right_packing import pack, score_packed, unpack
+from kit.scoring.layouts import ModelPass, Rows, Wanted, push_left, score_right_padded
+from kit.trainer.micro_batch import MicroBatch
 from tests.training.rollouts import mixed_prompts, scores
 
 NewTrainer = Callable[..., Any]
@@ -19,12 +19,12 @@ NewTrainer = Callable[..., Any]
 def test_tokens_come_first_in_their_order_and_go_back_to_their_places() -> None:
     ids = torch.tensor([[9, 9, 1, 2, 3, 4, 9], [9, 5, 6, 7, 8, 9, 9]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]])  # the last live 9 is a token, not padding
-    packed = pack(ids, mask, completion=3)
-    assert packed.ids.tolist() == [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9]]
-    assert packed.mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert packed.labels.tolist() == [[-100, -100, 3, 4, -100], [-100, -100, -100, 8, 9]]
+    pushed = push_left(Rows(ids, mask, 3))
+    assert pushed.ids.tolist() == [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9]]
+    assert pushed.mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert pushed.labels.tolist() == [[-100, -100, 3, 4, -100], [-100, -100, -100, 8, 9]]
     values = torch.tensor([[0.0, -3.0, -4.0, 0.0], [0.0, 0.0, -8.0, -9.0]])  # of the tokens at 1, 2, 3, 4
-    assert unpack(values, packed, 3).tolist() == [[-3.0, -4.0, 0.0], [-8.0, -9.0, 0.0]]
+    assert pushed.back(values).tolist() == [[-3.0, -4.0, 0.0], [-8.0, -9.0, 0.0]]
 
 
 def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:
@@ -34,11 +34,10 @@ def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(ne
     for packed in (False, True):
         trainer.model.zero_grad()
         if packed:
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            width = inputs["completion_ids"].shape[1]
-            logps, entropy, aux = score_packed(trainer, trainer.model, ids, mask, width, 2, compute_entropy=True)
-            assert aux is None
+            run = ModelPass(trainer.model, trainer.accelerator.autocast, Wanted(entropy=True, entropy_gradient=True))
+            found_right = score_right_padded(run, MicroBatch(inputs).rows, 2)
+            logps, entropy = found_right.logps, found_right.entropy
+            assert found_right.aux_loss is None
         else:
             logps, entropy = scores(trainer, inputs, compute_entropy=True)
         assert entropy is not None
@@ -70,35 +69,34 @@ def test_a_backbone_without_a_mask_is_caught_in_trls_layout(new_trainer: NewTrai
     leave_the_mask_out(trainer)
     inputs = mixed_prompts(trainer)
     with pytest.raises(ObjectiveError, match="padding wrongly"):
-        trainer._first_steps.before_scoring(trainer.model.train(), inputs)
+        trainer.checks.before_scoring(trainer.model.train(), MicroBatch(inputs))
 
 
-def test_and_is_scored_rightly_with_the_padding_behind(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_and_is_scored_rightly_with_the_padding_behind(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo", steps_per_generation=8)
     inputs = mixed_prompts(trainer)
     trainer.model.train()
     right = scores(trainer, inputs)[0]
-    monkeypatch.setattr(right_packing, "is_unsloths", lambda base: True)
+    trainer.scorer.padding, trainer.scorer.packing = "right", False  # as for its class
     leave_the_mask_out(trainer)
     torch.testing.assert_close(scores(trainer, inputs)[0], right, atol=1e-5, rtol=1e-5)
-    trainer._first_steps.before_scoring(trainer.model, inputs)
+    trainer.checks.before_scoring(trainer.model, MicroBatch(inputs))
     trainer.train()
     assert trainer.state.global_step == 1
 
 
-def test_pictures_are_not_scored_there(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_not_scored_there(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo")
-    monkeypatch.setattr(right_packing, "is_unsloths", lambda base: True)
+    trainer.scorer.padding = "right"
+    rows = Rows(torch.ones(1, 4).long(), torch.ones(1, 4), 2, {"pixel_values": torch.ones(1)})
     with pytest.raises(ModelError, match=r"pixel_values.*model\.backend: transformers"):
-        trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.ones(1, 4).long(), torch.ones(1, 4), 2, pixel_values=torch.ones(1)
-        )
+        trainer.scorer.score(trainer.model, rows)
 
 
-def test_a_lost_head_is_an_error(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo")
+@pytest.mark.parametrize(("padding", "remedy"), [("left", "optimisation.packing"), ("right", "model.backend")])
+def test_a_lost_head_is_an_error(new_trainer: NewTrainer, padding: Any, remedy: str) -> None:
+    trainer = new_trainer(objective="grpo", extra={"packing": False})
+    trainer.scorer.padding = padding
     ids = torch.ones(1, 4, dtype=torch.long)
-    with pytest.raises(ModelError, match="fused_lm_head"):
-        score_packed(trainer, lambda **_: object(), ids, torch.ones_like(ids), 2)
+    with pytest.raises(ModelError, match=rf"fused_lm_head.*{remedy}"):
+        trainer.scorer.score(lambda **_: object(), Rows(ids, torch.ones_like(ids), 2))

@@ -29,7 +29,7 @@ from .rollouts import (
 def random_head(trainer: Any, size: float = 0.5) -> None:
     """A head that says something: it starts from zeros."""
     generator = torch.Generator().manual_seed(2)
-    linear = trainer._critic.head.linear
+    linear = trainer.critic.head.linear
     with torch.no_grad():
         linear.weight.copy_(size * torch.randn(linear.weight.shape, generator=generator))
         linear.bias.fill_(0.3)
@@ -42,7 +42,7 @@ def values_by_hand(trainer: Any, prompt: Tensor, completion: Tensor) -> Tensor:
         hidden = trainer.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
         centred = hidden - hidden.mean(-1, keepdim=True)
         hidden = centred / (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        linear = trainer._critic.head.linear
+        linear = trainer.critic.head.linear
         return hidden @ linear.weight[0] + linear.bias[0]
 
 
@@ -104,7 +104,7 @@ def test_the_value_loss_reaches_the_head_and_nothing_else(new_trainer: NewTraine
     inputs = rollout(trainer)[0]
     drift(trainer)
     loss, gradients = losses_and_gradients(trainer, [inputs], 1)
-    head = [weight.grad.clone() for weight in trainer._critic.head.parameters()]
+    head = [weight.grad.clone() for weight in trainer.critic.head.parameters()]
 
     # the policy's gradient is that of the clip alone, with the same advantages
     plain = new_trainer(objective={"recipe": "ppo", "advantage": "group_mean"}, num_iterations=2)
@@ -114,7 +114,7 @@ def test_the_value_loss_reaches_the_head_and_nothing_else(new_trainer: NewTraine
 
     # 0.5·max((V - R)², (V_clipped - R)²), mean over the tokens
     live, total = inputs["completion_mask"].bool(), torch.zeros(())
-    weight, bias = (value.detach().clone().requires_grad_() for value in trainer._critic.head.linear.parameters())
+    weight, bias = (value.detach().clone().requires_grad_() for value in trainer.critic.head.linear.parameters())
     for row in range(len(live)):
         prompt, completion = unpadded(inputs, row)
         with torch.no_grad():
@@ -143,7 +143,7 @@ def test_splitting_the_batch_keeps_the_gradient_of_the_head(new_trainer: NewTrai
     results = []
     for trainer, batches in ((whole, [inputs]), (split, parts)):
         gradients = losses_and_gradients(trainer, batches, len(batches))[1]
-        results.append((gradients, [weight.grad for weight in trainer._critic.head.parameters()]))
+        results.append((gradients, [weight.grad for weight in trainer.critic.head.parameters()]))
     assert_gradients_close(results[1][0], results[0][0])
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -153,7 +153,7 @@ def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> 
     trainer = new_trainer(objective=ppo(value_learning_rate=0.003), weight_decay=0.1, max_steps=2)
     train(trainer)
     groups = trainer.optimizer.param_groups
-    parameters = list(trainer._critic.head.parameters())
+    parameters = list(trainer.critic.head.parameters())
     (own,) = [group for group in groups if any(each is parameters[0] for each in group["params"])]
     assert len(own["params"]) == 2
     assert own["lr"] == 0.003
@@ -167,7 +167,7 @@ def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> 
 
 def optimiser_state(trainer: Any) -> list[Tensor]:
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    parameters = list(trainer._critic.head.parameters())
+    parameters = list(trainer.critic.head.parameters())
     return [value.float() for each in parameters for _, value in sorted(optimizer.state[each].items())]
 
 
@@ -185,9 +185,9 @@ def test_a_resumed_run_ends_with_the_head_of_an_uninterrupted_one(new_trainer: N
     resumed = new_trainer(objective=ppo(), **options)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.state.global_step == 4
-    for name, value in whole._critic.head.state_dict().items():
+    for name, value in whole.critic.head.state_dict().items():
         assert value.any()
-        torch.testing.assert_close(resumed._critic.head.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(resumed.critic.head.state_dict()[name], value, rtol=1e-5, atol=1e-7)
     states = optimiser_state(whole), optimiser_state(resumed)
     assert len(states[0]) == 6  # step and both moments of weight and bias
     for ours, theirs in zip(states[1], states[0], strict=True):

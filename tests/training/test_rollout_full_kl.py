@@ -12,6 +12,9 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.models.lora import lora_weight_norm
+from kit.scoring.chunked_logprob import ChunkedLogProb
+from kit.scoring.trl_kernel import LogProbDispatcher
+from kit.trainer.checkpoint import restore_reference_head
 
 from .rollouts import (
     NewTrainer,
@@ -102,8 +105,8 @@ def test_of_the_reference_pass_only_the_head_is_kept_beside_the_rollout(new_trai
     width = batches[0]["ref_hidden"].shape[-1]
     for restored in (False, True):
         if restored:
-            trainer.restore_reference_head(batches[0])
-        head = trainer._reference_head
+            restore_reference_head(trainer, batches[0])
+        head = trainer.rollout_memory.reference_head
         assert head.hidden.shape == (0, width)
         assert head.hidden.untyped_storage().nbytes() == 0
         assert head.weight is trainer.accelerator.unwrap_model(trainer.model).get_output_embeddings().weight
@@ -147,15 +150,15 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
     seen = watch_scoring(trainer)
     train(trainer)
     assert seen == passes
-    assert trainer._passes is None  # no hidden states are kept
+    assert trainer._state is None  # no hidden states are kept
 
 
 @pytest.mark.parametrize("objective", [{"recipe": "dapo", "regularizers": FULL}, {"recipe": "ppo"}], ids=str)
 def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
     new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.scoring.trl_kernel.record", lambda projection: None)
-    with pytest.raises(ObjectiveError, match="hidden states of the rollout's scoring were not seen"):
+    monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *given: ChunkedLogProb.apply(*given))
+    with pytest.raises(ObjectiveError, match=r"hidden states of .* were not seen"):
         train(new_trainer(objective=objective, unchecked=True))
 
 

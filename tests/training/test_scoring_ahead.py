@@ -12,6 +12,8 @@ import torch
 
 from kit.config import load_config
 from kit.errors import ConfigError
+from kit.trainer.generator import Generator
+from kit.trainer.rollout import RolloutState
 from rewards.preset import Preset
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
@@ -54,7 +56,7 @@ def rollouts(new_trainer: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         extra = {"reward_funcs": preset.trl(seed=3), "rollout_sinks": [seen.append]}
         size = {"per_device_train_batch_size": 16, "max_steps": 1}
         trainer = new_trainer(objective="grpo", unchecked=True, extra=extra, **size)
-        trainer.chunks = chunks
+        trainer.generator.chunks = chunks
         watch(trainer)
         trainer.train()
         return seen[0], trainer
@@ -63,7 +65,7 @@ def rollouts(new_trainer: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
 
 def without_overlap(trainer: Any) -> None:
-    trainer._begin_scoring = lambda *_: None
+    trainer._begin_rewards = lambda *_: None
 
 
 def test_values_are_those_of_a_batch_scored_at_once(rollouts: Callable[..., Any]) -> None:
@@ -137,23 +139,17 @@ def test_a_process_that_has_half_a_group_generates_all_of_it(prompts: int, calls
     """Two processes may share a batch of 20 in groups of 4."""
     from types import SimpleNamespace
 
-    from kit.trainer.scoring_ahead import ScoringAheadSide
-
     made: list[int] = []
 
-    class Generating:
-        def _generate_single_turn(self, prompt_ids: Any, *_: Any) -> tuple[Any, Any]:
-            made.append(len(prompt_ids))
-            return [[row[0]] for row in prompt_ids], None
+    def turn(prompt_ids: Any, *_: Any) -> tuple[Any, Any]:
+        made.append(len(prompt_ids))
+        return [[row[0]] for row in prompt_ids], None
 
-    class Side(ScoringAheadSide, Generating):
-        model, tools, environments = SimpleNamespace(training=True), None, None
-        use_vllm, rollout_func, chunks = False, None, 2
-        _rows: ClassVar[list[dict[str, Any]]] = [{}] * prompts
-
-        def _begin_scoring(self, *_: Any) -> None: ...
-
-    ids, _ = Side()._generate_single_turn([[row] for row in range(prompts)], None, {}, 4)
+    generator = Generator(SimpleNamespace(rule=lambda name: "slice"), None)
+    generator.chunks = 2
+    state = RolloutState([{}] * prompts)
+    given = [[row] for row in range(prompts)]
+    ids, _ = generator.turn(turn, state, given, None, {}, 4, begin_rewards=lambda *_: None)
     assert made == calls
     assert ids == [[row] for row in range(prompts)]
 

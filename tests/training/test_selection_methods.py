@@ -15,12 +15,16 @@ import pytest
 import torch
 
 from kit.config.sections import GresoConfig, SelectionConfig
-from kit.trainer.selection.cppo import largest_advantages
-from kit.trainer.selection.greso import Greso
-from kit.trainer.selection.group import Group
-from kit.trainer.selection.memory import PassRates, is_flat, key_of
-from kit.trainer.selection.pods import max_variance
-from kit.trainer.selection.pool import Pool
+from kit.trainer.selection.methods import (
+    Greso,
+    Group,
+    PassRates,
+    Pool,
+    is_flat,
+    key_of,
+    largest_advantages,
+    max_variance,
+)
 from kit.trainer.selection.selector import Selector
 
 NAN = math.nan

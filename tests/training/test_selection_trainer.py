@@ -11,8 +11,7 @@ import torch
 
 from kit.config import SelectionConfig
 from kit.errors import EngineError
-from kit.trainer.selection.memory import key_of
-from kit.trainer.selection.pods import max_variance
+from kit.trainer.selection.methods import key_of, max_variance
 
 from .rollouts import (
     NewTrainer,
@@ -271,8 +270,8 @@ def test_a_run_that_chooses_is_resumed_to_the_bit(iterations: int, new_trainer: 
     assert told(resumed)[-2] == told(whole)[-2]
     for name, weight in adapter(whole).items():
         assert torch.equal(weight, adapter(resumed)[name]), name
-    assert resumed.selector.state_dict() == whole.selector.state_dict()
-    known = resumed.selector.memory.known
+    assert resumed.selection.selector.state_dict() == whole.selection.selector.state_dict()
+    known = resumed.selection.selector.memory.known
     assert {key_of(row) for row in whole.train_dataset} >= set(known) != set()
 
 
@@ -284,8 +283,7 @@ def test_a_failed_engine_leaves_the_memory_of_the_step_before(
     trainer = new_trainer(objective="dapo", extra=extra, unchecked=True, gradient_accumulation_steps=2)
     rows = [dict(row) for row in trainer.train_dataset.select(range(2))]
     trainer.model.train()
-    trainer._seen_metrics = {}
-    first_round = trainer._make(rows, 4)
+    first_round = trainer.selection.sample_groups(rows, 4)
     assert all(group.flat for group in first_round)
     rounds: list[int] = []
 
@@ -295,10 +293,10 @@ def test_a_failed_engine_leaves_the_memory_of_the_step_before(
             raise EngineError("gone")
         return first_round
 
-    monkeypatch.setattr(trainer, "_make", fails_in_the_second_round)
+    monkeypatch.setattr(trainer.selection, "sample_groups", fails_in_the_second_round)
     monkeypatch.setattr(trainer, "use_vllm", True)
-    before = trainer.selector.state_dict()
+    before = trainer.selection.selector.state_dict()
     with pytest.raises(EngineError):
-        trainer._selected(rows)
+        trainer.selection._selected(rows)
     assert rounds == [2, 2]
-    assert trainer.selector.state_dict() == before
+    assert trainer.selection.selector.state_dict() == before

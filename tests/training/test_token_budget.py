@@ -11,8 +11,9 @@ import torch
 from kit.objective import Objective
 from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
-from kit.trainer import savings
-from kit.trainer.micro_batch import Limits, Row, divide, may_be_trimmed, measured
+from kit.scoring.proof import may_be_trimmed
+from kit.trainer import policy_loss
+from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 
 from .rollouts import KL, NewTrainer
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
@@ -30,46 +31,46 @@ def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(*sizes: tuple[str, int, int]) -> list[Row]:
-    return [Row(*size) for size in sizes]
+def rows_of(*sizes: tuple[str, int, int]) -> list[SequenceLengths]:
+    return [SequenceLengths(*size) for size in sizes]
 
 
 def test_parts_keep_prompts_together_and_to_the_budget() -> None:
     rows = rows_of(("a", 10, 5), ("b", 4, 4), ("a", 10, 3), ("b", 4, 2), ("c", 6, 6), ("a", 10, 4))
-    parts = divide(rows, range(6), Limits(tokens=30))
+    parts = split_by_tokens(rows, range(6), TokenBudget(tokens=30))
     assert sorted(number for part in parts for number in part) == list(range(6))
-    assert all(Limits().cost([rows[n] for n in part]) <= 30 for part in parts)
+    assert all(TokenBudget().cost([rows[n] for n in part]) <= 30 for part in parts)
     assert [0, 5] in parts  # the longest two of a, whose third does not fit
     assert any({1, 3} <= set(part) for part in parts)
-    whole = divide(rows, range(6), Limits(tokens=96))
+    whole = split_by_tokens(rows, range(6), TokenBudget(tokens=96))
     assert whole == [[0, 1, 2, 3, 4, 5]]
-    assert divide(rows, [4, 1], Limits()) == [[4, 1]]
-    assert divide(rows, [], Limits(tokens=5)) == []
+    assert split_by_tokens(rows, [4, 1], TokenBudget()) == [[4, 1]]
+    assert split_by_tokens(rows, [], TokenBudget(tokens=5)) == []
 
 
 def test_padding_counts_only_where_it_goes_through_the_model() -> None:
     rows = rows_of(("a", 10, 10), ("b", 2, 1), ("c", 2, 1))
-    assert Limits().cost(rows) == 60
-    assert Limits(padded=False).cost(rows) == 26
-    assert divide(rows, range(3), Limits(tokens=26, padded=False)) == [[0, 1, 2]]
-    assert divide(rows, range(3), Limits(tokens=26)) == [[0], [1, 2]]
+    assert TokenBudget().cost(rows) == 60
+    assert TokenBudget(padded=False).cost(rows) == 26
+    assert split_by_tokens(rows, range(3), TokenBudget(tokens=26, padded=False)) == [[0, 1, 2]]
+    assert split_by_tokens(rows, range(3), TokenBudget(tokens=26)) == [[0], [1, 2]]
 
 
 def test_one_row_above_the_budget_goes_alone_and_rows_are_bounded_too() -> None:
     rows = rows_of(("a", 50, 50), ("b", 2, 1), ("b", 2, 1), ("b", 2, 1))
-    assert divide(rows, range(4), Limits(tokens=10)) == [[0], [1, 2, 3]]
-    assert divide(rows, range(4), Limits(rows=2)) == [[0, 3], [1, 2]]
+    assert split_by_tokens(rows, range(4), TokenBudget(tokens=10)) == [[0], [1, 2, 3]]
+    assert split_by_tokens(rows, range(4), TokenBudget(rows=2)) == [[0, 3], [1, 2]]
 
 
 def test_rows_are_measured_by_their_masks_and_not_by_their_ids(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
     inputs = dict(mixed[1][0])
-    rows = measured(inputs, trimmed=True)
+    rows = MicroBatch(inputs).lengths(trimmed=True)
     assert [row.prompt for row in rows] == inputs["prompt_mask"].sum(1).tolist()
     assert [row.completion for row in rows] == inputs["completion_mask"].sum(1).tolist()
     inputs["prompt_ids"] = torch.where(inputs["prompt_mask"].bool(), inputs["prompt_ids"], 77)
-    assert [row.key for row in measured(inputs, trimmed=True)] == [row.key for row in rows]
+    assert [row.key for row in MicroBatch(inputs).lengths(trimmed=True)] == [row.key for row in rows]
     assert len({row.key for row in rows}) < len(rows)
-    wide = measured(inputs, trimmed=False)
+    wide = MicroBatch(inputs).lengths(trimmed=False)
     assert {(row.prompt, row.completion) for row in wide} == {
         (inputs["prompt_ids"].shape[1], inputs["completion_ids"].shape[1])
     }
@@ -167,9 +168,9 @@ def test_metrics_are_those_of_the_whole_micro_batch(mixed: tuple[Any, list[dict[
     found = []
     for budget in (None, BUDGET):
         switch(trainer, budget=budget)
-        trainer._objective_means["train"].take()
+        trainer.metric_log.means["train"].take()
         in_a_step(trainer, batches)
-        sums = trainer._objective_means["train"].take()
+        sums = trainer.metric_log.means["train"].take()
         found.append({name: pair for name, pair in sums.items() if not name.startswith("tokens/")})
     assert found[0].keys() == found[1].keys()
     for name, pair in found[0].items():
@@ -216,7 +217,7 @@ def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer
 def test_a_completion_above_the_budget_is_told_once(
     mixed: tuple[Any, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(savings, "_said", set())
+    monkeypatch.setattr(policy_loss, "_warned", set())
     trainer, batches = mixed
     use(trainer, "dapo")
     switch(trainer)

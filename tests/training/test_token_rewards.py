@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.errors import RewardError
-from kit.trainer.token_rewards import lay_out
+from kit.trainer.advantages import lay_out
 
 NAN = float("nan")
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import Objective
+from kit.trainer.rollout import RewardResult, RolloutState
 
 from .rollouts import (
     EQUAL,
@@ -144,8 +145,10 @@ def test_lengths_that_an_advantage_sees_leave_tool_tokens_out(new_trainer: NewTr
     inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
     inputs["tool_mask"][:, 1] = 0
     rewards = torch.arange(4.0).unsqueeze(1)
-    scored = dataclasses.replace(trainer._scored, rewards=rewards, total=rewards.squeeze(1))
-    advantages = trainer._advantages(trainer._reward_batch(inputs, scored), scored)
+    ids = [[1] * int(length) for length in inputs["completion_mask"].sum(1)]
+    state = RolloutState(result=RewardResult(rewards, rewards.squeeze(1), [""] * 4, ids, {}))
+    trainer.advantages.fill(inputs, state, group_size=4, step=0)
+    advantages = inputs["advantages"]
     lengths = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
     assert seen[-1].tolist() == lengths.tolist()
     torch.testing.assert_close(advantages, rewards.squeeze(1) / lengths)
@@ -201,18 +204,18 @@ def test_masked_tokens_have_no_influence_and_no_gradient(new_trainer: NewTrainer
     mask = (inputs["completion_mask"] * tool_mask).bool()
     assert (~inputs["completion_mask"].bool()).sum() > 0  # there is padding
 
-    original, leaves = trainer._get_per_token_logps_and_entropies, []
+    original, leaves = trainer.scorer.score, []
 
     def run(garbage: float | None) -> Tensor:
         def score(*args: Any, **keywords: Any) -> Any:
-            logps, entropy, aux = original(*args, **keywords)
-            pair = [value.detach().clone() for value in (logps, entropy)]
+            found = original(*args, **keywords)
+            pair = [value.detach().clone() for value in (found.logps, found.entropy)]
             if garbage is not None:
                 pair = [value.masked_fill(~mask, garbage) for value in pair]
             leaves[:] = [value.requires_grad_() for value in pair]
-            return (*leaves, aux)
+            return dataclasses.replace(found, logps=leaves[0], entropy=leaves[1])
 
-        trainer._get_per_token_logps_and_entropies = score
+        trainer.scorer.score = score
         loss: Tensor = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
         return loss.detach()

@@ -29,7 +29,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.trainer.trainer import make_trainer_class
+from kit.trainer.trainer import HookedGRPOTrainer
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter, drift
@@ -68,7 +68,7 @@ def new_trainer(objective, **changes):
     }
     model = tiny_qwen(tokenizer)
     torch.manual_seed(0)
-    return make_trainer_class()(
+    return HookedGRPOTrainer(
         model=model,
         reward_funcs=placed_ids,
         args=GRPOConfig(**given | changes),
@@ -80,20 +80,20 @@ def new_trainer(objective, **changes):
 
 
 def head(trainer):
-    return {name: value.detach().clone() for name, value in trainer._critic.head.state_dict().items()}
+    return {name: value.detach().clone() for name, value in trainer.critic.head.state_dict().items()}
 
 
 def gradients(trainer, model, batches):
     """Of LoRA and head, over the micro-batches of a step, as the optimiser would get them."""
     trainer.model.train()
     trainer.model.zero_grad()
-    trainer._critic.head.zero_grad()
+    trainer.critic.head.zero_grad()
     trainer.current_gradient_accumulation_steps = len(batches)
     for inputs in batches:
         trainer.compute_loss(model, dict(inputs)).backward()
     trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
     found = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
-    return found | {f"head.{name}": value.grad.clone() for name, value in trainer._critic.head.named_parameters()}
+    return found | {f"head.{name}": value.grad.clone() for name, value in trainer.critic.head.named_parameters()}
 
 
 def one_of_two(rank):
@@ -160,7 +160,7 @@ def alone():
     ranks = [torch.load(OUT / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     trainer = new_trainer(PPO, num_iterations=2, per_device_train_batch_size=8)
     trainer.model.load_state_dict(ranks[0]["drifted"], strict=False)
-    trainer._critic.head.load_state_dict(ranks[0]["head"])
+    trainer.critic.head.load_state_dict(ranks[0]["head"])
     trainer.objective.load_state_dict(ranks[0]["state"])
     batches = [
         {name: widened(name, [part[name] for part in parts]) for name in parts[0]}

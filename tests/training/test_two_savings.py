@@ -29,8 +29,8 @@ from trl import GRPOConfig
 
 from kit.scoring import scorer as packed_scoring
 
-from kit.scoring import packing_proof
-from kit.trainer.trainer import make_trainer_class
+from kit.scoring import proof
+from kit.trainer.trainer import HookedGRPOTrainer
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
 from training.rollouts import adapter
@@ -59,14 +59,14 @@ def trained(rank, objective="dapo", pack_tokens=None, **switches):
     )
     model = tiny_qwen(tokenizer)
     torch.manual_seed(0)
-    trainer = make_trainer_class()(
+    trainer = HookedGRPOTrainer(
         model=model, reward_funcs=rewards(rank), args=args, train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer, objective=objective, first_step_checks=True,
         peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False), **switches,
     )
-    trainer.pack_tokens = pack_tokens or trainer.pack_tokens
-    scored, score = [], trainer._score
-    trainer._score = lambda model, inputs: (scored.append(len(inputs["completion_ids"])), score(model, inputs))[1]
+    trainer.scorer.pack_tokens = pack_tokens or trainer.scorer.pack_tokens
+    scored, score = [], trainer.scorer.score
+    trainer.scorer.score = lambda model, rows, *more: (scored.append(len(rows.ids)), score(model, rows, *more))[1]
     torch.manual_seed(rank)
     trainer.train()
     return {"adapter": adapter(trainer), "scored": scored, "report": trainer.savings_report,
@@ -82,7 +82,7 @@ def one_of_two(rank):
     found["plain"] = trained(rank, KL, packing=False)
     packed_scoring.LONG_PROMPT = 0
     found["packed"] = trained(rank, KL, pack_tokens=(4096, 1)[rank])
-    packing_proof._hindrance_to_packs = lambda text: "told to"
+    proof._hindrance_to_packs = lambda text: "told to"
     found["trimmed"] = trained(rank, KL)
     torch.save(found, OUT / f"{rank}.pt")
     torch.distributed.destroy_process_group()

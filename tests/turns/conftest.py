@@ -54,7 +54,7 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
         from peft import LoraConfig
         from trl import GRPOConfig
 
-        from kit.trainer.trainer import make_trainer_class
+        from kit.trainer.trainer import HookedGRPOTrainer
 
         seen: list[dict[str, Any]] = []
 
@@ -69,7 +69,7 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
             "disable_tqdm": True, "shuffle_dataset": False,
         }  # fmt: skip
         arguments |= given.pop("arguments", {})
-        trainer = make_trainer_class()(
+        trainer = HookedGRPOTrainer(
             new_model(),
             reward,
             GRPOConfig(**arguments),

@@ -41,13 +41,13 @@ def test_the_ids_that_were_given_are_generated_from_scored_and_shown(
 
     trainer._generate_single_turn = watched
     scored: list[torch.Tensor] = []
-    score = trainer._get_per_token_logps_and_entropies
+    score = trainer.scorer.score
 
-    def scoring(model: Any, ids: Any, mask: Any, *rest: Any, **keywords: Any) -> Any:
-        scored.extend(row[live.bool()] for row, live in zip(ids, mask, strict=True))
-        return score(model, ids, mask, *rest, **keywords)
+    def scoring(model: Any, rows: Any, *rest: Any) -> Any:
+        scored.extend(row[live.bool()] for row, live in zip(rows.ids, rows.mask, strict=True))
+        return score(model, rows, *rest)
 
-    trainer._get_per_token_logps_and_entropies = scoring
+    trainer.scorer.score = scoring
     output = generated(trainer)
     rendered = trainer.processing_class.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)
     expected = [odd_ids] * 4 + [rendered["input_ids"]] * 4
@@ -99,12 +99,12 @@ def test_a_row_with_ids_and_images_and_a_batch_of_both_are_told_apart(
     trainer = new_trainer([{"prompt": QUESTION, "prompt_ids": odd_ids}])
     seen = [{"role": "user", "content": [{"type": "image", "image": "?"}, {"type": "text", "text": "What is it?"}]}]
     own = {"prompt": QUESTION, "prompt_ids": odd_ids, "images": ["?"]}
-    with trainer._generating_for([own]), pytest.raises(DataError, match="A row has both"):
+    with trainer.rolling_out([own]), pytest.raises(DataError, match="A row has both"):
         trainer._tokenize_prompts([QUESTION])
     rows = [{**own, "images": []}, {"prompt": seen, "prompt_ids": None, "images": ["?"]}]
-    with trainer._generating_for(rows), pytest.raises(DataError, match="came into one batch"):
+    with trainer.rolling_out(rows), pytest.raises(DataError, match="came into one batch"):
         trainer._tokenize_prompts([QUESTION, seen])
-    with trainer._generating_for(rows[:1]):
+    with trainer.rolling_out(rows[:1]):
         assert trainer._tokenize_prompts([QUESTION])[0] == [odd_ids]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from kit.environments.calculator import Calculator
 from kit.errors import ObjectiveError
 from kit.objective.recipes import recipe_names
-from kit.trainer.micro_batch import measured, part_of
+from kit.trainer.micro_batch import MicroBatch
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
 NewTrainer = Callable[..., Any]
@@ -98,18 +99,19 @@ def test_no_recipe_learns_from_what_tools_wrote(scripted: Callable[..., Any], re
     trainer.current_gradient_accumulation_steps = 1
     theirs = (inputs["completion_mask"] == 1) & (inputs["tool_mask"] == 0)
     assert theirs.any()
-    score = trainer._get_per_token_logps_and_entropies
+    score = trainer.scorer.score
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for shift in (0.0, 5.0):
         leaves: list[torch.Tensor] = []
 
         def scoring(*args: Any, moved: float = shift, kept: list[torch.Tensor] = leaves, **keywords: Any) -> Any:
-            logps, entropy, aux = score(*args, **keywords)
-            leaf = (logps + moved * theirs).detach().requires_grad_()
+            given = score(*args, **keywords)
+            leaf = (given.logps + moved * theirs).detach().requires_grad_()
             kept.append(leaf)
-            return leaf, None if entropy is None else entropy.detach() + moved * theirs, aux
+            entropy = None if given.entropy is None else given.entropy.detach() + moved * theirs
+            return replace(given, logps=leaf, entropy=entropy)
 
-        trainer._get_per_token_logps_and_entropies = scoring
+        trainer.scorer.score = scoring
         loss = trainer.compute_loss(trainer.model, dict(inputs))
         (slope,) = torch.autograd.grad(loss, leaves[-1])
         found.append((loss.detach(), slope))
@@ -176,13 +178,14 @@ def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> No
 def test_parts_after_a_shortage_have_the_same_gradient(scripted: Callable[..., Any]) -> None:
     trainer, gradients = scripted("dapo"), []
     inputs = generated(trainer)
-    rows = measured(inputs, trimmed=True)
-    parts = [part_of(inputs, [row], rows, []) for row in range(len(rows))]
+    batch = MicroBatch(inputs)
+    parts = [batch.select([row], batch.lengths(trimmed=True)) for row in range(len(batch))]
     for part, mask in zip(parts, inputs["tool_mask"], strict=True):
         assert torch.equal(part["tool_mask"][0], mask[: part["tool_mask"].shape[1]])
     trainer.current_gradient_accumulation_steps = 1
     for budget in (None, 1):
-        trainer.token_budget, trainer._stepping = budget, budget is not None
+        trainer.set_savings(token_budget=budget)
+        trainer._stepping = budget is not None
         trainer.model.zero_grad()
         loss = trainer.compute_loss(trainer.model, dict(inputs))
         if budget is None:

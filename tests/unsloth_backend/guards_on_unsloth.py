@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +26,13 @@ def _stopped(bench: Any, plant: Callable[[Any, type], None]) -> str:
 
 def _own_scorer(trainer: Any, base: type) -> None:
     """Unsloth's: log-probabilities without a gradient."""
-    trainer._get_per_token_logps_and_entropies = types.MethodType(base._get_per_token_logps_and_entropies, trainer)
+    score = trainer.scorer.score
+
+    def detached(*given: Any, **more: Any) -> Any:
+        found = score(*given, **more)
+        return dataclasses.replace(found, logps=found.logps.detach())
+
+    trainer.scorer.score = detached
 
 
 def _another_loss(trainer: Any, base: type) -> None:
@@ -40,8 +46,6 @@ def _scaled_loss(trainer: Any, base: type) -> None:
 
 def _mask_dropped(trainer: Any, base: type) -> None:
     """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
-    from kit.scoring import right_packing
-
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 
@@ -49,14 +53,7 @@ def _mask_dropped(trainer: Any, base: type) -> None:
         return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
 
     backbone.forward = without_mask
-
-    def unpacked(_: Any, model: Any, ids: Any, mask: Any, keep: int, *__: Any, **___: Any) -> Any:
-        labels = ids.masked_fill(mask == 0, right_packing.NO_LABEL)
-        labels[:, :-keep] = right_packing.NO_LABEL
-        found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-        return found.log_probs[:, -keep:], found.entropy[:, -keep:], None
-
-    trainer._scores = types.MethodType(unpacked, trainer)
+    trainer.scorer.padding = "left"
 
 
 def _no_gradient(trainer: Any, base: type) -> None:

@@ -60,9 +60,9 @@ def test_it_trains_with_the_checks_of_the_first_steps(worked: Worked) -> None:
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
-        ("own scorer", "of another layout"),
+        ("own scorer", "carry no gradient"),
         ("another loss", "without calling the objective"),
-        ("scaled loss", "gradient that arrived"),
+        ("scaled loss", "multiplies the objective's loss by 2"),
         ("mask dropped", "padding wrongly"),
         ("gradient not finite", "NaN or infinite"),
         ("method without parameters", "num_items_in_batch"),

@@ -90,13 +90,13 @@ class Bench:
         import torch
         from datasets import Dataset
 
-        from kit.trainer.trainer import make_trainer_class
+        from kit.trainer.trainer import HookedGRPOTrainer
 
         def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
             return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 
         torch.manual_seed(0)
-        return make_trainer_class()(
+        return HookedGRPOTrainer(
             self.model(),
             placed_ids,
             self.arguments(**changes),
@@ -162,7 +162,7 @@ def computed(bench: Bench, make: Callable[[str, Any], tuple[list[dict[str, Any]]
     for name, objective in objectives().items():
         trainer = bench.trainer_of(name, objective)
         batches, lengths = make(name, trainer)
-        trainer._all_lengths = lengths
+        trainer.rollout_memory.all_lengths = lengths
         result = loss_and_gradients(trainer, batches, drifted=name not in ("rloo", "remax"))
         found[name] = result | {"batches": batches, "lengths": lengths}
     return found
@@ -183,7 +183,7 @@ def stock(folder: Path) -> dict[str, Any]:
     bench = Bench(folder)
 
     def make(name: str, trainer: Any) -> tuple[list[dict[str, Any]], Any]:
-        return rollout(trainer), trainer._all_lengths
+        return rollout(trainer), trainer.rollout_memory.all_lengths
 
     return {"recipes": computed(bench, make), "arguments": with_kits_arguments("stock")}
 
@@ -198,7 +198,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
     from unsloth import FastLanguageModel
 
     from kit.trainer.arguments import true_defaults
-    from kit.trainer.trainer import make_trainer_class
+    from kit.trainer.trainer import HookedGRPOTrainer
 
     bench = Bench(folder)
     theirs = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
@@ -208,7 +208,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
     before = adapters(trained.model)
     trained.train()
     return {
-        "class": [cls.__name__ for cls in make_trainer_class().__mro__],
+        "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],
         "recipes": computed(bench, lambda name, _: (theirs[name]["batches"], theirs[name]["lengths"])),
         "arguments": with_kits_arguments("unsloth"),
         "fields": [field.name for field in dataclasses.fields(trl.GRPOConfig)],

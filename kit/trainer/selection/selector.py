@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.config.sections import SelectionConfig
-from kit.trainer.selection.greso import Greso
-from kit.trainer.selection.group import Group
-from kit.trainer.selection.memory import PassRates, key_of
-from kit.trainer.selection.pods import max_variance
-from kit.trainer.selection.pool import Pool
+from kit.trainer.selection.methods import Greso, Group, PassRates, Pool, key_of, max_variance
 
 Row = dict[str, Any]
 Make = Callable[[Sequence[Row], int], list[Group]]

@@ -7,7 +7,7 @@ pass from one completion to another: when the tokens of one change, the scores o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from kit.models.failures import first_line, is_out_of_memory
-from kit.scoring.hidden_states import apart
-from kit.scoring.packed import score_packs
+from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trimmed
 from kit.scoring.packed_attention import WRAPPED, Layout
 from kit.scoring.packing import lay_out
-from kit.scoring.tolerances import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
-from kit.scoring.trimmed import score_trimmed
 
 PROMPT, COMPLETION, PADDING = 64, 24, 3
 """Tokens of a row of the proof, at most, and columns of padding in front of the longest."""
@@ -29,8 +26,13 @@ LEAK = 2e-3, 0.05
 ATTENTION = {"full_attention", "sliding_attention"}
 STRETCHED = {"dynamic", "longrope"}
 """Rotary embeddings that depend on the longest text of a batch."""
+SCORE_TOLERANCE = {torch.float32: 2e-3, torch.float64: 2e-3}
+"""Nats that two ways of scoring may be apart by rounding."""
+HALF_TOLERANCE = 0.15
+"""Nats, mean over tokens. Half precision rounds padded and unpadded rows apart by some hundredths; a scorer that
+misreads padding is wrong by whole nats."""
 
-Plain = Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
+Plain = Callable[[ModelPass, Rows], Scores]
 
 
 @dataclass(frozen=True)
@@ -42,39 +44,43 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows in TRL's layout: prompts padded in front, completions behind."""
+class Examined:
+    """A model that is looked at. bare: without wrappers of accelerate; base: without adapters, too."""
 
-    ids: Tensor  # (B, L)
-    mask: Tensor  # (B, L)
-    completion: int  # columns of completions
+    run: ModelPass
+    bare: Any
+    base: Any
+    half: bool  # computes in half precision
 
     @property
-    def live(self) -> Tensor:
-        """(B, T) bool"""
-        return self.mask[:, self.ids.shape[1] - self.completion :].bool()
+    def text(self) -> Any:
+        """The configuration of its language model."""
+        return self.base.config.get_text_config()
 
 
-def examine(trainer: Any, model: Any, plain: Plain, rows: Rows) -> Verdict:
-    """How this model is scored. plain: TRL's scorer. rows: real ones, at least one with a completion."""
-    bare = trainer.accelerator.unwrap_model(model)
+def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool, divided: bool = False) -> Verdict:
+    """How this model is scored.
+
+    run: brings rows through it. bare: the module itself. rows: real ones, at least one with a completion. plain: the way that
+    is taken for right. half: mixed precision in 16 bits. divided: its weights are spread over processes.
+    """
     base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
-    hindrance = _hindrance(trainer, bare, base.config.get_text_config())
+    weights = (weight.dtype for weight in base.parameters() if weight.is_floating_point())
+    model = Examined(run, bare, base, half or next(weights, torch.float32).itemsize < 4)
+    hindrance = "the model is divided between processes" if divided else _hindrance(model)
     if hindrance is not None:
         return Verdict("plain", hindrance)
-    probe, training = probe_rows(rows), model.training
+    probe, training = probe_rows(rows), bare.training
     try:
-        model.train(training and not has_dropout(base))
-        with torch.no_grad(), apart():
-            wanted = plain(model, probe.ids, probe.mask, probe.completion)[0]
-            hindrance = _hindrance_to_packs(base.config.get_text_config()) or _attempt(
-                lambda: _packs_differ(trainer, model, base, probe, wanted)
-            )
+        bare.train(training and not has_dropout(base))
+        with torch.no_grad():
+            wanted = plain(run, probe).logps
+            hindrance = _hindrance_to_packs(model.text) or _attempt(lambda: _packs_differ(model, probe, wanted))
             if hindrance is None:
                 return Verdict("packed")
-            padding = _attempt(lambda: _trimming_differs(trainer, model, plain, probe, wanted))
+            padding = _attempt(lambda: _difference(model, score_trimmed(run, probe, plain=plain).logps, wanted, probe))
     finally:
-        model.train(training)
+        bare.train(training)
     return Verdict("trimmed", hindrance) if padding is None else Verdict("plain", f"{hindrance}; {padding}")
 
 
@@ -109,13 +115,11 @@ def probe_rows(rows: Rows) -> Rows:
     return Rows(whole, mask, after)
 
 
-def _hindrance(trainer: Any, bare: Any, text: Any) -> str | None:
+def _hindrance(model: Examined) -> str | None:
     """Why even the amount of padding may not change."""
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        return "the model is divided between processes"
-    if getattr(getattr(bare, "active_peft_config", None), "is_prompt_learning", False):
+    if getattr(getattr(model.bare, "active_peft_config", None), "is_prompt_learning", False):
         return "the adapter puts tokens of its own in front"
-    kinds = {kind for rope in _ropes(text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
+    kinds = {kind for rope in _ropes(model.text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
     if kinds & STRETCHED:
         return f"rotary positions ({', '.join(sorted(kinds & STRETCHED))}) depend on the longest text of a batch"
     return None
@@ -152,7 +156,7 @@ def _attempt(compared: Callable[[], str | None]) -> str | None:
         return first_line(error)
 
 
-def _packs_differ(trainer: Any, model: Any, base: Any, probe: Rows, wanted: Tensor) -> str | None:
+def _packs_differ(model: Examined, probe: Rows, wanted: Tensor) -> str | None:
     layouts: list[Layout] = []
     changed = probe.ids.clone()
     longest = int(probe.live.sum(1).argmax())
@@ -161,16 +165,16 @@ def _packs_differ(trainer: Any, model: Any, base: Any, probe: Rows, wanted: Tens
     found = []
     for ids in (probe.ids, changed):
         packs = lay_out(ids, probe.mask, probe.completion)
-        found.append(score_packs(trainer, model, packs, (len(ids), probe.completion), ids.device, layouts=layouts)[0])
-    seen, expected = [layout.windows for layout in layouts], _windows(base.config.get_text_config())
+        found.append(score_packs(model.run, packs, probe, layouts=layouts).logps)
+    seen, expected = [layout.windows for layout in layouts], _windows(model.text)
     if any(windows != expected for windows in seen):
         return f"{len(expected)} layers ask for attention in another way (windows {seen[0]}, expected {expected})"
     others = probe.live.clone()
     others[longest] = False
-    leaked, limit = float((found[1] - found[0]).abs()[others].max()), LEAK[_is_half(trainer, base)]
+    leaked, limit = float((found[1] - found[0]).abs()[others].max()), LEAK[model.half]
     if not leaked <= limit:
         return f"one completion changes the scores of another, by {leaked:.2g} nats"
-    return _difference(trainer, base, found[0], wanted, probe)
+    return _difference(model, found[0], wanted, probe)
 
 
 def _windows(text: Any) -> list[int | None]:
@@ -182,20 +186,33 @@ def _windows(text: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def _trimming_differs(trainer: Any, model: Any, plain: Plain, probe: Rows, wanted: Tensor) -> str | None:
-    found = score_trimmed(plain, model, probe.ids, probe.mask, probe.completion)[0]
-    return _difference(trainer, model, found, wanted, probe)
-
-
-def _difference(trainer: Any, model: Any, found: Tensor, wanted: Tensor, probe: Rows) -> str | None:
+def _difference(model: Examined, found: Tensor, wanted: Tensor, probe: Rows) -> str | None:
     apart_by = (found.float() - wanted.float()).abs()[probe.live]
-    half = _is_half(trainer, model)
-    error, limit = (apart_by.mean(), HALF_TOLERANCE) if half else (apart_by.max(), SCORE_TOLERANCE[torch.float32])
+    half = (apart_by.mean(), HALF_TOLERANCE)
+    error, limit = half if model.half else (apart_by.max(), SCORE_TOLERANCE[torch.float32])
     if bool(error <= limit):
         return None
     return f"log-probabilities differ from those of the padded rows by {float(error):.2g} nats (at most {limit:g} is rounding)"
 
 
-def _is_half(trainer: Any, model: Any) -> bool:
-    weights = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
-    return trainer.accelerator.mixed_precision in ("bf16", "fp16") or next(weights, torch.float32).itemsize < 4
+def may_be_trimmed(bare: Any) -> bool:
+    """Whether columns of padding can go: positions are relative, and do not depend on the width of the batch."""
+    config: Any = getattr(bare, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rotary = getattr(text, "rope_parameters", None)
+    if not isinstance(rotary, Mapping) or not rotary:
+        return False
+    kinds = rotary.values() if all(isinstance(value, Mapping) for value in rotary.values()) else [rotary]
+    return not any(kind.get("rope_type") in STRETCHED for kind in kinds)
+
+
+def has_dropout(model: Any) -> bool:
+    """Whether two passes over the same text may differ in training mode."""
+    config = getattr(model, "config", None)
+    names = ("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout")
+    of_text = getattr(config, "get_text_config", None)  # a part, where it sees pictures
+    text = of_text() if of_text is not None else config
+    rates = (getattr(one, name, 0) for one in (config, text) for name in names)
+    if any(isinstance(rate, float) and rate > 0 for rate in rates):
+        return True
+    return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())

@@ -1,0 +1,335 @@
+"""Ways to bring rows of prompts and completions through a model: each gives the same scores, in fewer tokens or more.
+
+    score_padded        TRL's layout: prompts padded in front, completions behind
+    score_right_padded  every row pushed to the left, for backbones that leave the attention mask out of training
+    score_trimmed       batches of rows of like length, their common padding cut off
+    score_packs         rows without padding, behind one another, a shared prompt once (`kit.scoring.packing`)
+
+Every one of them ends in `ModelPass`: the model's forward pass into TRL's fused head. Scores of a completion stand where
+its tokens stand, (B, T) in nats and 0 where there is none, whatever the way. Which way is exact for a model is found by
+`kit.scoring.proof`, and chosen by `kit.scoring.scorer`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kit.errors import ModelError, ObjectiveError
+from kit.models.inputs import COUNTS, joined, take
+from kit.scoring.full_kl import Projection
+from kit.scoring.packed_attention import KEYWORD, Layout
+from kit.scoring.packing import NO_LABEL, Pack
+from kit.scoring.trl_kernel import asking_head
+
+ROWWISE = ("token_type_ids", "mm_token_type_ids")
+"""Inputs beside the ids with a value for each of them."""
+FILLED = 0.8
+"""Least share of tokens in a trimmed batch, unless it would have a single row."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """B rows in TRL's layout: prompts padded in front, completions behind."""
+
+    ids: Tensor  # (B, L)
+    mask: Tensor  # (B, L) 1 for tokens
+    completion: int  # T: the last columns, which are the completion's
+    fields: Mapping[str, Any] = field(default_factory=dict)  # inputs beside text, as a micro-batch holds them
+
+    @property
+    def width(self) -> int:
+        """Columns of the prompts."""
+        return self.ids.shape[1] - self.completion
+
+    @property
+    def live(self) -> Tensor:
+        """(B, T) bool: tokens of completions."""
+        return self.mask[:, self.width :].bool()
+
+    def chunks(self, size: int | None) -> Iterator[Rows]:
+        """These rows, `size` at a time."""
+        count = len(self.ids)
+        if size is None or size >= count:
+            yield self
+            return
+        for start in range(0, count, size):
+            part = range(start, min(start + size, count))
+            own = slice(part.start, part.stop)
+            yield Rows(self.ids[own], self.mask[own], self.completion, take(self.fields, part, count))
+
+    def model_inputs(self) -> dict[str, Any]:
+        """The inputs beside text, as the model takes them."""
+        device = self.ids.device
+        found = {
+            name: joined(value, device) if isinstance(value, list) else value
+            for name, value in self.fields.items()
+            if name not in COUNTS
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a scoring pass gives beside log-probabilities."""
+
+    entropy: bool = False
+    entropy_gradient: bool = False  # whether that of the entropy is needed; it costs a matrix product more
+    aux_loss: bool = False  # the load balance of a mixture of experts
+    hidden: bool = False  # what goes through the head, for the value head and the full KL
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One scoring of (B, T) completions."""
+
+    logps: Tensor  # (B, T) nats
+    entropy: Tensor | None = None  # (B, T) nats
+    aux_loss: Tensor | None = None  # ()
+    head: Projection | None = None  # hidden (N, H) of all N live tokens, completion by completion, and the head
+    tokens: int = 0  # that went through the model
+
+    @property
+    def projection(self) -> Projection:
+        """`head`, which a hook needs. Raises `ObjectiveError` where it was not seen."""
+        if self.head is None:
+            raise ObjectiveError(
+                "The hidden states of a scoring pass were not seen, which a hook needs (full KL, or values): the backend "
+                "scores in a way of its own."
+            )
+        return self.head
+
+    def laid_out(self, place: Callable[[Tensor], Tensor]) -> Scores:
+        """With every value moved by `place`."""
+        entropy = None if self.entropy is None else place(self.entropy)
+        return replace(self, logps=place(self.logps), entropy=entropy)
+
+
+@dataclass(frozen=True)
+class ModelPass:
+    """A forward pass of `model` into TRL's fused head, which gives a score for every label.
+
+    autocast: a context for the precision of the run. remedy: what to set where the head is not there.
+    """
+
+    model: Callable[..., Any]
+    autocast: Callable[[], AbstractContextManager[Any]]
+    wanted: Wanted = field(default_factory=Wanted)
+    remedy: str = ""
+
+    def __call__(self, **inputs: Any) -> Scores:
+        """Scores in the layout of the labels, a column less; `head.hidden` in the order of the labels.
+
+        Raises `ModelError` where the head is not there.
+        """
+        if self.wanted.aux_loss:
+            inputs["output_router_logits"] = True
+        with asking_head(self.wanted.entropy_gradient, keep=self.wanted.hidden) as head, self.autocast():
+            found = self.model(**inputs, fused_lm_head=True)
+        if getattr(found, "log_probs", None) is None:
+            raise ModelError(
+                f"{_name(self.model)} gave no log-probabilities for fused_lm_head=True: TRL's head was lost on the way "
+                f"(a wrapper replaced the model's forward). {self.remedy}"
+            )
+        return Scores(
+            found.log_probs,
+            found.entropy if self.wanted.entropy else None,
+            found.aux_loss if self.wanted.aux_loss else None,
+            head.seen,
+            inputs["input_ids"].numel(),
+        )
+
+
+def score_padded(run: ModelPass, rows: Rows, size: int | None = None) -> Scores:
+    """In TRL's layout, `size` rows at a time."""
+    parts = []
+    for chunk in rows.chunks(size):
+        labels = chunk.ids.masked_fill(chunk.mask == 0, NO_LABEL)
+        labels[:, : chunk.width] = NO_LABEL
+        found = run(input_ids=chunk.ids, attention_mask=chunk.mask, labels=labels, **chunk.model_inputs())
+        parts.append(found.laid_out(lambda values: values[:, -rows.completion :]))
+    return _joined(parts)
+
+
+def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> Scores:
+    """With the padding of every row behind its tokens, `size` rows at a time.
+
+    Unsloth's backbones leave the mask out in training: in TRL's layout their rotary positions and their attention would
+    begin in the padding, and log-probabilities would be off by whole nats. Behind the tokens nothing looks at it:
+
+        mask     0 0 1 1 | 1 1 0        a stable sort of the mask keeps the order of the tokens
+        pushed   1 1 1 1   0 0 0        scored
+        back         T T                each value to where its token stood
+
+    Raises `ModelError` for inputs with another shape than the ids', whose layout would be the backbone's own.
+    """
+    others = sorted(name for name in rows.fields if name not in ROWWISE)
+    if others:
+        raise ModelError(
+            f"Inputs beside text ({', '.join(others)}) are not scored under Unsloth, whose layout of them is its own. "
+            "Set model.backend: transformers."
+        )
+    parts = []
+    for chunk in rows.chunks(size):
+        pushed = push_left(chunk)
+        fields = {name: value.gather(1, pushed.places) for name, value in chunk.model_inputs().items()}
+        found = run(input_ids=pushed.ids, attention_mask=pushed.mask, labels=pushed.labels, **fields)
+        parts.append(found.laid_out(pushed.back))
+    return _joined(parts)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Rows with their tokens first: (B, L) -> (B, W), W the longest row."""
+
+    ids: Tensor  # (B, W)
+    mask: Tensor  # (B, W) 1 for tokens
+    labels: Tensor  # (B, W) the id of a completion token that is scored, else -100
+    places: Tensor  # (B, W) column of each in the rows as they came
+    columns: int  # L
+    completion: int  # T
+
+    def back(self, values: Tensor) -> Tensor:
+        """(B, W - 1), value j of the token at j + 1 -> (B, T), each where its token stood; 0 elsewhere."""
+        whole = values.new_zeros(len(values), self.columns)
+        return whole.scatter(1, self.places[:, 1:], values)[:, self.columns - self.completion :]
+
+
+def push_left(rows: Rows) -> Pushed:
+    """Moves the padding behind the tokens.
+
+    The mask says what padding is, never the padding id, which may be a token that ends a text. The first token of a row
+    has none before it to be predicted from, and scores 0.
+    """
+    live = rows.mask.bool()
+    places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, int(live.sum(1).max()))]
+    ids, tokens = rows.ids.gather(1, places), live.gather(1, places)
+    labels = ids.masked_fill(~(tokens & (places >= rows.width)), NO_LABEL)
+    return Pushed(ids, tokens.to(rows.mask.dtype), labels, places, rows.ids.shape[1], rows.completion)
+
+
+def score_trimmed(
+    run: ModelPass, rows: Rows, size: int | None = None, *, as_they_come: bool = False, plain: Any = score_padded
+) -> Scores:
+    """In batches of rows of like length, columns cut off that are padding in all of a batch: at most `size` rows at a time.
+
+    Exact for every causal model that leaves padding out by the mask. as_they_come: in the batches of TRL, as always with the
+    balancing loss of a mixture of experts, which is a mean over them. plain: how a batch is then scored.
+    """
+    live, width = rows.mask.bool().cpu(), rows.width  # which a device would be asked for again and again
+    together, parts, places = [], [], []
+    as_they_come = as_they_come or run.wanted.aux_loss
+    for batch in _like_lengths(live, width, size or len(live), as_they_come=as_they_come):
+        columns = torch.nonzero(live[batch].any(0)).flatten()
+        start = min(int(columns[0]), width - 1) if len(columns) else width - 1
+        stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1
+        found = plain(run, Rows(rows.ids[batch, start:stop], rows.mask[batch, start:stop], stop - width))
+        parts.append(found.laid_out(functools.partial(pad, pad=(0, rows.completion - (stop - width)))))
+        together.append(batch)
+        scored = live[batch, width:].nonzero()
+        places.append(batch[scored[:, 0]] * rows.completion + scored[:, 1])
+    order = torch.cat(together).argsort()
+    return _joined(parts, places).laid_out(lambda values: values[order])
+
+
+def _like_lengths(live: Tensor, width: int, size: int, *, as_they_come: bool) -> Iterator[Tensor]:
+    """Indices of rows: neighbours by length, of which each batch holds enough tokens."""
+    if as_they_come:
+        yield from torch.split(torch.arange(len(live)), size)
+        return
+    prompts, completions = live[:, :width].sum(1).tolist(), live[:, width:].sum(1).tolist()
+    order = sorted(range(len(live)), key=lambda row: (-prompts[row] - completions[row], row))
+    batch: list[int] = []
+    for row in order:
+        wider = [*batch, row]
+        room = max(prompts[one] for one in wider) + max(completions[one] for one in wider)
+        tokens = sum(prompts[one] + completions[one] for one in wider)
+        if batch and (len(batch) == size or tokens < FILLED * room * len(wider)):
+            yield torch.tensor(batch)
+            batch = []
+        batch.append(row)
+    yield torch.tensor(batch)
+
+
+def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list[Layout] | None = None) -> Scores:
+    """One forward pass a pack, all in one graph. layouts: takes those that attention was given."""
+    device, parts = rows.ids.device, []
+    # Before the first pass: copies to a device wait for what it is doing.
+    given = [
+        (pack.ids.to(device), pack.positions.to(device), pack.labels.to(device), _labelled(pack).to(device))
+        for pack in packs
+    ]
+    places = torch.cat([pack.places for pack in packs]).to(device)
+    for pack, (ids, positions, labels, labelled) in zip(packs, given, strict=True):
+        layout = Layout(pack.groups)
+        if layouts is not None:
+            layouts.append(layout)
+        found = run(
+            input_ids=ids,
+            # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+            position_ids=positions,
+            shift_labels=labels,
+            **{KEYWORD: layout},
+        )
+        parts.append(found.laid_out(functools.partial(_at, places=labelled)))
+    shape = (len(rows.ids), rows.completion)
+    return _joined(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """(1, S) -> (N,). Differentiable."""
+    return values[0].index_select(0, places.to(values.device))
+
+
+def _labelled(pack: Pack) -> Tensor:
+    """(N,) where the tokens stand that predict one."""
+    return torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
+
+
+def _spread(values: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Values of all packs (N,) to (B, T), 0 elsewhere. Differentiable."""
+    empty = values.new_zeros(shape[0] * shape[1])
+    return empty.index_copy(0, places.to(values.device), values).view(shape)
+
+
+def _joined(parts: Sequence[Scores], places: Sequence[Tensor] | None = None) -> Scores:
+    """Parts of one scoring behind one another. places: where the live tokens of each stand, (N,), if not in that order."""
+    first = parts[0]
+    head = first.head
+    if head is not None:
+        hidden = torch.cat([part.head.hidden for part in parts if part.head is not None])
+        if places is not None:
+            hidden = hidden[torch.cat(list(places)).argsort().to(hidden.device)]
+        head = replace(head, hidden=hidden)
+    return Scores(
+        torch.cat([part.logps for part in parts]),
+        torch.cat([part.entropy for part in parts if part.entropy is not None]) if first.entropy is not None else None,
+        torch.stack([part.aux_loss for part in parts if part.aux_loss is not None]).mean()
+        if first.aux_loss is not None
+        else None,
+        head,
+        sum(part.tokens for part in parts),
+    )
+
+
+def scatter_to_tokens(rows: Tensor, mask: Tensor) -> Tensor:
+    """Rows (N,) or (N, H) of live tokens to (B, T) or (B, T, H); 0 elsewhere. Differentiable."""
+    live = mask.bool()
+    out = rows.new_zeros((*live.shape, *rows.shape[1:]))
+    if rows.dim() > 1:
+        live = live.unsqueeze(-1).expand(out.shape)
+    return out.masked_scatter(live, rows)
+
+
+def _name(model: Any) -> str:
+    """Of a model, or of what completes its inputs."""
+    args = getattr(model, "args", ())
+    return type(args[-1] if args else model).__name__

@@ -1,0 +1,228 @@
+"""From rewards to advantages, and whatever else the objective needs of a generation batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError, RewardError
+from kit.generation.multi_turn import finish_reason
+from kit.objective import Mean, Objective, RewardBatch
+from kit.objective.advantage import explained_variance
+from kit.scoring.full_kl import Projection
+from kit.scoring.layouts import Scores, scatter_to_tokens
+from kit.trainer.metric_log import MetricLog
+from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.rollout import RewardResult, RolloutState
+from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.value_head import Critic
+
+TOKEN_REWARDS = "token_rewards"
+"""Column under which a reward function may report process rewards: `log_extra("token_rewards", [[...], ...])`."""
+Output = dict[str, Any]
+
+
+@dataclass
+class RolloutMemory:
+    """What the steps on a rollout need of it beside its micro-batches."""
+
+    all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch
+    reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
+
+
+class AdvantageComputer:
+    """Puts the objective's advantages in the place of TRL's.
+
+    accelerator: of several processes, gathers. reward_weights: (K,). score: the policy's scores of a batch, with its hidden
+    states, where the rollout made no such pass. eos_ids: tokens that end a completion. logged: TRL's list of advantages for
+    its table of completions. memory: takes what later steps need.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        *,
+        accelerator: Any,
+        metrics: MetricLog,
+        memory: RolloutMemory,
+        reward_weights: Tensor,
+        score: Callable[[MicroBatch], Scores],
+        eos_ids: Sequence[int],
+        logged: MutableSequence[float],
+        critic: Critic | None = None,
+        checks: SanityChecks | None = None,
+    ) -> None:
+        self.objective, self.accelerator, self.metrics, self.memory = objective, accelerator, metrics, memory
+        self.reward_weights, self.score, self.eos_ids, self.logged = reward_weights, score, eos_ids, logged
+        self.critic, self.checks = critic, checks
+
+    def fill(self, output: Output, state: RolloutState, *, group_size: int, step: int) -> None:
+        """Adds to TRL's batch of a rollout what the objective needs, and its advantages, (B,) or (B, T).
+
+        Raises `ObjectiveError` for rewards that the objective would ignore, `RewardError` for malformed token rewards.
+        """
+        scored, needs, batch = state.rewards, self.objective.needs, MicroBatch(output)
+        if "full_kl" in needs:
+            reference = state.pass_of(output["ref_per_token_logps"]).projection
+            output["ref_hidden"] = scatter_to_tokens(reference.hidden, output["completion_mask"])
+            self.memory.reference_head = reference.bare()  # else those of the whole rollout stay for as long
+        if self.critic is not None:
+            output["old_values"] = self._values(batch, state)
+        local = self._local_slice(len(batch))
+        if "rewards" in needs:
+            output["rewards"] = scored.total[local]
+        if "all_lengths" in needs:
+            # What tools wrote is not the policy's length.
+            own = state.tool_mask or [[1] * len(ids) for ids in scored.completion_ids]
+            whole = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
+            self.memory.all_lengths = self.accelerator.gather(whole)
+        if "truncated" in needs:
+            output["truncated"] = torch.tensor(truncated(scored, self.eos_ids), device=batch.completion_ids.device)
+        rewards = self._reward_batch(batch, state, group_size, step)
+        width = batch.completion_ids.shape[1]
+        advantages = self._advantages(rewards)[local]
+        output["advantages"] = advantages[:, :width] if advantages.dim() == 2 else advantages
+        if self.critic is not None:
+            output["value_targets"] = self._value_targets(rewards)[local][:, :width]
+
+    def _reward_batch(self, batch: MicroBatch, state: RolloutState, group_size: int, step: int) -> RewardBatch:
+        """What advantage estimators read, of the completions of all processes."""
+        scored, needs, trained = state.rewards, self.objective.needs, batch.loss_mask
+        device = scored.total.device
+        reported = scored.extra.get(TOKEN_REWARDS)
+        if reported is not None and TOKEN_REWARDS not in needs:
+            raise ObjectiveError(
+                f"A reward function reports {TOKEN_REWARDS}, but {self.objective.advantage.title} sees one reward a "
+                "completion and would ignore them. Choose token_returns, reinforce_pp or gae, or do not report them."
+            )
+        mask = self._gathered(trained)
+        token_rewards = values = None
+        if TOKEN_REWARDS in needs:
+            local = scored.total[self._local_slice(len(batch))]
+            token_rewards = self._gathered(lay_out(local, trained, scored.completion_ids, reported))
+        if "values" in needs:
+            values = self._gathered(batch["old_values"])
+        return RewardBatch(
+            rewards=scored.total,
+            group=torch.arange(len(scored.total), device=device) // group_size,
+            components=scored.rewards,
+            component_weights=self.reward_weights.to(device),
+            lengths=self.accelerator.gather(trained.sum(dim=1)),
+            greedy_rewards=state.greedy_rewards,
+            mask=mask,
+            token_rewards=token_rewards,
+            values=values,
+            step=step,
+        )
+
+    def _advantages(self, batch: RewardBatch) -> Tensor:
+        """Those of all processes, (N,) or (N, T); logs their spread."""
+        advantages = self.objective.compute_advantages(batch)
+        per_completion = advantages if advantages.dim() == 1 else _row_means(advantages, batch.mask)
+        for _ in range(min(len(per_completion), len(self.logged))):
+            self.logged.pop()
+        self.logged.extend(per_completion.tolist())
+        self.metrics.append("advantage/std", float(per_completion.std(correction=0)))
+        spreadless = batch.zero_spread()
+        self.metrics.append("groups/zero_spread", float(spreadless.float().mean()))
+        if self.checks is not None and self.metrics.mode() == "train" and not bool(spreadless.all()):
+            self.checks.after_advantages(self.objective.advantage, advantages)
+        return advantages
+
+    def _values(self, batch: MicroBatch, state: RolloutState) -> Tensor:
+        """(B, T) values at the rollout: from TRL's scoring pass where it made one, else from one more."""
+        assert self.critic is not None
+        old_logps = batch.get("old_per_token_logps")
+        with torch.no_grad():
+            scores = self.score(batch) if old_logps is None else state.pass_of(old_logps)
+            return scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
+
+    def _value_targets(self, batch: RewardBatch) -> Tensor:
+        """(N, T) what the value head learns; logs how good it is."""
+        assert batch.mask is not None
+        assert batch.values is not None
+        targets = self.objective.value_targets(batch)
+        variance = explained_variance(targets, batch.values, batch.mask)
+        self.metrics.append("value/explained_variance", float(variance))
+        live = batch.values[batch.mask]
+        self.metrics.add({"value/mean": Mean(live.sum(), live.new_full((), live.numel()))})
+        return targets
+
+    def _gathered(self, values: Tensor) -> Tensor:
+        """(B, T) of every process -> (N, widest T)."""
+        numbers = values.int() if values.dtype == torch.bool else values  # padding would make integers of some only
+        whole: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
+        return whole.to(values.dtype)
+
+    def _local_slice(self, size: int) -> slice:
+        return local_slice(self.accelerator, size)
+
+
+def local_slice(accelerator: Any, size: int) -> slice:
+    """The completions of this process, `size` of them, among those of all."""
+    return slice(accelerator.process_index * size, (accelerator.process_index + 1) * size)
+
+
+def weighted_total(rewards: Tensor, weights: Tensor) -> Tensor:
+    """(N, K) -> (N,), NaN where no component applied: no signal, and no part in a baseline."""
+    total: Tensor = (rewards * weights.to(rewards.device)).nansum(dim=1)
+    total[torch.isnan(rewards).all(dim=1)] = torch.nan
+    return total
+
+
+def truncated(scored: RewardResult, eos_ids: Sequence[int]) -> list[bool]:
+    """Whether a limit cut a completion: of tokens, or of calls, so that one is left unanswered."""
+    pairs = zip(scored.completion_ids, scored.completions, strict=True)
+    return [finish_reason(ids, eos_ids, completion) != "stop" for ids, completion in pairs]
+
+
+def _row_means(values: Tensor, mask: Tensor | None) -> Tensor:
+    """(N, T) -> (N,): the mean over live tokens, or over all where no mask tells."""
+    if mask is None:
+        return values.mean(dim=1)
+    return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def lay_out(
+    totals: Tensor, mask: Tensor, completion_ids: Sequence[Sequence[int]], reported: Sequence[Sequence[float]] | None
+) -> Tensor:
+    """(B, T): each completion's reward at its last live token, plus what reward functions reported for single tokens.
+
+    Args:
+        totals: (B,) weighted reward of each completion; NaN counts as 0.
+        mask: (B, T) bool, live tokens.
+        completion_ids: the completions, unpadded.
+        reported: a number for each token of each completion, from `log_extra("token_rewards", ...)`; or None.
+
+    Raises `RewardError` when there is not one finite number for each token of each completion.
+    """
+    laid = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    if reported is not None and len(reported) != len(completion_ids):
+        raise RewardError(
+            f"token_rewards holds {len(reported)} lists for {len(completion_ids)} completions. Report one list for each "
+            "completion, and from one reward function only: lists of several are not added up."
+        )
+    for row, values in enumerate(reported or ()):
+        length = len(completion_ids[row])
+        if not isinstance(values, Sequence) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+            raise RewardError(
+                f"token_rewards of completion {row} is {values!r:.80}, expected a list of finite numbers, one for each of "
+                "its completion_ids."
+            )
+        if len(values) != length:
+            raise RewardError(
+                f"token_rewards of completion {row} holds {len(values)} numbers, but the completion has {length} tokens. "
+                "Report one number for each of completion_ids, 0.0 where there is none."
+            )
+        laid[row, :length] = torch.tensor(values, dtype=torch.float32, device=mask.device)
+    laid = laid * mask
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, -1).amax(dim=1)  # (B,)
+    ends = mask.any(dim=1).nonzero().squeeze(1)
+    laid[ends, last[ends]] += totals[ends].nan_to_num(nan=0.0).float()
+    return laid

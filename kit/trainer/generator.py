@@ -1,0 +1,206 @@
+"""Completions of a generation batch: in parts whose rewards begin early, in smaller ones after running out of memory.
+
+With `chunks` above 1 a batch is generated in that many parts, each of whole groups. As soon as a part is there, a thread
+begins to score it; TRL asks for the rewards of the whole batch afterwards, as ever, and gets them from what was begun. So
+what rewards cost (programs that are run, judges that are asked) is hidden behind generation, except for the last part.
+Rewards are the same numbers; sampling, however, draws its random numbers part by part, so another number of parts makes
+other completions. In parts are generated: plain text, by transformers' generate.
+
+TRL 1.15 hands a list of names from the processor to the scorer and stops at any other (`TypeError: unexpected keyword
+argument`). Every further input that the model takes is kept here from the rollout on, a piece a sample, and scored with it;
+what the model does not take is dropped. Text-only models take none of these ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from kit.data.images import IMAGES
+from kit.data.rows import IDS
+from kit.errors import DataError
+from kit.generation.decoding import fast_decoding
+from kit.models.failures import BatchSizeBackoff
+from kit.models.family import FamilyAdapter
+from kit.models.inputs import extended, pieces, take
+from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
+from kit.trainer.rollout import RolloutState
+
+NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Of a row: passed to reward functions under names of their own."""
+Rows = Sequence[dict[str, Any]]
+Turn = Callable[..., tuple[Any, Any]]
+"""TRL's: ids, images and further inputs of prompts -> ids of completions, and the engine's log-probabilities."""
+
+
+class Generator:
+    """Makes the completions of one run. family: what is known of the model. policy: the bare model. backoff: completions at
+    once, after running out of memory; None: all.
+    """
+
+    def __init__(self, family: FamilyAdapter, policy: Any, backoff: BatchSizeBackoff | None = None) -> None:
+        self.family, self.policy, self.backoff = family, policy, backoff
+        self.chunks = 1
+        """Parts of a generation batch in training."""
+        self.fast_decoding = False
+        """Generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of the same seed."""
+
+    def turn(
+        self,
+        make: Turn,
+        state: RolloutState,
+        prompt_ids: Any,
+        images: Any,
+        fields: Mapping[str, Any],
+        group_size: int,
+        *,
+        own: bool = True,
+        begin_rewards: Callable[[Rows, Any, Any], None] | None = None,
+    ) -> tuple[Any, Any]:
+        """One turn of all prompts: ids of completions, and the engine's log-probabilities if it gives any.
+
+        make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided. begin_rewards: scores
+        a part while the next is made; None: in one part.
+        """
+        self.keep_inputs(state, fields, images, len(prompt_ids))
+        groups = len(prompt_ids) // group_size
+        parts = min(self.chunks, groups) if groups * group_size == len(prompt_ids) else 1  # two processes may share one
+        plain = images is None and not fields and len(state.rows) == len(prompt_ids)
+        if parts < 2 or begin_rewards is None or not plain or not own:
+            return self._within_memory(make, prompt_ids, images, fields, own=own)
+        made: list[Any] = []
+        for part in range(parts):
+            rows = slice(part * groups // parts * group_size, (part + 1) * groups // parts * group_size)
+            ids, _ = self._within_memory(make, prompt_ids[rows], images, fields, own=own)
+            begin_rewards(state.rows[rows], prompt_ids[rows], ids)
+            made += ids
+        return made, None
+
+    def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
+        """In as many parts as memory asks for."""
+        fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
+        count = len(prompt_ids)
+
+        def completions(size: int) -> tuple[Any, Any]:
+            if size >= count:
+                return make(prompt_ids, images, self._accepted(fields))
+            made: list[Any] = []
+            for start in range(0, count, size):
+                rows = range(start, min(start + size, count))
+                seen = images[start : rows.stop] if images is not None else None
+                own_fields = self._accepted(fields_of(fields, images, rows, count))
+                made += make(prompt_ids[start : rows.stop], seen, own_fields)[0]
+            return made, None
+
+        with fast:
+            if self.backoff is None or not own:
+                return completions(count)
+            return self.backoff.attempt("generation", count, completions)
+
+    # --- inputs beside text -------------------------------------------------------------------------------------------
+
+    def _accepted(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if self.family.rule(name) != "drop"}
+
+    def keep_inputs(self, state: RolloutState, fields: Mapping[str, Any], images: Any, samples: int) -> None:
+        """Keeps, of the first turn of a rollout, the prompts' parts of the inputs that TRL has no place for."""
+        if state.extra_inputs is not None:
+            return
+        counts: dict[str, Any] = {"image_grid_thw": fields.get("image_grid_thw")}
+        if images is not None:
+            counts["num_images"] = [len(group) if group else 0 for group in images]
+        state.extra_inputs = {
+            name: list(value) if self.family.rule(name) == "extend" else pieces(name, value, samples, counts)
+            for name, value in self._accepted(fields).items()
+            if name not in MODEL_INPUTS
+        }
+
+    def scored_inputs(self, state: RolloutState | None, width: int, completion: int) -> dict[str, list[Any]]:
+        """Those that were kept, over prompts of `width` columns and completions: a tensor a sample."""
+        held = (state.extra_inputs or {}) if state is not None else {}
+        return {
+            name: extended(parts, width, completion) if self.family.rule(name) == "extend" else parts
+            for name, parts in held.items()
+        }
+
+    def add_inputs(self, output: dict[str, Any], state: RolloutState) -> None:
+        """Adds them to TRL's batch, under names that it leaves alone."""
+        width, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
+        found = self.scored_inputs(state, width, completion)
+        output.update({f"{EXTRA}{name}": value for name, value in found.items()})
+
+
+def fields_of(fields: Mapping[str, Any], images: Any, rows: range, samples: int) -> dict[str, Any]:
+    """Of the inputs of prompts, unpadded, those of some prompts alone."""
+    counts = {"num_images": [len(group) if group else 0 for group in images]} if images is not None else {}
+    lists = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == samples}
+    rest = {name: value for name, value in fields.items() if name not in lists}
+    taken = take(rest | counts, rows, samples)
+    taken.pop("num_images", None)
+    return taken | {name: [value[row] for row in rows] for name, value in lists.items()}
+
+
+# --- rewards of a part, while the next one is generated ---------------------------------------------------------------
+
+
+def begin_rewards(
+    functions: Sequence[Any], rows: Rows, prompt_ids: Any, texts: Sequence[str], ids: Any, given: Mapping[str, Any]
+) -> None:
+    """Hands completions to the presets that can begin before the batch is whole, as TRL will hand them over.
+
+    Scored ahead: presets whose components each look at one completion at a time. given: what TRL adds to the columns.
+    """
+    spoken = isinstance(rows[0]["prompt"], list)
+    completions = [[{"role": "assistant", "content": text}] for text in texts] if spoken else list(texts)
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in NOT_COLUMNS}
+    columns |= {IDS: [list(one) for one in prompt_ids], **given}
+    evaluators = (getattr(function, "_evaluator", None) for function in functions)
+    for evaluator in {id(one): one for one in evaluators if one is not None}.values():
+        evaluator.begin([row["prompt"] for row in rows], completions, ids, columns)
+
+
+# --- rows that carry ids ----------------------------------------------------------------------------------------------
+
+
+def with_given_ids(
+    rows: Rows, prompts: list[Any], rendered: list[list[int]], images: Any, fields: dict[str, Any]
+) -> tuple[list[list[int]], Any, dict[str, Any]]:
+    """What TRL made of prompts, with `prompt_ids` of rows that carry them in its place.
+
+    A row with `prompt_ids` (a list of ints) goes past TRL's rendering: its ids are generated from and scored, also where its
+    text would be tokenised otherwise. Raises `DataError` for what cannot go together with ids.
+    """
+    given = [row.get(IDS) for row in rows]
+    if len(given) != len(prompts) or all(ids is None for ids in given):
+        return rendered, images, fields
+    if any(row.get(IDS) is not None and row.get(IMAGES) for row in rows):
+        raise DataError(
+            f"A row has both '{IDS}' and '{IMAGES}': where an image stands among the ids is not known. Give it messages and "
+            "images, and let the processor make the ids."
+        )
+    if images is not None or any(not isinstance(values, list) for values in fields.values()):
+        raise DataError(
+            f"Rows with '{IDS}' and rows with '{IMAGES}' came into one batch, which TRL scores by the rendered text of "
+            "every prompt. Train on the two kinds in runs of their own."
+        )
+    ids = [list(own) if own is not None else list(made) for own, made in zip(given, rendered, strict=True)]
+    for prompt, row, own in zip(prompts, rows, given, strict=True):
+        if own is not None and prompt != row["prompt"]:
+            raise DataError(
+                f"The environment's reset() adds to the prompt of a row with '{IDS}', and ids cannot be added to. Return "
+                "None from reset() for such rows, or give them a text prompt."
+            )
+    per_token = {
+        name: [kept if own is None else [0] * len(own) for kept, own in zip(values, given, strict=True)]
+        for name, values in fields.items()
+    }
+    return ids, None, per_token
+
+
+@contextmanager
+def suppressing(trainer: Any, tokens: Sequence[int]) -> Iterator[None]:
+    """Inside, transformers' generate does not make these tokens: a picture's place in a completion could not be scored."""
+    if tokens:
+        trainer.generation_config.suppress_tokens = list(tokens)
+    yield

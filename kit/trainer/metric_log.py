@@ -1,0 +1,124 @@
+"""What is logged of a run beside TRL's own numbers: exact means over micro-batches and processes, quantiles, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.objective import LossOutput, Mean, Objective
+from kit.objective.metrics import QUANTILES, Sums
+from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.step_phases import StepPhases
+
+USEFUL = "tokens/useful"
+"""Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
+
+
+class MetricLog:
+    """Means, samples and seconds since the last log, for `train` and `eval` apart.
+
+    accelerator: sums over processes. mode: which of the two it is now. metrics: TRL's lists of numbers, by mode and name.
+    """
+
+    def __init__(
+        self, accelerator: Any, mode: Callable[[], str], metrics: Callable[[], dict[str, dict[str, list[float]]]]
+    ) -> None:
+        self.accelerator, self.mode, self._metrics = accelerator, mode, metrics
+        self.means = {"train": Sums(), "eval": Sums()}
+        self.samples: dict[str, dict[str, list[Tensor]]] = {"train": {}, "eval": {}}
+        self.observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
+        self.phases = StepPhases()
+
+    def append(self, name: str, value: float) -> None:
+        """One number more of a metric, of which TRL logs the mean."""
+        self._metrics()[self.mode()][name].append(value)
+
+    def add(self, means: Mapping[str, Any]) -> None:
+        """Sums and counts, whose quotients over all micro-batches and processes are logged."""
+        self.means[self.mode()].add(means)
+
+    def count_tokens(self, useful: int, forwarded: int) -> None:
+        """Of a pass that training needs."""
+        self.add({USEFUL: Mean(torch.tensor(float(useful)), torch.tensor(float(forwarded)))})
+
+    def add_masked(self, batch: MicroBatch, tokens: int, *, truncated: bool) -> None:
+        """The shares of a rollout's completion tokens that do not train, by reason: cut completions, and tools."""
+        total, kept = torch.tensor(float(tokens)), batch.completion_mask.sum().cpu()
+        if truncated:
+            self.add({"masked/truncated": Mean(total - kept, total)})
+        if batch.get("tool_mask") is not None:
+            self.add({"masked/tools": Mean(kept - batch.loss_mask.sum().cpu(), total)})
+
+    def take_in(self, result: LossOutput) -> None:
+        """Keeps what is logged of a micro-batch, and in training what controllers observe."""
+        self.add(result.metrics)
+        for name, sample in result.samples.items():
+            self.samples[self.mode()].setdefault(name, []).append(sample)
+        if self.mode() == "train":
+            for part, mean in result.observed.items():
+                self.observed[part] = self.observed[part] + mean if part in self.observed else mean
+
+    def publish(self) -> None:
+        """Hands the means and quantiles to TRL, which is about to log. Every process must call it."""
+        from accelerate.utils import gather_object
+
+        totals = self.means[self.mode()].take()
+        # A process that had nothing to score may lack a name; every tensor below must be as long as with the others.
+        names = sorted(set(gather_object(list(totals))) if self.accelerator.num_processes > 1 else totals)
+        if names:
+            nothing = torch.zeros(2, dtype=torch.float64)
+            stacked = torch.stack([totals.get(name, nothing).to(self.accelerator.device) for name in names])
+            summed = self.accelerator.reduce(stacked, reduction="sum")
+            for name, (total, count) in zip(names, summed.tolist(), strict=True):
+                if count:
+                    self.append(name, total / count)
+        self._publish_quantiles()
+
+    def _publish_quantiles(self) -> None:
+        """Quantiles of the ratio, from the sampled tokens of all micro-batches and processes since the last log."""
+        parts = self.samples[self.mode()].pop("log_ratio", [])
+        if not parts:
+            return
+        padded = self.accelerator.pad_across_processes(torch.cat(parts).float(), pad_index=torch.nan)
+        sample = self.accelerator.gather(padded)
+        sample = sample[~torch.isnan(sample)]
+        if sample.numel():
+            values = torch.quantile(sample, sample.new_tensor(QUANTILES)).exp().tolist()
+            for level, value in zip(QUANTILES, values, strict=True):
+                self.append(f"ratio/p{100 * level:02.0f}", value)
+
+    def step_made(self, objective: Objective, completions: int) -> None:
+        """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took."""
+        if self.observed:
+            parts, seen = zip(*sorted(self.observed.items()), strict=True)
+            sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in seen])
+            sums = self.accelerator.reduce(sums, reduction="sum")
+            objective.observe(
+                {part: Mean(total, count) for part, (total, count) in zip(parts, sums, strict=True)}, completions
+            )
+            self.observed = {}
+        for phase, seconds in self.phases.taken().items():
+            self._metrics()["train"][f"seconds/{phase}"].append(seconds)
+
+    # --- for a micro-batch that is done again -------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Whatever a micro-batch of training adds to."""
+        return {
+            "means": self.means["train"].copy(),
+            "samples": {name: list(parts) for name, parts in self.samples["train"].items()},
+            "observed": dict(self.observed),
+            "metrics": {name: list(values) for name, values in self._metrics()["train"].items()},
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Goes back to a `snapshot()`, which stays as it is."""
+        self.means["train"] = kept["means"].copy()
+        self.samples["train"] = {name: list(parts) for name, parts in kept["samples"].items()}
+        self.observed = dict(kept["observed"])
+        metrics = self._metrics()["train"]
+        metrics.clear()
+        metrics.update({name: list(values) for name, values in kept["metrics"].items()})

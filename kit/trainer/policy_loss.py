@@ -1,0 +1,461 @@
+"""The loss of a micro-batch and its gradient: rows are scored, the objective sees the scores, its gradient goes back.
+
+Scoring is what needs memory and time, and only scoring is done in parts (`MicroBatchPlan`): those that a token budget or
+the memory allows, and none that is not needed. The objective always sees the whole micro-batch.
+
+Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), each part
+is scored once (`single_pass`):
+
+    score the part with a graph; the objective on the whole micro-batch, other completions by what is known of them or a
+    placeholder -> the gradient with respect to the part's log-probabilities; send it through the graph, which is then freed
+
+and the last time round, when every score is known, the objective's loss and metrics are taken. Completions without an
+advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, and not scored.
+
+Any other objective (a quantile of the entropies, a covariance, a hook that says nothing) takes one pass more
+(`gradient_cached`):
+
+    1. score every part without a graph             -> log-probabilities, entropies (B, T) of the whole micro-batch
+    2. the objective, once, on all of them          -> the loss, and its gradient with respect to each of these numbers
+    3. score every part again, with a graph, and send the gradient of 2. through it
+
+Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kit.errors import ObjectiveError
+from kit.models.failures import rng_state, set_rng_state
+from kit.models.lora import lora_weight_norm
+from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
+from kit.objective.advantage import value_loss
+from kit.objective.objective import to_parts
+from kit.scoring.full_kl import full_kl
+from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens
+from kit.scoring.packing import unique_tokens
+from kit.scoring.proof import may_be_trimmed
+from kit.scoring.scorer import Scorer
+from kit.trainer.advantages import RolloutMemory
+from kit.trainer.metric_log import MetricLog
+from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
+from kit.trainer.old_logps import OldLogps
+from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.value_head import Critic
+
+log = logging.getLogger("kit")
+PER_TOKEN = ("logps", "entropy", "full_kl")
+HIDDEN_NEEDS = {"full_kl", "values"}
+"""What a hook may need that is computed from hidden states."""
+SAMPLER_DIFFERENCE = "sampler/logp_difference"
+"""Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
+RETURNS_WATCHED = 3
+"""Losses whose way through `compute_loss` is looked at; to look waits for the device."""
+
+
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """What an objective reads of one scoring pass, and sends its gradient to."""
+
+    logps: Tensor  # (B, T) nats
+    entropy: Tensor | None  # (B, T) nats
+    full_kl: Tensor | None  # (B, T) nats
+    weight_norm: Tensor | None = None  # ()
+    scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
+
+    def filled_in(self, part: PolicyOutputs, rows: Sequence[int]) -> PolicyOutputs:
+        """With those of a part in its rows, as constants."""
+        values: dict[str, Tensor | None] = {}
+        for name in PER_TOKEN:
+            kept, new = getattr(self, name), getattr(part, name)
+            if kept is not None and new is not None:
+                kept = kept.to(torch.promote_types(kept.dtype, new.dtype), copy=True)
+                kept[rows] = 0.0
+                kept[rows, : new.shape[1]] = new.detach().to(kept.dtype)
+            values[name] = kept
+        assert self.scored is not None
+        scored = self.scored.clone()
+        scored[rows] = True
+        return replace(self, **values, scored=scored)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a loss depends on beside the micro-batch. checks: of the first steps, while they are to look at this one."""
+
+    scale: LossScale
+    step: int = 0  # optimiser steps made so far
+    training: bool = True  # False: of an evaluation
+    checks: SanityChecks | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan:
+    """Which completions of a micro-batch are scored together."""
+
+    batch: MicroBatch
+    lengths: list[SequenceLengths]
+    parts: list[list[int]]
+
+    def part(self, number: int) -> MicroBatch:
+        return self.taking(self.parts[number])
+
+    def taking(self, rows: Sequence[int]) -> MicroBatch:
+        """Some completions, without the columns that none of them needs."""
+        return self.batch.select(rows, self.lengths)
+
+    @property
+    def skips(self) -> bool:
+        """Whether some completions are in no part."""
+        return sum(map(len, self.parts)) < len(self.batch)
+
+
+class PolicyLoss:
+    """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
+
+    policy: the bare model that trains. backward: of a loss, as the trainer scales it. unit: the gradient that `backward` gives
+    the loss itself. token_budget, skip_flat: what a plan obeys; a flat completion is one without an advantage.
+    router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        scorer: Scorer,
+        *,
+        policy: Any,
+        backward: Callable[[Tensor], None],
+        metrics: MetricLog,
+        old_logps: OldLogps,
+        memory: RolloutMemory,
+        critic: Critic | None = None,
+        unit: Callable[[], float] = lambda: 1.0,
+        token_budget: int | None = None,
+        skip_flat: bool = False,
+        router_coef: float | None = None,
+    ) -> None:
+        self.objective, self.scorer, self.policy, self.backward, self.unit = objective, scorer, policy, backward, unit
+        self.metrics, self.old_logps, self.memory, self.critic = metrics, old_logps, memory, critic
+        self.token_budget, self.skip_flat, self.router_coef = token_budget, skip_flat, router_coef
+        self.at_once = 1
+        """Completions of the largest pass of the last `step`."""
+        self.returned: Tensor | None = None
+        """The loss that the last `step` gave; it has a `grad` once somebody has sent a gradient to it."""
+        self._returns = 0
+        self._reached: list[Tensor] | None = None  # weights to which a backward pass brings a gradient
+
+    # --- the two ways to call it --------------------------------------------------------------------------------------
+
+    def whole(self, model: Any, batch: MicroBatch, context: StepContext) -> Tensor:
+        """The loss () of all completions in one pass, with its graph."""
+        outputs, scores = self._outputs(model, batch, context)
+        loss = self._objective_loss(batch, replace(outputs, weight_norm=self._weight_norm()), context)
+        beside = self._auxiliary_loss(batch, scores, context)
+        return loss if beside is None else loss + beside
+
+    def step(self, model: Any, batch: MicroBatch, context: StepContext, max_rows: int | None = None) -> Tensor:
+        """The loss () of a micro-batch whose gradient is in the weights already: its own graph reaches none of them.
+
+        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards; it
+        may not multiply it, which raises `ObjectiveError` then.
+        """
+        plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
+        if plan is None:
+            loss = self.whole(model, batch, context)
+            self.backward(loss)
+        elif not plan.parts:
+            loss = self._without_scores(model, plan, context)
+        elif to_parts(self.objective) is None:
+            loss = self._single_pass(model, plan, context)
+        else:
+            loss = self._gradient_cached(model, plan, context)
+        if self._reached is None and self.skip_flat:
+            self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
+        self.returned = loss.detach().requires_grad_()
+        if self._returns < RETURNS_WATCHED:
+            self._returns += 1
+            self.returned.register_hook(self._check_returned)  # type: ignore[no-untyped-call]
+        return self.returned
+
+    def _check_returned(self, gradient: Tensor) -> None:
+        factor = float(gradient) / self.unit()
+        if not abs(factor - 1.0) <= 1e-3:
+            raise ObjectiveError(
+                f"compute_loss was wrapped, and multiplies the objective's loss by {factor:.3g}. The gradient of the objective "
+                "is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale the "
+                "learning rate; terms may be added to the loss."
+            )
+
+    # --- what is scored together --------------------------------------------------------------------------------------
+
+    def plan(self, batch: MicroBatch, max_rows: int) -> MicroBatchPlan | None:
+        """The parts of a micro-batch, at most `max_rows` completions each; None where it goes through as it is."""
+        count = len(batch)
+        chosen = list(range(count))
+        if self.skip_flat:
+            chosen = torch.nonzero(batch.has_advantage).flatten().tolist()
+        self.at_once = min(count, max_rows)
+        if len(chosen) == count and self.token_budget is None and max_rows >= count:
+            return None
+        lengths = batch.lengths(trimmed=not batch.fields and may_be_trimmed(self.policy))
+        padded = self.scorer.report["packing"] != "packed"
+        budget = TokenBudget(self.token_budget, max_rows if max_rows < count else None, padded=padded)
+        found = MicroBatchPlan(batch, lengths, split_by_tokens(lengths, chosen, budget))
+        self.at_once = max((len(part) for part in found.parts), default=1)
+        if self.token_budget is not None and any(budget.cost([lengths[n]]) > self.token_budget for n in chosen):
+            longest = max(budget.cost([row]) for row in lengths)
+            warn_once(
+                f"A completion and its prompt take {longest} tokens, more than optimisation.token_budget "
+                f"({self.token_budget}): it goes through the model alone, and memory is not bounded by the budget there."
+            )
+        return None if found.parts == [list(range(count))] else found
+
+    # --- a micro-batch in parts ---------------------------------------------------------------------------------------
+
+    def _single_pass(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
+        whole, norm, arrivals = self._placeholder_outputs(plan.batch), self._weight_norm(), _Arrivals(context, plan)
+        total: Tensor | None = None
+        for number, rows in enumerate(plan.parts):
+            part = plan.part(number)
+            outputs, scores = self._outputs(model, part, context)
+            arrivals.watch(outputs.logps, rows)
+            whole = whole.filled_in(outputs, rows)
+            last = number + 1 == len(plan.parts)
+            loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=last)
+            beside = self._auxiliary_loss(part, scores, context)
+            self._send(outputs, grads, rows, beside)
+            if last:
+                self._send_norm(norm, grads)
+                total = loss if total is None else total + loss
+            if beside is not None:
+                total = beside.detach() if total is None else total + beside.detach()
+            del outputs, scores, beside, loss  # their graph ends here, before the next one begins
+        arrivals.report()
+        assert total is not None
+        return total
+
+    def _gradient_cached(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
+        whole, norm, states = self._placeholder_outputs(plan.batch), self._weight_norm(), []
+        with torch.no_grad():
+            for number, rows in enumerate(plan.parts):
+                states.append(rng_state())
+                whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], rows)
+        total, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=True)
+        arrivals = _Arrivals(context, plan)
+        for number, rows in enumerate(plan.parts):
+            set_rng_state(states[number])  # the same dropout as without a graph
+            part = plan.part(number)
+            outputs, scores = self._outputs(model, part, context)
+            arrivals.watch(outputs.logps, rows)
+            beside = self._auxiliary_loss(part, scores, context)
+            self._send(outputs, grads, rows, beside)
+            total = total if beside is None else total + beside.detach()
+            del outputs, scores, beside
+        self._send_norm(norm, grads)
+        arrivals.report()
+        return total
+
+    def _without_scores(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
+        """No completion needs its scores: a gradient of zero, in the weights that a pass would have reached."""
+        norm = self._weight_norm()
+        loss, grads = self._grad_wrt_outputs(plan, self._placeholder_outputs(plan.batch), norm, context, taken_in=True)
+        if self._reached is None:  # not known yet, so one short pass shows it
+            shortest = min(range(len(plan.lengths)), key=lambda number: plan.lengths[number].tokens)
+            self.backward(0.0 * self._outputs(model, plan.taking([shortest]), context)[0].logps.sum())
+        for weight in self._reached or ():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        self._send_norm(norm, grads)
+        return loss
+
+    def _placeholder_outputs(self, batch: MicroBatch) -> PolicyOutputs:
+        """(B, T) for scores that are not known: the policy has not moved, and is certain."""
+        ids, old = batch.completion_ids, batch.get("old_per_token_logps")
+        nothing = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+        logps = nothing if old is None else torch.nan_to_num(old, nan=0.0)
+        seen = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
+        return PolicyOutputs(logps, nothing, nothing if "full_kl" in self.objective.needs else None, scored=seen)
+
+    def _grad_wrt_outputs(
+        self, plan: MicroBatchPlan, whole: PolicyOutputs, norm: Tensor | None, context: StepContext, *, taken_in: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss (detached) of the micro-batch, and its gradient with respect to each of the outputs, by name.
+
+        taken_in: every score is known, so that metrics count and the first steps are looked at.
+        """
+        wanted = {"logps": True, "entropy": self.objective.needs_entropy_gradient, "full_kl": True}
+        leaves = {
+            name: value.detach().requires_grad_(wanted[name])
+            for name in PER_TOKEN
+            if (value := getattr(whole, name)) is not None
+        }
+        if norm is not None:
+            leaves["weight_norm"] = norm.detach().requires_grad_(taken_in)
+        # By number: asking the tensor would wait for the device.
+        scored = whole.scored if not taken_in or plan.skips else None
+        outputs = replace(whole, **leaves, scored=scored)
+        if taken_in:
+            loss = self._objective_loss(plan.batch, outputs, context)
+        else:
+            loss = self.objective.loss(self._token_batch(plan.batch, outputs, context), context.scale).loss
+        sources = {name: value for name, value in leaves.items() if value.requires_grad}
+        found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
+        return loss.detach(), {name: grad for name, grad in zip(sources, found, strict=True) if grad is not None}
+
+    def _send(self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: list[int], beside: Tensor | None) -> None:
+        """The gradient of the part `rows` through its graph, with that of what is beside the objective."""
+        width = outputs.logps.shape[1]
+        values = {name: getattr(outputs, name) for name in PER_TOKEN if name in grads}
+        loss = sum((value * grads[name][rows, :width]).sum() for name, value in values.items())
+        loss = loss if beside is None else loss + beside
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            self.backward(loss)
+
+    def _send_norm(self, norm: Tensor | None, grads: dict[str, Tensor]) -> None:
+        if norm is not None and "weight_norm" in grads:
+            self.backward(norm * grads["weight_norm"])
+
+    # --- from rows to what the objective reads ------------------------------------------------------------------------
+
+    def _outputs(self, model: Any, batch: MicroBatch, context: StepContext) -> tuple[PolicyOutputs, Scores]:
+        """What the objective reads of one pass over the completions, and the pass."""
+        wanted = Wanted(
+            entropy=True,
+            entropy_gradient=self.objective.needs_entropy_gradient,
+            aux_loss=self.router_coef is not None,
+            hidden=bool(self.objective.needs & HIDDEN_NEEDS),
+        )
+        rows = batch.rows
+        scores = self.scorer.score(model, rows, wanted)
+        if scores.logps.shape != batch.completion_ids.shape:
+            raise ObjectiveError(
+                f"The scorer gave log-probabilities of shape {tuple(scores.logps.shape)} for completions of shape "
+                f"{tuple(batch.completion_ids.shape)}: a backend replaced it with one of another layout."
+            )
+        if context.training:
+            useful = unique_tokens(rows.ids, rows.mask, rows.completion) if torch.is_grad_enabled() else 0
+            self.metrics.count_tokens(useful, scores.tokens)
+        divergence = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
+        return PolicyOutputs(scores.logps, scores.entropy, divergence), scores
+
+    def _weight_norm(self) -> Tensor | None:
+        return lora_weight_norm(self.policy) if "weight_norm" in self.objective.needs else None
+
+    def _full_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
+        """(B, T) nats, from the hidden states of this pass and those of the reference pass at the rollout."""
+        live = batch.completion_mask.bool()
+        assert self.memory.reference_head is not None
+        reference = replace(self.memory.reference_head, hidden=batch["ref_hidden"][live])
+        with self.scorer.autocast():
+            divergence = full_kl(scores.projection, reference)
+        return scatter_to_tokens(divergence, live)
+
+    def _objective_loss(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> Tensor:
+        """The objective's loss of a micro-batch, its metrics taken in."""
+        tokens = self._token_batch(batch, outputs, context)
+        if context.checks is not None:
+            context.checks.after_scoring(outputs.logps, tokens, context.scale)
+        self._compare_with_sampler(tokens)
+        result: LossOutput = self.objective.loss(tokens, context.scale)
+        self.metrics.take_in(result)
+        if context.training:
+            self.old_logps.note(batch, outputs.logps, outputs.scored)
+        return result.loss
+
+    def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:
+        """Gathers what hooks read."""
+        sampler_logps = batch.get("sampling_per_token_logps")
+        if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
+            sampler_logps = sampler_logps.masked_fill(~outputs.scored, torch.nan)
+        rewards, truncated = batch.get("rewards"), batch.get("truncated")
+        return TokenBatch(
+            logps=outputs.logps,
+            old_logps=self.old_logps.of(batch, outputs.logps, training=context.training),
+            advantages=batch.advantages,
+            mask=batch.loss_mask,
+            ref_logps=batch.get("ref_per_token_logps"),
+            sampler_logps=sampler_logps,
+            entropy=outputs.entropy,
+            full_kl=outputs.full_kl,
+            rewards=rewards.unsqueeze(1) if rewards is not None else None,
+            all_lengths=self.memory.all_lengths,
+            truncated=truncated.unsqueeze(1) if truncated is not None else None,
+            scored=outputs.scored,
+            weight_norm=outputs.weight_norm,
+            step=context.step,
+        )
+
+    def _compare_with_sampler(self, batch: TokenBatch) -> None:
+        """Logs how far the engine's log-probabilities are from the trainer's, where there are any."""
+        if batch.sampler_logps is None:
+            return
+        gap = (batch.old_logps - batch.sampler_logps).abs()
+        known = batch.mask & ~torch.isnan(gap)
+        self.metrics.add({SAMPLER_DIFFERENCE: Mean(gap[known].sum(), known.sum().to(gap.dtype))})
+
+    # --- beside the objective -----------------------------------------------------------------------------------------
+
+    def _auxiliary_loss(self, batch: MicroBatch, scores: Scores, context: StepContext) -> Tensor | None:
+        """The loss of the value head, and the load balance of a mixture of experts (of a part: by its share of rows)."""
+        loss: Tensor | None = None
+        if self.critic is not None:
+            loss = self._value_loss(batch, scores, context.scale)
+        if scores.aux_loss is not None and self.router_coef is not None:
+            self.metrics.append("aux_loss", scores.aux_loss.item())
+            balance = batch.share * self.router_coef * scores.aux_loss / context.scale.accumulation
+            loss = balance if loss is None else loss + balance
+        return loss
+
+    def _value_loss(self, batch: MicroBatch, scores: Scores, scale: LossScale) -> Tensor:
+        """Mean over the tokens of the accumulation window. Its gradient stays within the value head."""
+        assert self.critic is not None
+        mask = batch.loss_mask
+        values = scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
+        losses = value_loss(values, batch["old_values"], batch["value_targets"], self.critic.settings.clip)
+        losses = losses.masked_fill(~mask, 0.0)
+        self.metrics.add({"value/loss": Mean(losses.sum(), mask.sum())})
+        return losses.sum() / torch.as_tensor(scale.window_tokens).clamp(min=1.0)
+
+
+class _Arrivals:
+    """Shows the first steps what the backward passes of all parts brought to the log-probabilities (B, T)."""
+
+    def __init__(self, context: StepContext, plan: MicroBatchPlan) -> None:
+        checks = context.checks
+        self.checks = checks if checks is not None and not checks.probed else None  # they look at one micro-batch
+        ids = plan.batch.completion_ids
+        self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device) if self.checks else None
+        self.any = False
+
+    def watch(self, logps: Tensor, rows: list[int]) -> None:
+        """The log-probabilities of the part `rows`, before its backward pass."""
+        if self.arrived is None or not logps.requires_grad:
+            return
+        arrived = self.arrived
+
+        def receive(gradient: Tensor) -> None:
+            arrived[rows, : gradient.shape[1]] = gradient.detach().to(torch.float32)
+            self.any = True
+
+        logps.register_hook(receive)  # type: ignore[no-untyped-call]
+
+    def report(self) -> None:
+        if self.checks is not None and self.checks.expected is not None:
+            self.checks.arrived = self.arrived if self.any else None
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """A warning in the log, the first time only."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
