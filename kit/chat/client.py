@@ -29,8 +29,6 @@ import json
 import math
 import os
 import queue
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -38,28 +36,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import kit.errors
-from kit.errors import ConfigError, KitError, RunError
+from kit.errors import ConfigError, RunError
 from kit.runs.store import RunDir
-from kit.runs.worker import environment
+from kit.runs.worker import Worker, as_error
 
 SIDES = ("base", "tuned")
 IDLE = 900.0
 """Seconds without a question after which the process ends and gives the memory back."""
-
-
-def encode(message: Mapping[str, Any]) -> str:
-    """One line, its end included."""
-    return json.dumps(dict(message), ensure_ascii=True, allow_nan=False, default=str) + "\n"
-
-
-def decode(line: str) -> dict[str, Any] | None:
-    """The object of a line; None for what is none."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
 
 
 SERVER = "kit.chat.server"
@@ -81,22 +64,22 @@ class ChatSession:
     def __init__(self, run: RunDir, checkpoint: str | int | None = None, *, idle: float = IDLE) -> None:
         self.run, self.checkpoint, self.idle = run, checkpoint, idle
         self.ready: dict[str, Any] = {}
-        self._process: subprocess.Popen[str] | None = None
+        self._worker: Worker | None = None
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._owners: dict[str, str | None] = {}  # of the questions under way
         self._numbers = itertools.count(1)
-        self._lock, self._writing = threading.RLock(), threading.Lock()
+        self._lock = threading.RLock()
         self._log: Any = None
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._worker is not None and self._worker.poll() is None
 
     @property
     def pid(self) -> int | None:
         """The process's pid while it runs."""
-        return self._process.pid if self._process is not None and self.alive else None
+        return self._worker.pid if self._worker is not None and self.alive else None
 
     def start(self, timeout: float = START_SECONDS) -> dict[str, Any]:
         """Loads the models unless they are, and returns what the process says of itself. Raises `KitError`."""
@@ -117,7 +100,7 @@ class ChatSession:
                     return message
                 if message["event"] == "error":
                     self.close()
-                    raise _as_error(message)
+                    raise as_error(message.get("kind"), str(message.get("message")), RunError)
                 if message["event"] == "closed":
                     raise RunError(self._last_words())
 
@@ -195,18 +178,10 @@ class ChatSession:
     def close(self) -> None:
         """Ends the process: asked first, made to after some seconds."""
         with self._lock:
-            process, self._process = self._process, None
-            if process is None:
-                return
-            with contextlib.suppress(OSError, ValueError):
-                assert process.stdin is not None
-                process.stdin.write(encode({"do": "close"}))
-                process.stdin.close()
-            try:
-                process.wait(GOING)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                worker.send({"do": "close"})
+                worker.close(GOING)
 
     def __enter__(self) -> ChatSession:
         self.start()
@@ -226,31 +201,16 @@ class ChatSession:
                    "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, lives as long as the process
         self._waiting = {"": queue.SimpleQueue()}
-        process = subprocess.Popen(
-            [sys.executable, "-m", SERVER, json.dumps(request)],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C in a terminal is the session's to handle: it cancels an answer
-        )
-        self._process = process
-        threading.Thread(target=self._listen, args=(process, self._waiting), daemon=True).start()
+        waiting = self._waiting
 
-    def _listen(self, process: subprocess.Popen[str], waiting: dict[str, queue.SimpleQueue[dict[str, Any]]]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            message = decode(line)
-            if message is None or "event" not in message:
-                continue
-            mail = waiting.get(str(message.get("id") or ""))
-            if mail is not None:
-                mail.put(message)
-        process.wait()
-        for mail in list(waiting.values()):
-            mail.put({"event": "closed", "code": process.returncode})
+        def deliver(message: dict[str, Any] | None) -> None:
+            if message is None:
+                for mail in list(waiting.values()):
+                    mail.put({"event": "closed"})
+            elif "event" in message and (asked := str(message.get("id") or "")) in waiting:
+                waiting[asked].put(message)
+
+        self._worker = Worker(SERVER, json.dumps(request), on_message=deliver, stderr=self._log)
 
     def _post(self, message: dict[str, Any]) -> tuple[str, queue.SimpleQueue[dict[str, Any]]]:
         number = str(next(self._numbers))
@@ -267,33 +227,25 @@ class ChatSession:
         return number, mail
 
     def _send(self, message: dict[str, Any]) -> bool:
-        process = self._process
-        if process is None or process.stdin is None:
+        if self._worker is None:
             return False
         try:
-            line = encode(message)
+            return self._worker.send(message)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"This cannot be asked: {error}.") from None
-        try:
-            with self._writing:
-                process.stdin.write(line)
-                process.stdin.flush()
-        except (OSError, ValueError):
-            return False
-        return True
 
     def _mail(self, mail: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         while True:
             message = mail.get()
             if message["event"] == "error":
-                raise _as_error(message)
+                raise as_error(message.get("kind"), str(message.get("message")), RunError)
             if message["event"] == "closed":
                 raise RunError(self._last_words())
             yield message
 
     def _last_words(self) -> str:
         """Why the process is gone, as far as it said."""
-        code = self._process.poll() if self._process is not None else None
+        code = self._worker.poll() if self._worker is not None else None
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
         said = ""
@@ -301,13 +253,6 @@ class ChatSession:
             self._log.seek(0)
             said = "\n".join(self._log.read().strip().splitlines()[-5:])
         return f"The chat's process has ended (exit code {code})." + (f" It said:\n{said}" if said and code else "")
-
-
-def _as_error(message: Mapping[str, Any]) -> KitError:
-    kind = getattr(kit.errors, str(message.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, KitError)):
-        kind = RunError
-    return kind(str(message.get("message")))
 
 
 def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:

@@ -14,10 +14,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from kit.chat.client import decode, encode
-from kit.runs.worker import is_user_error
+from kit.runs.worker import claim_stdout, decode, encode, is_user_error
 
 if TYPE_CHECKING:
     from kit.chat.answering import ChatModels
@@ -28,7 +27,7 @@ WATCH_SECONDS = 1.0
 class Wire:
     """Lines from and to the session. Questions wait in `questions`; what was cancelled stands in `cancelled`."""
 
-    def __init__(self, incoming: TextIO, outgoing: TextIO, parent: int | None) -> None:
+    def __init__(self, incoming: TextIO, outgoing: BinaryIO, parent: int | None) -> None:
         self.questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.cancelled: set[str] = set()
         self._in, self._out, self._parent = incoming, outgoing, parent
@@ -150,9 +149,7 @@ def _words(error: Exception) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """Takes the real stdout for the protocol: whatever else prints goes to stderr."""
     request = json.loads(argv[0])
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    wire = Wire(sys.stdin, out, request.get("parent"))
+    wire = Wire(sys.stdin, claim_stdout(), request.get("parent"))
     wire.start()
     with contextlib.suppress(KeyboardInterrupt):
         serve(request, wire)

@@ -8,7 +8,6 @@ too long: a reward may hang, and here it hangs alone. Rows that were read stay i
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import DataError
 from kit.runs.files import to_json
-from kit.runs.worker import is_user_error
+from kit.runs.worker import claim_stdout, is_user_error
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -347,10 +346,10 @@ def answer(request: Request) -> dict[str, Any]:
 
 def main() -> None:
     """Serves until there is nothing more to read. What rewards print goes to stderr, never among the answers."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")  # a hack may hold half a character
-    os.dup2(2, 1)
+    replies = claim_stdout()
     for line in sys.stdin:
-        replies.write(to_json(answer(json.loads(line))) + "\n")
+        text = to_json(answer(json.loads(line))) + "\n"
+        replies.write(text.encode("utf-8", "replace"))  # a hack may hold half a character
         replies.flush()
 
 

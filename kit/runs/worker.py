@@ -1,7 +1,8 @@
-"""Work that may crash or hang, done elsewhere: a job in a process of its own, a call in a thread of its own.
+"""Work that may crash or hang, done elsewhere: a job or a worker in a process of its own, a call in a thread of its own.
 
 A job: the face writes a request (JSON) and spawns `python -m MODULE REQUEST --error-file FILE [--quiet]`. The job ends with
 0 (done), 2 (the user's error: message on stderr, and in the error file with its kind), 130 (stopped) or 1 (crash).
+A worker: a process that keeps what it has loaded and answers question after question, one JSON object a line each way.
 A call: a thread cannot be stopped from outside, so one that hangs is left behind and is given no more work. It holds no lock
 of ours, and as a daemon it does not keep the process from ending.
 """
@@ -19,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import kit.errors
 from kit.errors import KitError, RunError
@@ -93,6 +94,12 @@ def serve(
             print(label, error, file=sys.stderr, flush=True)
         return USER_ERROR
     return DONE
+
+
+def as_error(kind: Any, message: str, otherwise: type[KitError] = KitError) -> KitError:
+    """The error of the kit that a process has reported by its name; `otherwise` for a name that the kit has not."""
+    found = getattr(kit.errors, str(kind), None)
+    return (found if isinstance(found, type) and issubclass(found, KitError) else otherwise)(message)
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -261,10 +268,7 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
         return Outcome(STOPPED, output=output, exit=128 - code)
     if code == USER_ERROR and error_file.is_file() and (said := error_file.read_text(encoding="utf-8").strip()):
         report = json.loads(said)
-        kind = getattr(kit.errors, report["kind"], None)
-        if not (isinstance(kind, type) and issubclass(kind, KitError)):
-            kind = KitError
-        return Outcome(USER_ERROR, kind(report["message"]), True, output, code)
+        return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
     if code == -signal.SIGKILL:
         text = (
             "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, "
@@ -275,6 +279,102 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
     else:
         text = f"The process crashed with exit code {code}; what it printed says why."
     return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)
+
+
+# --- a process that answers as long as it is asked ---------------------------------------------------------------------
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Bytes of one message from such a process: a longer one ends it."""
+
+
+class Worker:
+    """The process `python -m MODULE ARGUMENTS`, asked and answering in JSON objects, one a line.
+
+    It has a session of its own: Ctrl-C in a terminal is its owner's to handle. `on_message` is called in a thread with
+    each object that it writes, and once with None when it has ended. `stderr`: a file for what it prints there, else this
+    process's own.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, on_message: Callable[[dict[str, Any] | None], object], stderr: Any = None
+    ) -> None:
+        self.too_long = False
+        self._on_message, self._writing = on_message, threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, name=f"worker {module}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Sends one object. False when the process has ended. Raises `TypeError` or `ValueError` for what JSON cannot say."""
+        line = encode(message)
+        try:
+            with self._writing:
+                assert self._process.stdin is not None
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends its input, and after so many seconds the process with whatever it has started."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            kill_group(self._process.pid)
+            self._process.wait()
+
+    def _listen(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with stream:
+            while line := stream.readline(MOST_BYTES + 1):
+                if len(line) > MOST_BYTES:
+                    self.too_long = True
+                    kill_group(self._process.pid)
+                    break
+                if (message := decode(line)) is not None:
+                    self._on_message(message)
+        self._process.wait()
+        self._on_message(None)
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line, its end included."""
+    return (json.dumps(dict(message), ensure_ascii=True, allow_nan=False, default=str) + "\n").encode()
+
+
+def decode(line: bytes | str) -> dict[str, Any] | None:
+    """The object of a line; None for what is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def claim_stdout() -> BinaryIO:
+    """In a worker: what leads to its owner. From here on all that is printed goes to stderr, never among the messages."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return replies
 
 
 # --- a call that may hang, made in a thread of its own so that waiting for it can end ---------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
+import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kit.errors
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
-from kit.runs.process import kill_group
-from kit.runs.worker import STOPPED, call, environment
+from kit.runs.worker import MOST_BYTES, STOPPED, Worker, as_error, call
 
 MODULE = "kit.planning.workbench"
 SECONDS = 120.0
@@ -30,7 +26,6 @@ SECONDS = 120.0
 IDLE_SECONDS = 600.0
 FRESH_SECONDS, PLANS_KEPT = 15.0, 16
 """How long a plan stands, as free memory changes, and how many are kept."""
-LARGEST_ANSWER = 8 * 1024 * 1024
 HEAVY = frozenset({"lengths", "plan", "validate", "doctor"})
 """Questions that bring torch or transformers."""
 
@@ -39,7 +34,8 @@ class Bench:
     """One child. Questions are asked one at a time; those that come meanwhile wait."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: Worker | None = None
+        self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
 
@@ -54,59 +50,35 @@ class Bench:
             self._lock.release()
 
     def _ask(self, request: Mapping[str, Any], seconds: float) -> Any:
-        process = self._alive()
+        worker = self._alive()
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            line = self._line(process, time.monotonic() + seconds)
-        except OSError as error:
+            worker.send(request)  # one that has ended says so in place of an answer
+            reply = self._replies.get(timeout=seconds)
+        except queue.Empty:
             self.close()
-            raise RunError(f"The process that answers has ended ({error}). Ask again: a new one is started.") from None
-        except RunError:
+            raise RunError(
+                "There was no answer in time, so the process was ended: a reward or a source hangs."
+            ) from None
+        if reply is None:
             self.close()
-            raise
-        reply = json.loads(line)
+            if worker.too_long:
+                raise RunError(f"The answer has more than {MOST_BYTES // 1024**2} MiB. Ask for fewer rows.")
+            raise RunError(
+                "The process that answers has died, perhaps of memory. Ask for less, or look at the server's output."
+            )
         if "error" in reply:
-            kind = getattr(kit.errors, reply["kind"], KitError)
-            raise (kind if isinstance(kind, type) and issubclass(kind, KitError) else KitError)(reply["error"])
+            raise as_error(reply["kind"], reply["error"])
         if "crash" in reply:
             raise RunError(f"That could not be answered: {reply['crash']}")
         return reply["answer"]
 
-    def _line(self, process: subprocess.Popen[bytes], end: float) -> bytes:
-        assert process.stdout is not None
-        parts: list[bytes] = []
-        size = 0
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(process.stdout, selectors.EVENT_READ)
-            while not (parts and parts[-1].endswith(b"\n")):
-                left = end - time.monotonic()
-                if left <= 0 or not waiting.select(left):
-                    raise RunError("There was no answer in time, so the process was ended: a reward or a source hangs.")
-                part = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
-                size += len(part)
-                if not part:
-                    raise RunError(
-                        "The process that answers has died, perhaps of memory. Ask for less, or look at the server's output."
-                    )
-                if size > LARGEST_ANSWER:
-                    raise RunError(f"The answer has more than {LARGEST_ANSWER // 1024**2} MiB. Ask for fewer rows.")
-                parts.append(part)
-        return b"".join(parts)
-
-    def _alive(self) -> subprocess.Popen[bytes]:
+    def _alive(self) -> Worker:
         if self._idle is not None:
             self._idle.cancel()
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment(),
-                start_new_session=True,
-            )
-        return self._process
+        if self._worker is None or self._worker.poll() is not None:
+            self._replies = queue.SimpleQueue()
+            self._worker = Worker(MODULE, on_message=self._replies.put)
+        return self._worker
 
     def _rest(self) -> None:
         self._idle = threading.Timer(IDLE_SECONDS, self._leave)
@@ -122,18 +94,9 @@ class Bench:
 
     def close(self) -> None:
         """Ends the child with whatever it has started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(OSError):
-            kill_group(process.pid)
-        with suppress(OSError):
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
 
 class Benches:
