@@ -55,22 +55,7 @@ _HOME = {
     "weights": "weight",
 }
 
-__all__ = [
-    "Hook",
-    "LossOutput",
-    "LossScale",
-    "Mean",
-    "Objective",
-    "RewardBatch",
-    "Schedule",
-    "TokenBatch",
-    "advantages",
-    "clips",
-    "recipe_names",
-    "reductions",
-    "regularizers",
-    "weights",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

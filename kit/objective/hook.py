@@ -127,13 +127,6 @@ def check_range(
         raise ConfigError(f"{owner}: {name} must satisfy {lower}{name}{upper}, got {value!r}.")
 
 
-def check_choice(owner: str, name: str, value: str, options: Collection[str]) -> None:
-    """Raises `ConfigError` unless `value` is one of `options`."""
-    if value not in options:
-        listed = ", ".join(options)
-        raise ConfigError(f"{owner}: {name} must be one of {listed}, got {value!r}.{did_you_mean(str(value), options)}")
-
-
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)

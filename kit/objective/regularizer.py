@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kit.objective.batch import TokenBatch, bounded_exp
-from kit.objective.hook import check_choice, check_range
+from kit.objective.hook import check_range
 from kit.objective.registry import HookRegistry
 
 regularizers = HookRegistry("regularizer", scaled=True)
@@ -54,8 +54,6 @@ def kl(
     completion; TRL's `use_bias_correction_kl`. Logged also as `kl/<estimator>`.
     Sources: Schulman, "Approximating KL divergence" (2020); arXiv 2402.03300; the correction: arXiv 2512.02556.
     """
-    check_choice("kl", "estimator", estimator, (*_ESTIMATORS, "full"))
-    check_choice("kl", "level", level, ("token", "sequence"))
 
     def divergence(batch: TokenBatch) -> Tensor:
         if estimator == "full":

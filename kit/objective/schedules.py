@@ -150,6 +150,7 @@ class Piecewise(Schedule):
         return self.values
 
 
+@dataclass(frozen=True)
 class Controller(Schedule):
     """A coefficient with state: it looks at a mean of each optimiser step, and answers in the next one.
 
@@ -158,22 +159,30 @@ class Controller(Schedule):
     """
 
     observes: ClassVar[str] = "term"
+    _state: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    @property
+    @abstractmethod
+    def initial(self) -> dict[str, float]:
+        """The state that it starts from."""
 
     @abstractmethod
     def observe(self, mean: float, completions: int) -> None:
         """Take in the mean of one optimiser step (nats), over so many completions."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Go back to the setting that it started from, as for a new run."""
+        self._state.update(self.initial)
 
-    @abstractmethod
     def state_dict(self) -> dict[str, float]:
         """What it has learned so far; plain numbers."""
+        return dict(self._state)
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore `state_dict()`."""
+        """Restore `state_dict()`. Raises `ConfigError` for the state of another controller."""
+        if set(state) != set(self._state):
+            raise ConfigError(f"The saved state of {self.name} has {sorted(state)}, expected {sorted(self._state)}.")
+        self._state.update({key: float(value) for key, value in state.items()})
 
 
 def is_schedule(value: object) -> bool:
@@ -249,7 +258,6 @@ class AdaptiveKL(Controller):
     horizon: float = 10_000
     start: float = 0.1
     name: ClassVar[str] = "adaptive_kl"
-    _state: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self, positive=("target", "horizon", "start"))
@@ -268,14 +276,9 @@ class AdaptiveKL(Controller):
         error = min(max(mean / self.target - 1.0, -ERROR_BOUND), ERROR_BOUND)
         self._state["coef"] *= max(1.0 + error * completions / self.horizon, LEAST_FACTOR)
 
-    def reset(self) -> None:
-        self._state["coef"] = self.start
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        _restore(self, self._state, state)
+    @property
+    def initial(self) -> dict[str, float]:
+        return {"coef": self.start}
 
 
 @schedules.register("adaptive_entropy")
@@ -298,7 +301,6 @@ class AdaptiveEntropy(Controller):
     start: float | None = None
     name: ClassVar[str] = "adaptive_entropy"
     observes: ClassVar[str] = "entropy"
-    _state: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self, positive=("delta",), not_negative=("target", "min", "max"))
@@ -323,14 +325,9 @@ class AdaptiveEntropy(Controller):
         coef = self._state["coef"] + (self.delta if low else -self.delta)
         self._state.update(coef=min(max(coef, self.min), self.max), apply=float(low))
 
-    def reset(self) -> None:
-        self._state.update(coef=self.min if self.start is None else self.start, apply=0.0)
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        _restore(self, self._state, state)
+    @property
+    def initial(self) -> dict[str, float]:
+        return {"coef": self.min if self.start is None else self.start, "apply": 0.0}
 
 
 def _check(controller: Controller, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
@@ -340,9 +337,3 @@ def _check(controller: Controller, positive: tuple[str, ...] = (), not_negative:
         if not usable or value < 0 or (value == 0 and key in positive):
             bound = "positive" if key in positive else "not negative"
             raise ConfigError(f"{controller.name}: {key} must be a finite number and {bound}, got {value!r}.")
-
-
-def _restore(controller: Controller, state: dict[str, float], saved: Mapping[str, float]) -> None:
-    if set(saved) != set(state):
-        raise ConfigError(f"The saved state of {controller.name} has {sorted(saved)}, expected {sorted(state)}.")
-    state.update({key: float(value) for key, value in saved.items()})
