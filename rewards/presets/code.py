@@ -25,6 +25,7 @@ def code_stdio(
     max_tests: int | None = None,
     tolerance: float | None = None,
     workers: int | None = None,
+    batch_seconds: float | None = 600.0,
     python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
@@ -53,6 +54,7 @@ def code_stdio(
         max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
+        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
         python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
             1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
@@ -73,6 +75,7 @@ def code_stdio(
         max_tests=max_tests,
         tolerance=tolerance,
         workers=workers,
+        batch_seconds=batch_seconds,
         python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,
@@ -89,6 +92,7 @@ def code_function(
     tolerance: float = 0.0,
     prelude: str | None = None,
     workers: int | None = None,
+    batch_seconds: float | None = 600.0,
     python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
@@ -119,6 +123,7 @@ def code_function(
         prelude: Python run in front of every program. None stands for the imports that such problems take for granted
             (`from typing import *`, math, re, collections, itertools, functools, heapq, bisect, ...).
         workers: completions judged at the same time; None takes the number of CPUs.
+        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
         python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
             1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
@@ -140,6 +145,7 @@ def code_function(
         tolerance=tolerance,
         prelude=_USUAL if prelude is None else prelude,
         workers=workers,
+        batch_seconds=batch_seconds,
         python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,
@@ -157,6 +163,7 @@ def code_contest(
     max_tests: int | None = None,
     tolerance: float | None = 1e-6,
     workers: int | None = None,
+    batch_seconds: float | None = 600.0,
     python: str | None = None,
     allow_unsafe: bool = False,
     cache: str | None = None,
@@ -182,6 +189,7 @@ def code_contest(
         max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         workers: completions judged at the same time; None takes the number of CPUs.
+        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
         python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
             1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
@@ -205,6 +213,7 @@ def code_contest(
         row_limits=True,
         time_factor=time_factor,
         workers=workers,
+        batch_seconds=batch_seconds,
         python=python,
         allow_unsafe=allow_unsafe,
         cache=cache,

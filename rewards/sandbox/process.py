@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 __all__ = ["Ended", "sealed_file", "watch"]
 
 _CHUNK = 1 << 16
+_LOOK_SECONDS = 0.025  # between two looks at the memory in use
 _GONE_SECONDS = 5.0  # how long killed processes may take to vanish
 
 
 @dataclass
 class Ended:
-    """What came of a process. `stopped` is why it was ended from outside: "timeout", "output", or "" when it was not."""
+    """What came of a process. `stopped` is why it was ended from outside: "timeout", "output", "memory", or "" when it was
+    not."""
 
     output: dict[str, bytearray] = field(default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()})
     status: bytearray = field(default_factory=bytearray)
@@ -50,9 +52,11 @@ def watch(
     status: tuple[int, int] | None,
     seconds: float,
     output_bytes: int,
+    memory_bytes: int,
     cwd: str = "/",
 ) -> Ended:
-    """Runs `command` in a session of its own without an environment, until it ends or passes a limit.
+    """Runs `command` in a session of its own without an environment, until it ends or passes a limit; `memory_bytes` is what
+    its processes may hold together.
 
     `status` is a pipe (read, write): the sandbox says there whether it got as far as starting the program, and under
     which process id its innermost process can be reached. Both ends are closed here. None: it says nothing.
@@ -80,7 +84,7 @@ def watch(
     finally:
         _close(writes)
     try:
-        watched = _Watched(process, reads, output_bytes, ended)
+        watched = _Watched(process, reads, output_bytes, memory_bytes, ended)
     except BaseException:
         _close(reads)
         process.kill()
@@ -103,12 +107,18 @@ class _Watched:
     """A started process and the pipes that lead to it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], status: Sequence[int], output_bytes: int, ended: Ended
+        self,
+        process: subprocess.Popen[bytes],
+        status: Sequence[int],
+        output_bytes: int,
+        memory_bytes: int,
+        ended: Ended,
     ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self.process = process
         self.output_bytes = output_bytes
+        self.memory_bytes = memory_bytes
         self.ended = ended
         self.pipes = {process.stdout.fileno(): "stdout", process.stderr.fileno(): "stderr"}
         self.pipes |= dict.fromkeys(status, "status")
@@ -122,13 +132,19 @@ class _Watched:
         self.selector.register(self.exit, selectors.EVENT_READ)
 
     def follow(self, deadline: float) -> None:
-        """Reads until the process ends, time is up, or it has written too much."""
+        """Reads until the process ends, time is up, it has written too much, or its processes hold too much memory."""
+        look = time.monotonic() + _LOOK_SECONDS
         while not self.ended.stopped:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.ended.stopped = "timeout"
                 return
-            ready = [key.fd for key, _ in self.selector.select(left)]
+            ready = [key.fd for key, _ in self.selector.select(min(left, _LOOK_SECONDS))]
+            if time.monotonic() >= look:
+                look = time.monotonic() + _LOOK_SECONDS
+                if memory_of_tree(self.process.pid, self.memory_bytes) > self.memory_bytes:
+                    self.ended.stopped = "memory"
+                    return
             for fd in ready:
                 if fd in self.pipes:
                     self._read(fd)
@@ -191,6 +207,36 @@ class _Watched:
         if self.inner is None and b"child-pid" in line:
             with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
                 self.inner = os.pidfd_open(int(json.loads(line)["child-pid"]))
+
+
+def memory_of_tree(root: int, limit: int) -> int:
+    """Bytes in use by a process and all that descend from it; less than `limit` as soon as that is certain.
+
+    Pages that several share by a fork are counted once where the kernel tells (Pss), which takes longer and is asked only
+    when the plain sum is over the limit.
+    """
+    pids, found = [root], []
+    while pids:
+        pid = pids.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                    pids += map(int, file.read().split())
+    resident = {pid: _field(f"/proc/{pid}/status", "VmRSS:") for pid in found}
+    total = sum(each or 0 for each in resident.values())
+    if total <= limit:
+        return total
+    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or resident[pid] or 0 for pid in found)
+
+
+def _field(path: str, name: str) -> int | None:
+    """Bytes that a line of a file in /proc gives in kB; None where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        for line in file:
+            if line.startswith(name):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def _await_end(pidfd: int) -> None:

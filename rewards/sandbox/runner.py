@@ -2,10 +2,11 @@
 
 import functools
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from rewards.sandbox import commands
@@ -178,6 +179,7 @@ def _start(name: Level, job: Job, program: bytes, contents: Mapping[str, bytes])
             status=status,
             seconds=job.seconds,
             output_bytes=job.output_bytes,
+            memory_bytes=job.memory_mb << 20,
             cwd=cwd,
         )
     return _result(ended, job, _STARTED[name])
@@ -199,6 +201,8 @@ def _result(ended: "Ended", job: Job, started: bytes) -> Result:
         outcome, reason = "timeout", f"stopped after {job.seconds:g} s"
     elif ended.stopped == "output":
         outcome, reason = "output", f"stopped after {job.output_bytes} bytes of output"
+    elif ended.stopped == "memory":
+        outcome, reason = "failed", f"stopped: its processes held more than {job.memory_mb} MiB together"
     elif started not in ended.status:
         told = bytes(ended.status).decode("utf-8", "replace").partition("failed ")[2] or stderr
         outcome, reason = "infra", f"the sandbox did not start: {told.strip()[-200:] or 'no reason given'}"
@@ -236,7 +240,12 @@ def _bwrap(
 @contextmanager
 def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iterator[str]:
     """A directory with the program and its files, that its user may read and nobody else."""
-    with tempfile.TemporaryDirectory(prefix="sandbox-", dir="/tmp", ignore_cleanup_errors=True) as box:
+    outer = tempfile.mkdtemp(prefix="sandbox-", dir="/tmp")
+    try:
+        if uid is not None:
+            os.chmod(outer, 0o711)  # ours: the box in it cannot be moved away, nor a link be put in its place
+        box = os.path.join(outer, "box")
+        os.mkdir(box, 0o700)
         for name, content in {**contents, "main.py": program}.items():
             with open(os.path.join(box, name), "wb") as file:
                 file.write(content)
@@ -245,3 +254,40 @@ def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iter
         if uid is not None:
             os.chown(box, uid, uid)
         yield box
+    finally:
+        with suppress(OSError):
+            _empty(outer)
+            os.rmdir(outer)
+
+
+def _empty(folder: str) -> None:
+    """Removes all that a folder holds, however deep, and follows no link: what is in a folder is lifted to the top before the
+    folder is removed, so that no path gets long and nothing recurses."""
+    lifted = 0
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if _unlinked(name, top):
+                    continue
+                with suppress(PermissionError):
+                    os.chmod(name, 0o700, dir_fd=top)  # it may have taken its own rights away
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    for each in os.listdir(inner):
+                        if not _unlinked(each, inner):
+                            lifted += 1
+                            os.rename(each, f"lifted-{lifted}-{os.getpid()}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Removes what is no folder; whether it was none."""
+    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        return False
+    os.unlink(name, dir_fd=folder)
+    return True

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 
 import pytest
 
@@ -301,3 +302,21 @@ def test_what_real_solutions_return(program, test, right):
     tests = [test] if isinstance(test, str) else test
     samples = build_samples(["f"], [f"```python\n{program}\n```"], reference=[tests])
     assert load("code-function").is_correct(samples) == [right]
+
+
+def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
+    endless = [f"while True: x = {n}" for n in range(30)]
+    right = [f"{HONEST_STDIO}\n# {n}" for n in range(6)]
+    start = time.monotonic()
+    evaluation = evaluate(
+        "code-stdio", *endless, *right, reference=SQUARES, scoring="share", seconds=2.0, batch_seconds=8.0, workers=2
+    )
+    assert time.monotonic() - start < 20  # 30 x 3 tests x 2 s / 2 = 90 s without a limit
+    assert evaluation.statuses["accuracy"][30:] == ["ok"] * 6
+    assert {"infra"} <= set(evaluation.statuses["accuracy"][:30]) <= {"infra", "wrong"}
+    reasons = {
+        i["reason"]
+        for i, s in zip(evaluation.infos["accuracy"], evaluation.statuses["accuracy"], strict=True)
+        if s == "infra"
+    }
+    assert reasons == {"the batch's 8 s were spent by others"}

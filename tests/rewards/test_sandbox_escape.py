@@ -1,6 +1,7 @@
 """Programs that try to get out, to harm the machine, or to outlive their run. None may print ESCAPED."""
 
 import contextlib
+import ctypes
 import functools
 import os
 import shutil
@@ -123,6 +124,23 @@ os.write(write, b"x")
         "kept = []\ntry:\n    for _ in range(2048): kept.append(bytearray(1 << 20))\n    print('ESCAPED')\n"
         "except MemoryError: kept.clear(); print('refused')"
     ),
+    "System V objects of this machine": SYSCALL
+    + "buffer = ctypes.create_string_buffer(bytes([1]) + bytes(63))\n"
+    + "for key in range(64):\n"  # ids are small numbers on a machine that hardly uses them
+    + "    attempt(30, 196, key, None, 0)\n    attempt(65, 193, key, buffer, 1)\n    attempt(69, 189, key, buffer, 1, 0o4000)\n"
+    + "attempt(30, 196, {shm}, None, 0)\nattempt(69, 189, {queue}, buffer, 1, 0o4000)\nattempt(71, 187, {queue}, 2, buffer)",
+    "memory of many processes": """
+import os, time
+size = 300 << 20
+for _ in range(3):
+    if os.fork() == 0:
+        kept = b"x" * (300 << 20)
+        time.sleep(0.4)
+        os._exit(0)
+kept = b"x" * (300 << 20)
+time.sleep(0.4)
+print("ESCAPED")
+""",
     "memory that no limit counts": SYSCALL + "attempt(319, 279, b'x', 0)\nattempt(29, 194, 0, 1 << 30, 0o1600)",
     "filling the disk": """
 import os
@@ -205,7 +223,11 @@ def target(tmp_path_factory):
         for listener in (tcp, unix):
             listener.setblocking(False)
         aims = {"port": tcp.getsockname()[1], "secret": str(secret), "abstract": abstract, "pid": os.getpid()}
+        libc = ctypes.CDLL(None, use_errno=True)
+        aims |= {"shm": libc.shmget(0, 4096, 0o1666), "queue": libc.msgget(0, 0o1666)}
         yield aims, (tcp, unix)
+        libc.shmctl(aims["shm"], 0, None)
+        libc.msgctl(aims["queue"], 0, None)
     secret.unlink()
     folder.rmdir()
 
@@ -314,6 +336,40 @@ def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
         with contextlib.suppress(BlockingIOError):
             listener.accept()[0].close()
     Path(aims["secret"]).write_text("secret")
+
+
+DEEP = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')\n    open('f', 'w').close()\nprint('done')"
+LINKS = """
+import os
+box = os.getcwd()
+os.symlink('{secret}', 'link')
+os.mkdir('shut'); open('shut/f', 'w').close(); os.chmod('shut', 0)
+for act in (lambda: os.rename(box, box + '-moved'), lambda: os.symlink('/', os.path.dirname(box) + '/link')):
+    try:
+        act()
+    except OSError:
+        print('refused')
+"""
+
+
+@pytest.mark.parametrize("program", [DEEP, LINKS])
+def test_nothing_is_left_behind_at_the_level_without_walls(program, target):
+    before = set(Path("/tmp").glob("sandbox-*"))
+    result = sandbox.run(program.format(**target[0]), at="unsafe", allow_unsafe=True)
+    assert result.status == "ok", result.stderr
+    if program == LINKS and os.geteuid() == 0:
+        assert result.stdout == "refused\nrefused\n"
+    assert set(Path("/tmp").glob("sandbox-*")) <= before
+    assert Path(target[0]["secret"]).read_text() == "secret"
+
+
+def test_what_processes_share_is_counted_once():
+    program = (
+        "import os, time\nkept = bytearray(os.urandom(1 << 20) * 150)\nfor _ in range(4):\n    if os.fork() == 0:\n"
+        "        time.sleep(0.5)\n        os._exit(0)\ntime.sleep(0.5)\nprint(len(kept))"
+    )
+    result = sandbox.run(program, memory_mb=512)
+    assert result.status == "ok", result.reason
 
 
 def test_there_are_more_than_25_programs():

@@ -2,13 +2,14 @@
 
 import functools
 import json
+import math
 import random
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import Call, parse_calls
@@ -31,11 +32,14 @@ _SETUP_COLUMN = "test_setup_code"
 _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
+_FIRST_TRY = 1 / 8  # of a run's time: what has not ended by then waits until all others were tried
 _TOLD = 16 << 20  # bytes that a test program may say of its calls
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 _MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
-_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache"})
+_NOT_CONTENT = frozenset(
+    {"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache", "batch_seconds"}
+)
 
 T = TypeVar("T")
 
@@ -54,11 +58,13 @@ class _CodeComponent(ItemComponent):
 
     `scoring` is "all" (1 when every test passes, else 0) or "share" (passed / tests). Status is `ok` only when every
     test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
-    leaves no time for have failed. `max_tests` draws that many tests, the same for a group. `workers` completions are
-    judged at the same time. A verdict is remembered by program and tests unless a time limit had a part in it (a busy
-    machine can do that to a right program); `cache` is a SQLite file that keeps them for later runs, too.
-    `python` is the interpreter that runs the programs, by default the system's with its standard library alone; its version
-    stands in the verdict's `info` and decides, as the program does, which verdicts are remembered.
+    leaves no time for have failed. `batch_seconds` limits a batch: each completion is first given an eighth of the time
+    for a run, the slow ones are tried again when all others are judged, and one for which no time is left is `infra`.
+    `max_tests` draws that many tests, the same for a group. `workers` completions are judged at the same time. A verdict
+    is remembered by program and tests unless a time limit had a part in it (a busy machine can do that to a right
+    program); `cache` is a SQLite file that keeps them for later runs, too. `python` is the interpreter that runs the
+    programs, by default the system's with its standard library alone; its version stands in the verdict's `info` and
+    decides, as the program does, which verdicts are remembered.
     """
 
     name: str = "accuracy"
@@ -66,6 +72,7 @@ class _CodeComponent(ItemComponent):
     seconds: float = 5.0
     memory_mb: int = 512
     budget_seconds: float = 60.0
+    batch_seconds: float | None = 600.0
     max_tests: int | None = None
     workers: int | None = None
     python: str | None = None
@@ -92,8 +99,14 @@ class _CodeComponent(ItemComponent):
         cache = LayeredCache(_MEMORY, None if self.cache is None else Cache(self.cache))
         known = {key: kept for key, kept in cache.get_many(keys).items() if _is_kept(kept)}
         todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
-        scores = concurrently(lambda sample: self._timed(sample, ctx), list(todo.values()), self.workers)
-        fresh = dict(zip(todo, scores, strict=True))
+        end = math.inf if self.batch_seconds is None else time.monotonic() + self.batch_seconds
+        first = _FIRST_TRY if len(todo) > 1 and self.batch_seconds is not None else 1.0
+        fresh: dict[str, Score] = {}
+        for share in dict.fromkeys((first, 1.0)):
+            waiting = [key for key in todo if key not in fresh]
+            limits = _Limits(share, end)
+            tried = concurrently(lambda key: self._tried(todo[key], ctx, limits), waiting, self.workers)  # noqa: B023
+            fresh |= {key: score for key, score in zip(waiting, tried, strict=True) if score is not None}
         cache.put_many({k: kept for k, score in fresh.items() if not k.startswith("only:") and (kept := _kept(score))})
         return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
 
@@ -108,20 +121,37 @@ class _CodeComponent(ItemComponent):
         asked = prompt_text(sample.prompt) if isinstance(self, CodeFunction) else None  # may hold helpers of the tests
         return None if program is None else content_key(*kind, program, given, sample.reference, asked)
 
+    def _tried(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score | None:
+        """The score, with the seconds it took; None where the first try was too short."""
+        start = time.perf_counter()
+        try:
+            score = self._judged(sample, ctx, limits)
+        except _Slow:
+            return None
+        except _NoTime:
+            reason = f"the batch's {self.batch_seconds or 0:g} s were spent by others"
+            score = Score(None, "infra", {"reason": reason})
+        except Exception as failure:
+            score = Score(None, "error", {"reason": failure_reason(failure)})
+        return replace(score, seconds=time.perf_counter() - start)
+
     def score_one(self, sample: Sample, ctx: Context) -> Score:
+        return self._judged(sample, ctx, _Limits())
+
+    def _judged(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
         found = sample.once(code_block)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         try:
             tests = _tests(sample)
-            return self._judge(found.value, tests, sample, ctx)
+            return self._judge(found.value, tests, sample, ctx, limits)
         except SandboxError as failure:
             return Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
         except _BadRow as failure:
             return Score(None, "error", {"reason": f"tests of this row cannot be used: {failure}"[:300]})
 
     @abstractmethod
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
         """The verdict on a program, by the tests of its row."""
 
     @property
@@ -134,13 +164,21 @@ class _CodeComponent(ItemComponent):
         draw = random.Random(f"{ctx.seed} {ctx.step} {sample.group_id}")
         return [tests[position] for position in sorted(draw.sample(range(len(tests)), self.max_tests))]
 
-    def _run(self, job: Job) -> Result:
+    def _run(self, job: Job, limits: "_Limits") -> Result:
         """One run; a sandbox that did not start is tried once more."""
+        left = limits.end - time.monotonic()
+        if left <= 0:
+            raise _NoTime
+        job = replace(job, seconds=min(job.seconds * limits.share, left))
         [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
         if result.status == "infra":
             [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
         if result.status == "infra":
             raise SandboxError(result.reason)
+        if result.status == "timeout" and limits.share < 1.0:
+            raise _Slow
+        if result.status == "timeout" and job.seconds >= left:
+            raise _NoTime
         return result
 
     def _verdict(self, passed: int, total: int, reason: str, timed_out: bool = False) -> Score:
@@ -167,7 +205,7 @@ class CodeStdio(_CodeComponent):
     row_limits: bool = False
     time_factor: float = 1.0
 
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
         pairs = self._drawn(_usable(parse_stdio_tests, tests), sample, ctx)
         seconds, memory_mb = self._limits(sample)
         end = time.monotonic() + self.budget_seconds
@@ -185,7 +223,7 @@ class CodeStdio(_CodeComponent):
                 output_bytes=max(1 << 16, 2 * len(test.output.encode("utf-8", "replace"))),
                 python=self.python,
             )
-            result = self._run(job)
+            result = self._run(job, limits)
             problem, timed_out = self._problem(test, result), timed_out or result.status == "timeout"
             passed += problem is None
             if problem is not None:
@@ -223,7 +261,7 @@ class CodeFunction(_CodeComponent):
     tolerance: float = 0.0
     prelude: str = ""
 
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context) -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
         named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
         given = sample.columns.get(_SETUP_COLUMN)
         before = "\n".join(part for part in (self.prelude, given) if isinstance(part, str) and part)
@@ -233,10 +271,10 @@ class CodeFunction(_CodeComponent):
             if not _is_source(tests):
                 raise
             read = functools.partial(read_tests, function=named, setup=before, prompt=_python_in(sample.prompt))
-            return self._judge_by_running(program, _usable(read, tests), before)
+            return self._judge_by_running(program, _usable(read, tests), before, limits)
         calls = self._drawn(calls, sample, ctx)
         rows = _usable(lambda given: [_row(call) for call in given], calls)
-        result = self._call(program, function, rows, before, self.budget_seconds)
+        result = self._call(program, function, rows, before, self.budget_seconds, limits)
         answers = _answers(result.stdout, len(calls))
         judged = [
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
@@ -245,7 +283,9 @@ class CodeFunction(_CodeComponent):
         problem = _call_problem(result, answers, len(calls))
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
 
-    def _call(self, program: str, function: str, rows: Sequence[Any], before: str, seconds: float) -> Result:
+    def _call(
+        self, program: str, function: str, rows: Sequence[Any], before: str, seconds: float, limits: "_Limits"
+    ) -> Result:
         """One run of the program that makes the calls [encoded args, encoded kwargs, whether any iterable will do]."""
         return self._run(
             Job(
@@ -255,10 +295,11 @@ class CodeFunction(_CodeComponent):
                 memory_mb=self.memory_mb,
                 files={SOURCE_FILE: program},
                 python=self.python,
-            )
+            ),
+            limits,
         )
 
-    def _judge_by_running(self, program: str, tests: ProgramTests, before: str) -> Score:
+    def _judge_by_running(self, program: str, tests: ProgramTests, before: str, limits: "_Limits") -> Score:
         end = time.monotonic() + self.budget_seconds
         ended: list[Result] = []
 
@@ -271,13 +312,15 @@ class CodeFunction(_CodeComponent):
                     memory_mb=self.memory_mb,
                     output_bytes=_TOLD,
                     python=self.python,
-                )
+                ),
+                limits,
             )
             return result.stdout if result.status == "ok" else None
 
         def answer_calls(calls: list[Any]) -> list[Any]:
             rows = [[*call, False] for call in calls]
-            ended.append(self._call(program, tests.function, rows, before, max(0.1, end - time.monotonic())))
+            left = max(0.1, end - time.monotonic())
+            ended.append(self._call(program, tests.function, rows, before, left, limits))
             return _lines(ended[-1].stdout, len(calls))
 
         verdict = _usable(functools.partial(run_tests, run_tester=run_tester, answer_calls=answer_calls), tests)
@@ -299,6 +342,21 @@ def _is_kept(value: Any) -> bool:
     return (
         isinstance(value, list) and [type(part) for part in value] == [int, int, str] and 0 <= value[0] <= value[1] > 0
     )
+
+
+class _Limits(NamedTuple):
+    """Of the batch: the share of its time that a run is given, and when (monotonic seconds) all has to be over."""
+
+    share: float = 1.0
+    end: float = math.inf
+
+
+class _Slow(Exception):
+    """A run was not over in the share of its time that the first try gives."""
+
+
+class _NoTime(Exception):
+    """The batch's time was over before the completion had had its own."""
 
 
 class _BadRow(ValueError):
