@@ -150,7 +150,7 @@ def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The request that a face has written (JSON), or one for a YAML file or a preset's name. Raises `ConfigError`."""
     if source.endswith(".json"):
         return read_json(source)
-    return {"config": runner.request.resolve_config(source, overrides).model_dump(mode="json")}
+    return {"config": runner.prepare.resolve_config(source, overrides).model_dump(mode="json")}
 
 
 if __name__ == "__main__":

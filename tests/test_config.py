@@ -258,7 +258,7 @@ def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_
 
 
 def test_the_objective_argument_takes_the_place_of_saved_hooks() -> None:
-    from kit.runner.request import resolve_config
+    from kit.runner.prepare import resolve_config
 
     objective = resolve_config(load_config(SAVED), objective="grpo").objective
     assert (objective.recipe, objective.clip) == ("grpo", None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.api.run import Run
 from kit.errors import RunError
-from kit.runner.request import resolve_config
+from kit.runner.prepare import resolve_config
 from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import cut_short, detach, settle, supervise
 from kit.runs.worker import DONE, Outcome
@@ -57,8 +57,10 @@ def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outco
     request = {"config": config.model_dump(mode="json")}
     make = functools.partial(_make, config)
     try:
-        with _shown(folder, quiet or folder.path.exists()) as hear:  # a taken id is refused, and its run is another
-            outcome = supervise(folder, request, module=TRAINER, quiet=quiet, tell=hear or _tell, make=make, hear=hear)
+        with _shown(folder, quiet or folder.path.exists()) as on_line:  # a taken id is refused, and its run is another
+            outcome = supervise(
+                folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, make=make, on_line=on_line
+            )
     except BaseException as error:
         if request.get("adopt"):  # the directory was made here
             settle(folder, None, cut_short(error))
@@ -152,8 +154,10 @@ def relaunch(
         if detached:
             detach(folder, request, module=TRAINER)
             return run, Outcome(DONE)
-        with _shown(folder, quiet) as hear:
-            return run, supervise(folder, request, module=TRAINER, quiet=quiet, tell=hear or _tell, hear=hear)
+        with _shown(folder, quiet) as on_line:
+            return run, supervise(
+                folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, on_line=on_line
+            )
     except BaseException as error:
         settle(folder, None, cut_short(error))
         raise

@@ -111,7 +111,7 @@ def train(
 
 def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
     from kit.api.launch import launch
-    from kit.runner.request import resolve_config
+    from kit.runner.prepare import resolve_config
 
     prepared = resolve_config(config, override or [], **shortcuts)
     if detach:

@@ -164,7 +164,7 @@ def stop(
         typer.echo(f"There is nothing to stop. {ending(run)}")
         return
     typer.echo(f"Stopping '{run_id}'." if now else f"Stopping '{run_id}': {what_is_saved(status)}.")
-    stopping(run, timeout=timeout, now=now, tell=typer.echo)
+    stopping(run, timeout=timeout, now=now, on_message=typer.echo)
     last = run.checkpoints[-1:]
     typer.echo(ending(run) + (f"\nIts last checkpoint is {last[0]}" if last else ""))
     if run.status()["state"] in ALIVE:

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from kit.runner import lifecycle as lifecycle
     from kit.runner import prepare as prepare
     from kit.runner import recording as recording
-    from kit.runner import request as request
     from kit.runner import resume as resume
     from kit.runner import trackers as trackers
 
 MODULES = (
-    "build", "console", "distributed", "evaluation", "lifecycle", "prepare", "recording", "request", "resume", "trackers",
+    "build", "console", "distributed", "evaluation", "lifecycle", "prepare", "recording", "resume", "trackers",
 )  # fmt: skip
 
 

@@ -48,8 +48,8 @@ def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
 class EvaluationPolicy:
     """Reads the evaluations of a run, decides, and files what was decided. It keeps nothing between two calls."""
 
-    def __init__(self, run: RunDir, config: EvaluationConfig, key: str, tell: Callable[[str], None]) -> None:
-        self.run, self.config, self.key, self.tell = run, config, key, tell
+    def __init__(self, run: RunDir, config: EvaluationConfig, key: str, on_message: Callable[[str], None]) -> None:
+        self.run, self.config, self.key, self.on_message = run, config, key, on_message
 
     def decision(self, until: int | None = None) -> Decision:
         """What follows from the evaluations up to that step."""
@@ -59,7 +59,7 @@ class EvaluationPolicy:
     def alert(self, found: Alert) -> None:
         """Files an alert and says it."""
         self.run.append_event("alert", step=found.step, name=found.name, message=found.message, severity=found.severity)
-        self.tell(f"Alert at step {found.step}: {found.message}")
+        self.on_message(f"Alert at step {found.step}: {found.message}")
 
     def file_best(self, best: Mark | None) -> None:
         """Notes which checkpoint is the best, once it lies on the disk."""
@@ -86,7 +86,7 @@ class EvaluationPolicy:
             cause=decision.cause,
             reason=decision.reason(),
         )
-        self.tell(f"Training ends early at step {last.step}: {decision.reason()}")
+        self.on_message(f"Training ends early at step {last.step}: {decision.reason()}")
 
 
 class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
@@ -170,10 +170,12 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def make_policy(
-    run: RunDir, config: EvaluationConfig, checker: Preset, tell: Callable[[str], None]
+    run: RunDir, config: EvaluationConfig, checker: Preset, on_message: Callable[[str], None]
 ) -> EvaluationPolicy:
     """The policy of a run by its evaluation.metric."""
-    return EvaluationPolicy(run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), tell)
+    return EvaluationPolicy(
+        run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), on_message
+    )
 
 
 def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score) -> None:
@@ -217,7 +219,7 @@ def roll_back(policy: EvaluationPolicy, decision: Decision, step: int) -> None:
         shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
     if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
         run.append_event("rollback", step=step, to_step=kept(decision), checkpoint=source.name)
-    policy.tell(f"Rolled back to the best checkpoint, step {kept(decision)}: adapter/ holds its weights.")
+    policy.on_message(f"Rolled back to the best checkpoint, step {kept(decision)}: adapter/ holds its weights.")
 
 
 def kept(decision: Decision) -> int:

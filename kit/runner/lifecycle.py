@@ -155,7 +155,7 @@ class StopSignal:
             raise Stopped
 
     @contextmanager
-    def listening(self, tell: Callable[[str], None]) -> Iterator[None]:
+    def listening(self, on_message: Callable[[str], None]) -> Iterator[None]:
         """Turns the first Ctrl-C or SIGTERM into a wish; a second one interrupts at once."""
 
         heard = 0.0
@@ -168,7 +168,7 @@ class StopSignal:
                 raise KeyboardInterrupt
             self.reason, heard = signal.Signals(number).name, time.monotonic()
             with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
-                tell("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
+                on_message("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
 
         before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
         if self.run is not None and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:

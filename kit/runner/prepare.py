@@ -1,23 +1,62 @@
-"""From a configuration to the parts of a run, each checked before anything expensive starts; `grpo-kit validate` stops there."""
+"""From what a person gives to the parts of a run, each checked before anything expensive starts: `grpo-kit validate`."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import RunConfig
+from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
 from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
+from kit.registry import did_you_mean
+from kit.runs.store import RunStore
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
     from kit.models.loading import ModelFiles
     from kit.objective import Objective
     from rewards import Preset, Sample
+
+
+SHORTCUTS = {"steps": "optimisation.steps", "seed": "run.seed", "objective": "objective", "run_id": "run.id"}
+
+
+def resolve_config(
+    config: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), **shortcuts: Any
+) -> RunConfig:
+    """The configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`."""
+    unknown = [name for name in shortcuts if name not in SHORTCUTS]
+    if unknown:
+        hint = did_you_mean(unknown[0], SHORTCUTS)
+        raise ConfigError(
+            f"train() has no argument '{unknown[0]}'.{hint} It has: config, overrides, progress, "
+            f"{', '.join(SHORTCUTS)}. Any other key goes by overrides=['section.key=value']."
+        )
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    resolved = load_config(config, [*_as_overrides(given), *overrides])
+    if resolved.run.id is None:
+        stem = Path(config).stem if isinstance(config, (str, Path)) else "run"
+        resolved.run.id = RunStore(resolved.run.root).new_id(stem)
+    return resolved
+
+
+def _as_overrides(shortcuts: Mapping[str, Any]) -> list[str]:
+    if isinstance(shortcuts.get("objective"), str):
+        shortcuts = {**shortcuts, "objective": {"recipe": shortcuts["objective"]}}
+    try:
+        return [f"{SHORTCUTS[name]}={json.dumps(value)}" for name, value in shortcuts.items()]
+    except TypeError:
+        raise ConfigError(
+            "A shortcut of train() must be a plain value. objective= takes a recipe's name or a mapping such as "
+            "{'recipe': 'dapo', 'clip': {'eps_high': 0.28}}; hooks of your own go by 'file.py:function'."
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,13 @@ class FailureMonitor:
     """
 
     def __init__(
-        self, rewards: TrlRewards, limit: float, tell: Callable[[str], None] = log.warning, batches: int = PATIENCE
+        self,
+        rewards: TrlRewards,
+        limit: float,
+        on_message: Callable[[str], None] = log.warning,
+        batches: int = PATIENCE,
     ) -> None:
-        self.rewards, self.limit, self.tell = rewards, limit, tell
+        self.rewards, self.limit, self.on_message = rewards, limit, on_message
         self.patience = max(1, min(PATIENCE, batches))
         self.bad, self.told = 0, False
 
@@ -146,7 +150,7 @@ class FailureMonitor:
             )
         if share and not self.told:
             self.told = True
-            self.tell(
+            self.on_message(
                 f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
                 f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
             )

@@ -365,7 +365,7 @@ def _sample_hash(path: Path) -> str:
 log = logging.getLogger("kit")
 
 
-def truncate_to_checkpoint(resumption: Resumption, tell: Callable[[str], None]) -> None:
+def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], None]) -> None:
     """Makes the run directory what it was at the checkpoint, notes the resumption, and says where the run goes on.
 
     Each file is replaced at once, and doing it again changes nothing: it may be interrupted, too.
@@ -386,7 +386,7 @@ def truncate_to_checkpoint(resumption: Resumption, tell: Callable[[str], None]) 
         _remove_weights(previous.run)
     clear_staging(previous.run.path)
     _note(resumption)
-    _tell(resumption, cut, tell)
+    _report(resumption, cut, on_message)
 
 
 def _step(line: Mapping[str, Any]) -> int:
@@ -467,23 +467,25 @@ def _note(resumption: Resumption) -> None:
     )
 
 
-def _tell(resumption: Resumption, cut: int, tell: Callable[[str], None]) -> None:
+def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None]) -> None:
     previous = resumption.previous
     if previous.checkpoint is None:
         why = f"its {cut} step{'s' * (cut != 1)} had no checkpoint" if cut else "nothing had been trained"
-        tell(
+        on_message(
             f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {previous.asked.run.seed}"
         )
         for change in resumption.changes:
-            tell(f"Changed since then: {change}. It trains with what there is now.")
+            on_message(f"Changed since then: {change}. It trains with what there is now.")
         return
     again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
-    tell(f"Resuming from {previous.checkpoint.name}{again}")
+    on_message(f"Resuming from {previous.checkpoint.name}{again}")
     for change in resumption.changes:
-        tell(f"Warning: going on regardless (--force): {change}")
+        on_message(f"Warning: going on regardless (--force): {change}")
     old, new = (previous.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")
     if old and new and old != new:
-        tell(f"Warning: the kit's own code is at commit {new[:10]} now, and was at {old[:10]} when the run was started")
+        on_message(
+            f"Warning: the kit's own code is at commit {new[:10]} now, and was at {old[:10]} when the run was started"
+        )
 
 
 def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,7 @@ def stop(
     *,
     timeout: float | None = None,
     now: bool = False,
-    tell: Callable[[str], object] = lambda text: None,
+    on_message: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Stops the run, waits until it has ended, and returns its status; of a run that has ended, the status as it is.
 
@@ -57,7 +57,7 @@ def stop(
     status = run.status()
     if status["state"] not in ALIVE:
         return status
-    ladder, patience = Ladder(run, tell), grace(run, status) if timeout is None else timeout
+    ladder, patience = Ladder(run, on_message), grace(run, status) if timeout is None else timeout
     asked = ask(run)
     if silent := silent_words(status):
         raise RunError(f"Run '{run.id}' was asked to stop, but {silent}.")
@@ -122,7 +122,7 @@ class Ladder:
     """The rungs, for one run."""
 
     run: RunDir
-    tell: Callable[[str], object]
+    on_message: Callable[[str], object]
 
     def wait(self, seconds: float | None, *, patient: bool = False) -> bool:
         """True once the run has ended. `patient` goes on beyond `seconds` as long as a checkpoint grows."""
@@ -158,7 +158,7 @@ class Ladder:
             if target is None:
                 break
             name = signal.Signals(number).name
-            self.tell(f"{name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
+            self.on_message(f"{name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
             self._note(name, rung)
             self._hit(target, number)
             if self.wait(pause):

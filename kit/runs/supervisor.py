@@ -39,27 +39,33 @@ def supervise(
     *,
     module: str,
     quiet: bool = False,
-    tell: Callable[[str], object] = lambda text: None,
+    on_message: Callable[[str], object] = lambda text: None,
     make: Callable[[], object] | None = None,
     face: bool = True,
-    hear: Callable[[str], object] | None = None,
+    on_line: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Runs the job of `module` as the process of `run`, and says how it ended; so does the run's status.
 
     Where the run has a GPU that another run uses, it is `queued` until that has ended; `make` makes the run's directory
     when it is needed for that (then the job is told to adopt it). With `adopt` in the request it is there already.
-    `face`: this process is the user's own, and a stop of the run never signals it. `hear` takes each line that the job prints.
+    `face`: this process is the user's own, and a stop of the run never signals it. `on_line` takes each line that the job prints.
     """
     lock = GpuLock(gpus())
     try:
-        if not _queue(run, request, lock, tell, make, face) or not _wanted(run, request):
+        if not _queue(run, request, lock, on_message, make, face) or not _wanted(run, request):
             return Outcome(STOPPED)
         watch = Heartbeat(run, bool(request.get("adopt")))
         try:
             with watch:
                 folder = run.control if request.get("adopt") else None
                 outcome = call(
-                    module, request, quiet=quiet, inherit=lock.handles, started=watch.started, folder=folder, hear=hear
+                    module,
+                    request,
+                    quiet=quiet,
+                    inherit=lock.handles,
+                    started=watch.started,
+                    folder=folder,
+                    on_line=on_line,
                 )
         except BaseException as error:  # it could not be started, or this process is interrupted
             settle(run, watch.pid, cut_short(error))
@@ -74,7 +80,7 @@ def _queue(
     run: RunDir,
     request: dict[str, Any],
     lock: GpuLock,
-    tell: Callable[[str], object],
+    on_message: Callable[[str], object],
     make: Callable[[], object] | None,
     face: bool,
 ) -> bool:
@@ -92,7 +98,7 @@ def _queue(
                 run.write_status("queued", reason=f"waits for {holder}", supervisor=identity(), face=face)
             if holder != told:
                 told = holder
-                tell(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
+                on_message(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
             if (run.control / "stop").exists():
                 return _given_up(run, "control/stop, while it waited for a GPU")
             time.sleep(QUEUE_POLL_SECONDS)
@@ -258,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (run.path / REQUEST).unlink()
     try:
         outcome = supervise(
-            run, request, module=arguments.module, quiet=True, tell=lambda text: _log(run, text), face=False
+            run, request, module=arguments.module, quiet=True, on_message=lambda text: _log(run, text), face=False
         )
     except KeyboardInterrupt:  # between the queue and the job, or after it
         settle(run, os.getpid(), Outcome(STOPPED))

@@ -116,20 +116,20 @@ def call(
     capture: bool = False,
     inherit: Sequence[int] = (),
     started: Callable[[int], None] = lambda pid: None,
-    hear: Callable[[str], object] | None = None,
+    on_line: Callable[[str], object] | None = None,
     folder: Path | None = None,
 ) -> Outcome:
     """The face's end: spawns `python -m module`, waits until it has ended, and says how.
 
     Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
-    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead; with `hear` each
+    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead; with `on_line` each
     line of stdout and stderr is told to it instead. The job gets the open files `inherit`, and `started` its pid once it
     runs. What the two say to each other lies in `folder`, or where temporary files lie, until the job has ended.
     """
     with _letters(request, folder) as place:
         request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
         command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
-        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, hear)
+        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
         return _outcome(code, output, error_file)
 
 
@@ -164,7 +164,7 @@ def _wait(
     capture: bool,
     inherit: Sequence[int],
     begun: Callable[[int], None],
-    hear: Callable[[str], object] | None,
+    on_line: Callable[[str], object] | None,
 ) -> tuple[int, str]:
     notebook = "ipykernel" in sys.modules
     # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
@@ -177,8 +177,8 @@ def _wait(
             command,
             env=environment(),
             pass_fds=tuple(inherit),
-            stdout=subprocess.PIPE if capture or notebook or hear else None,
-            stderr=subprocess.STDOUT if (notebook or hear) and not capture else None,
+            stdout=subprocess.PIPE if capture or notebook or on_line else None,
+            stderr=subprocess.STDOUT if (notebook or on_line) and not capture else None,
             text=True,
             encoding="utf-8",
             start_new_session=not terminal,
@@ -189,8 +189,8 @@ def _wait(
         for line in process.stdout or ():
             if capture:
                 lines.append(line)
-            elif hear is not None:
-                hear(line)
+            elif on_line is not None:
+                on_line(line)
             else:
                 print(line, end="", flush=True)
         if not terminal:

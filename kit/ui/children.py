@@ -212,7 +212,7 @@ class Jobs:
                     module,
                     request | {"result": str(result)},
                     started=lambda pid: _begun(job, pid),
-                    hear=lambda line: setattr(job, "line", line.strip() or job.line),
+                    on_line=lambda line: setattr(job, "line", line.strip() or job.line),
                 )
                 if outcome.error is not None:
                     raise outcome.error

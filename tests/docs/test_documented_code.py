@@ -228,7 +228,7 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     import kit.api.launch
     from kit.api.notebook import SHORT
 
-    resolve = kit.runner.request.resolve_config
+    resolve = kit.runner.prepare.resolve_config
     monkeypatch.setattr(
         kit.api.launch,
         "resolve_config",
