@@ -1,17 +1,24 @@
-"""What is being put together on the page, a preset's name and what was changed in it, and the form that shows it.
+"""What is being put together on New run: a preset and what was changed in it (`Draft`), and the form that shows it (`Form`).
 
-The browser keeps the draft (it outlives the server and a reload) and sends it with every click, so that it may hold
-anything; `Draft.read` takes it to pieces, and `Draft.config` validates and guards it. The form is made from the
-configuration's schema: a new key appears by itself, with its words, range and choices.
+The form is made from the configuration's schema: a new key appears by itself, with its words, range and choices. A box is an
+input like any other of Gradio's, and nobody writes into it but a click that replaces the whole draft. Every click sends all boxes
+as they are at that moment, and the draft that they were filled from: what differs is what was changed since. So what is used
+is what is seen, however late the answer to an edit comes.
+
+What a browser sends may hold anything: `Draft.read` takes it to pieces, and `Draft.config` validates and guards it.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
 import shlex
+import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -24,24 +31,29 @@ import rewards
 from kit.config import RunConfig, Section, load_config, preset_names
 from kit.config.loading import apply_override, parse_value, parse_yaml
 from kit.config.schema import document
-from kit.errors import ConfigError
+from kit.errors import ConfigError, KitError
 from kit.runs.files import to_json
 from kit.ui import guard
+from kit.ui import markup as m
 from kit.ui.settings import Settings
+from kit.ui.site import QUIET, Site
 
 KEY = re.compile(r"[a-z_]{1,40}(?:\.[A-Za-z0-9_@-]{1,60}){1,6}")
 MOST_CHANGES, LONGEST_CHANGE, LONGEST_YAML, DEEPEST = 200, 20_000, 100_000, 12
 FIRST = "quickstart"
+UNREADABLE = "The draft of this page cannot be read; press 'Start over'."
 Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Draft:
-    """`changes` by dotted key, in the order in which they were made; a change of a whole section comes first."""
+    """`changes` by dotted key, a whole section's before those of its keys. `trusted` is the
+    repository whose code may run, `aside` the draft that this one took the place of, if that had changes."""
 
     preset: str = FIRST
     changes: dict[str, Any] = field(default_factory=dict)
     trusted: str | None = None
+    aside: Draft | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, value: Any) -> Draft:
@@ -49,7 +61,7 @@ class Draft:
         if value is None:
             return cls()
         if not isinstance(value, Mapping):
-            raise ConfigError("The draft of this page cannot be read; press 'Start over'.")
+            raise ConfigError(UNREADABLE)
         preset, changes, trusted = value.get("preset", FIRST), value.get("changes", {}), value.get("trusted")
         if preset not in preset_names():
             raise ConfigError(f"There is no preset '{str(preset)[:60]}'. Presets: {', '.join(preset_names())}.")
@@ -62,11 +74,21 @@ class Draft:
                 raise ConfigError(f"{key}: nested deeper than {DEEPEST} levels.")
             if len(json.dumps(change, default=str)) > LONGEST_CHANGE:
                 raise ConfigError(f"{key}: longer than {LONGEST_CHANGE} letters.")
-        return cls(preset, dict(changes), trusted if isinstance(trusted, str) else None)
+        aside = None
+        if isinstance(kept := value.get("aside"), Mapping):
+            with suppress(ConfigError):  # one that no page has put aside is none
+                aside = cls.read({name: kept[name] for name in ("preset", "changes", "trusted") if name in kept})
+        return cls(preset, dict(changes), trusted if isinstance(trusted, str) else None, aside)
 
     def as_dict(self) -> Tree:
         """Plain, for the browser to keep."""
-        return {"preset": self.preset, "changes": self.changes, "trusted": self.trusted}
+        found: Tree = {"preset": self.preset, "changes": self.changes, "trusted": self.trusted}
+        return found | ({"aside": self.aside.as_dict()} if self.aside else {})
+
+    def instead_of(self, other: Draft) -> Draft:
+        """This draft in the place of another, which is put aside if it had changes; else what it had put aside stays so."""
+        kept = replace(other, aside=None) if other.changes and other != self else other.aside
+        return replace(self, aside=None if kept == self else kept)
 
     def change(self, key: str, value: Any) -> Draft:
         """With one key set; a value that the preset has anyway is no change."""
@@ -77,7 +99,7 @@ class Draft:
 
     def tree(self) -> Tree:
         """All values, changes included, not validated: what the form shows while something is wrong."""
-        tree: Tree = load_config(self.preset).model_dump(mode="json")
+        tree = copy.deepcopy(preset_tree(self.preset))
         for override in self.overrides():
             apply_override(tree, override)
         return tree
@@ -113,6 +135,12 @@ class Draft:
         return " ".join(["grpo-kit", verb, self.preset, *(f"-o {shlex.quote(one)}" for one in given)])
 
 
+@functools.cache
+def preset_tree(name: str) -> Tree:
+    """A preset's values; not to be changed."""
+    return load_config(name).model_dump(mode="json")
+
+
 def overrides(changes: Mapping[str, Any]) -> list[str]:
     """`section.key=value`; JSON is YAML, so that a value comes back as it was."""
     return [f"{key}={_UNSAFE.sub(_escape, json.dumps(value, ensure_ascii=False))}" for key, value in changes.items()]
@@ -140,7 +168,7 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     refuse_aliases(text)
     tree = parse_yaml(text)
     wanted = load_config(tree).model_dump(mode="json")
-    base = load_config(FIRST).model_dump(mode="json")
+    base = preset_tree(FIRST)
     found = dict(differences(base, wanted))
     if "run.root" in found and Path(found["run.root"]) == settings.root:
         del found["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
@@ -338,53 +366,215 @@ def _refuse(key: Key, wanted: str, seen: str = "") -> Any:
     raise ConfigError(f"{key.name}: expected {wanted}" + (f" (seen: {seen[:80]!r})" if seen else "") + ".")
 
 
-class Fields:
-    """Components of keys, wherever on a screen they stand: a key may have several, and all show the draft."""
+class Form:
+    """The boxes of keys, wherever on a screen they stand, and the draft that they were filled from.
 
-    def __init__(self) -> None:
-        self.known = {key.name: key for key in keys()}
-        self._made: list[tuple[Key, Any]] = []
-        self._first = Draft().tree()
+    `base` is that draft, as JSON. `draft` is what the boxes amounted to when one was last left: what is shown beside them
+    follows from it, and the browser keeps it over a reload. `said` is where a click says what it did.
+    """
+
+    def __init__(self, site: Site, blocks: gr.Blocks) -> None:
+        self.site, self.blocks = site, blocks
+        self.keys = {key.name: key for key in keys()}
+        self.boxes: list[tuple[Key, Any]] = []
+        self._later: list[Callable[[], Any]] = []
+        # The secret only has to be the same after a restart of the server; what is kept is no secret.
+        self.draft = gr.BrowserState(Draft().as_dict(), storage_key="grpo-kit-draft", secret="grpo-kit")
+        self.base = gr.Textbox(json.dumps(Draft().as_dict()), visible="hidden", elem_classes="hidden-box", label="base")
+        self.preset: gr.Dropdown
+        self.aside: gr.HTML
+        self.back: gr.Button
+        self.said: gr.HTML
+        self.tabs: gr.Tabs
 
     def add(self, name: str, **changes: Any) -> gr.components.Component:
-        """A component for the key `name`; `changes` are arguments that it gets instead of its own."""
-        key = self.known[name]
-        made = component(key, lookup(self._first, name), **changes)
-        self._made.append((key, made))
+        """A box for the key `name`, which may have several; `changes` are arguments that it gets instead of its own."""
+        key = self.keys[name]
+        made = component(key, lookup(preset_tree(FIRST), name), **changes)
+        self.boxes.append((key, made))
         return made
 
-    @property
-    def components(self) -> list[gr.components.Component]:
-        return [made for _, made in self._made]
-
     def values(self, draft: Draft) -> list[Any]:
-        """What each component shows for a draft."""
+        """What each box shows for a draft."""
         tree = draft.tree()
-        return [shown(key, lookup(tree, key.name)) for key, _ in self._made]
+        return [shown(key, lookup(tree, key.name)) for key, _ in self.boxes]
 
-    def wire(
+    def follows(self, work: Callable[[Any], Any], output: Any, **listen: Any) -> None:
+        """Fills `output` with `work(draft)`, when the page is loaded and whenever the draft is another."""
+        events = [self.draft.change, self.blocks.load]
+        how = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
+        gr.on(events, work, [self.draft], [output], **how, **listen)
+
+    @property
+    def shown(self) -> list[Any]:
+        """What `filled` gives values for."""
+        return [self.base, self.preset, self.aside, self.back, *(made for _, made in self.boxes)]
+
+    def on(
         self,
-        change: Callable[[Key, int], Callable[..., Any]],
-        script: Callable[[Key, int], str],
-        inputs: list[Any],
-        outputs: list[Any],
+        event: Any,
+        work: Callable[..., Any],
+        inputs: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+        **listen: Any,
     ) -> None:
-        """Calls `change(key, place)` with the inputs and the new value: lists and boxes at once, texts when they are left.
+        """Calls `work(sent, *inputs)` at an event, with the form as it is in the browser at that moment."""
+        # Once all steps are built: their boxes go along with every event.
+        self._later.append(lambda: self._listen(event, work, inputs, outputs, **listen))
 
-        `script(key, place)` is what the browser runs first. `place` is that of the component in `components`.
+    def replaces(
+        self,
+        event: Any,
+        work: Callable[..., Any],
+        inputs: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+        **listen: Any,
+    ) -> None:
+        """At an event the draft that `work(sent, *inputs)` gives takes the place of the one in the boxes; None changes nothing.
+
+        `work` gives (draft, what is said, *outputs). A user's mistake is said, and changes nothing.
         """
-        for place, (key, made) in enumerate(self._made):
-            listen: dict[str, Any] = {
-                "inputs": [*inputs, made],
-                "outputs": outputs,
-                "show_progress": "hidden",
-                "queue": False,
-                "trigger_mode": "multiple",  # an edit during the answer to the last one counts, too
-                "js": script(key, place),
-            }
+
+        def call(sent: Sent, *given: Any) -> list[Any]:
+            try:
+                draft, words, *found = work(sent, *given)
+            except KitError as problem:
+                return [m.error(problem), *[gr.skip()] * (len(self.shown) + len(outputs))]
+            return [words, *self.filled(draft, sent.boxes), *found]
+
+        self._later.append(
+            lambda: self._listen(event, call, inputs, [self.said, *self.shown, *outputs], **(QUIET | listen))
+        )
+
+    def _listen(
+        self, event: Any, work: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], **listen: Any
+    ) -> None:
+        def call(*given: Any) -> Any:
+            sent = Sent(self, given[len(inputs)], given[len(inputs) + 1 :])
+            return work(sent, *given[: len(inputs)])
+
+        boxes = [made for _, made in self.boxes]
+        event(call, [*inputs, self.base, *boxes], list(outputs), **{"api_visibility": "private"} | listen)
+
+    def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
+        """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft. Boxes that hold already what
+        they should are left alone, as somebody may be typing in one."""
+        if draft is None:
+            return [gr.skip()] * (4 + len(self.boxes))
+        # The base always changes, so that what follows from the boxes is made anew.
+        base = json.dumps(draft.as_dict() | {"at": time.time_ns()})
+        values = self.values(draft)
+        return [base, draft.preset, *_put_aside(draft.aside),
+                *(gr.skip() if old == new else new for old, new in zip(boxes, values, strict=True))]  # fmt: skip
+
+    def wire(self, follow: Callable[..., Any], outputs: Sequence[Any]) -> None:
+        """Registers the events that steps have asked for, and `follow(sent, self.draft)`, which is called when a box is left, a
+        list or switch is used, or all is replaced: one call after the other, the last one with what stands there last."""
+        triggers = [self.base.change]
+        for key, made in self.boxes:
+            # A text's own `input` knows of keys that were pressed, and nothing of pasting.
             events = [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
-            for event in events:
-                event(change(key, place), **listen, api_visibility="private")
+            triggers += events
+            if twins := [other for known, other in self.boxes if known is key and other is not made]:
+                gr.on(events, None, [made], twins, js=f"(value) => Array({len(twins)}).fill(value)")
+            if key.nested is not None:
+                self._fill_when_switched_on(key, made)
+        for register in self._later:
+            register()
+        self._listen(
+            functools.partial(gr.on, triggers), follow, [self.draft], outputs, trigger_mode="always_last", **QUIET
+        )
+        self._listen(
+            self.blocks.load, lambda sent, kept: self.filled(_kept(kept), sent.boxes), [self.draft], self.shown, **QUIET
+        )
+
+    def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
+        """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""
+        below = [(key, made) for key, made in self.boxes if key.name.startswith(f"{section.name}.")]
+        assert section.nested is not None
+        tree = section.nested().model_dump(mode="json")
+        fresh = [shown(key, lookup(tree, key.name.removeprefix(f"{section.name}."))) for key, _ in below]
+
+        def fill(on: Any, *boxes: Any) -> list[Any]:
+            return [new if on and old in (None, "") else gr.skip() for old, new in zip(boxes, fresh, strict=True)]
+
+        made = [one for _, one in below]
+        switch.input(fill, [switch, *made], made, **QUIET)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The form as a browser sent it: what its boxes hold, and the draft that they were filled from."""
+
+    form: Form
+    base: Any
+    boxes: Sequence[Any]
+
+    def before(self) -> Draft:
+        """What the boxes were filled from. Raises `ConfigError` for what no page sends."""
+        try:
+            return Draft.read(json.loads(self.base) if isinstance(self.base, str) else None)
+        except (ValueError, RecursionError):
+            raise ConfigError(UNREADABLE) from None
+
+    def edited(self) -> tuple[Draft, list[str]]:
+        """What the boxes amount to, and what is wrong with those that hold no value of their key and are left out; one that
+        holds None is as it was. Raises `ConfigError` for what no page sends."""
+        draft, keys = self.before(), self.form.keys
+        given: dict[str, Any] = {}
+        for (key, _), old, new in zip(self.form.boxes, self.form.values(draft), self.boxes, strict=True):
+            if new is not None and new != old:
+                given.setdefault(key.name, new)
+        faults: list[str] = []
+        for name in sorted(given, key=lambda name: keys[name].kind != "section"):  # sections before their keys
+            if not _in_null(draft.tree(), name):
+                try:
+                    draft = Draft.read(changed(draft, keys[name], given[name]).as_dict())
+                except ConfigError as problem:
+                    faults.append(str(problem))
+        return draft, faults
+
+    def draft(self) -> Draft:
+        """Raises `ConfigError` for what is no value of its key."""
+        draft, faults = self.edited()
+        if faults:
+            raise ConfigError(faults[0])
+        return draft
+
+    def config(self) -> RunConfig:
+        """Validated and guarded. Raises `ConfigError`."""
+        return self.draft().config(self.form.site.settings)
+
+    def valid(self) -> Draft:
+        """The draft without what is no value, for clicks that replace it anyway; of what no page sends nothing is left."""
+        try:
+            return self.edited()[0]
+        except ConfigError:
+            return Draft()
+
+
+def _in_null(tree: Tree, name: str) -> bool:
+    """Whether a key belongs to a section that is null."""
+    above, _, _ = name.rpartition(".")
+    return bool(above) and (lookup(tree, above) is None or _in_null(tree, above))
+
+
+def _kept(value: Any) -> Draft:
+    try:
+        return Draft.read(value)
+    except ConfigError:
+        return Draft()
+
+
+def _put_aside(draft: Draft | None) -> list[Any]:
+    """[what was put aside, the button that brings it back]."""
+    if draft is None:
+        return ["", gr.Button(visible=False)]
+    number = len(draft.changes)
+    several = number != 1
+    words = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
+    label = "Bring them back" if several else "Bring it back"
+    return [m.page(m.note(words, "warn")), gr.Button(visible=True, value=label)]
 
 
 def changed(draft: Draft, key: Key, value: Any) -> Draft:

@@ -6,10 +6,11 @@ signal check, which says whether there is anything to learn.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
@@ -19,19 +20,15 @@ from kit.errors import KitError
 from kit.ui import lab_view
 from kit.ui import markup as m
 from kit.ui.children import Job
-from kit.ui.draft import Draft
-from kit.ui.edits import late
-from kit.ui.edits import whole as replacing
+from kit.ui.draft import Draft, Form, Sent
 from kit.ui.lab_view import MOST_PROMPTS, MOST_TRIES
-from kit.ui.site import poll, said
-
-if TYPE_CHECKING:
-    from kit.ui.screen import Screen
+from kit.ui.site import QUIET, poll
 
 SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
 MOST_ROWS, MOST_EACH = 8, 16
+READING: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 4}
 NEVER = m.empty(
     "Not checked yet",
     "The signal check samples the model on real rows before you pay for a run: is it sometimes right, do the rewards of a "
@@ -39,35 +36,24 @@ NEVER = m.empty(
 )
 
 
-def build(screen: Screen) -> None:
+def build(form: Form) -> None:
     """The step."""
     with gr.Row():
-        screen.fields.add("reward.preset", label="Reward", info="")
-        screen.fields.add("reward.params", label="Its parameters", info="YAML, e.g. {format_weight: 0.1}")
+        form.add("reward.preset", label="Reward", info="")
+        form.add("reward.params", label="Its parameters", info="YAML, e.g. {format_weight: 0.1}")
     about = gr.HTML()
-    for event in (screen.draft.change, screen.blocks.load):
-        event(
-            lambda draft: described(draft),
-            [screen.draft],
-            [about],
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
-        )
-    place, row = _row(screen)
+    form.follows(described, about, queue=False)
+    place, row = _row(form)
     with gr.Tabs():
         with gr.Tab("Score"):
-            asked = _score(screen, place)
+            asked = _score(form, place)
         with gr.Tab("Let it write"):
-            _write(screen, place)
+            _write(form, place)
         with gr.Tab("Try to cheat"):
-            asked.append(_cheat(screen, place))
+            asked.append(_cheat(form, place))
         with gr.Tab("Signal check"):
-            _signal(screen)
-    gr.on(
-        [button.click for button in asked], lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [row],
-        js=late(2), api_visibility="private", show_progress="hidden", concurrency_limit=4,
-    )  # fmt: skip
+            _signal(form)
+    form.on(functools.partial(gr.on, [button.click for button in asked]), prompt, [place], [row], **READING)
 
 
 def described(value: Any) -> str:
@@ -87,17 +73,16 @@ def described(value: Any) -> str:
     return m.page(m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said")))
 
 
-def _row(screen: Screen) -> tuple[gr.Number, gr.HTML]:
+def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
     """The row that is worked on: its number, and where it is shown."""
     with gr.Row(elem_classes="tight low"):
         place = gr.Number(0, label="Training row", precision=0, minimum=0, scale=1, min_width=120, elem_id="lab-row")
         show = gr.Button("Show the row", size="md", scale=1, min_width=150)
         other = gr.Button("Next row", size="md", scale=1, min_width=120)
     shown = gr.HTML(m.page(m.tag("p", "The row is read when you first ask.", class_="dim")))
-    listen: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": 4}
-    place.change(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], **listen)
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
-    show.click(lambda draft, at: prompt(screen, draft, at), [screen.draft, place], [shown], js=late(2), **listen)
+    for event in (place.change, show.click):
+        form.on(event, prompt, [place], [shown], **READING)
     return place, shown
 
 
@@ -108,10 +93,10 @@ def whole(value: Any, most: int = 10_000_000) -> int:
     )
 
 
-def prompt(screen: Screen, value: Any, at: Any) -> str:
+def prompt(sent: Sent, at: Any) -> str:
     """One training row."""
     try:
-        found = screen.site.benches.ask("rows", _config(screen, value), start=whole(at), count=1)
+        found = _ask(sent, "rows", start=whole(at), count=1)
     except KitError as problem:
         return m.error(problem)
     if not found["rows"]:
@@ -119,11 +104,11 @@ def prompt(screen: Screen, value: Any, at: Any) -> str:
     return lab_view.row(found["rows"][0])
 
 
-def _config(screen: Screen, value: Any) -> RunConfig:
-    return screen.read(value).config(screen.site.settings)
+def _ask(sent: Sent, question: str, **more: Any) -> Any:
+    return sent.form.site.benches.ask(question, sent.config(), **more)
 
 
-def _score(screen: Screen, place: gr.Number) -> list[gr.Button]:
+def _score(form: Form, place: gr.Number) -> list[gr.Button]:
     """Returns the buttons that read the row."""
     box = gr.Textbox(
         label="Completions",
@@ -139,16 +124,8 @@ def _score(screen: Screen, place: gr.Number) -> list[gr.Button]:
     out = gr.HTML(
         m.empty("Nothing scored yet", "Paste completions, or fill in examples, and see each part of the reward decide.")
     )
-    listen: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
-    inputs = [screen.draft, place, box]
-
-    def marked(draft: Any, at: Any, text: Any) -> str:
-        return scored(screen, draft, at, text)
-
-    score.click(marked, inputs, [out], js=late(3), **listen)
-    examples.click(
-        lambda draft, at: filled(screen, draft, at), [screen.draft, place], [box, out], js=late(2), **listen
-    ).then(marked, inputs, [out], js=late(3), **listen)
+    form.on(score.click, scored, [place, box], [out], concurrency_limit=4)
+    form.on(examples.click, filled, [place], [box, out], concurrency_limit=4)
     return [score, examples]
 
 
@@ -165,32 +142,31 @@ def completions(text: Any) -> list[str]:
     return parts
 
 
-def scored(screen: Screen, value: Any, at: Any, text: Any) -> str:
+def scored(sent: Sent, at: Any, text: Any) -> str:
     """The pasted completions, part by part."""
     try:
-        found = screen.site.benches.ask("score", _config(screen, value), row=whole(at), completions=completions(text))
+        return lab_view.group(_ask(sent, "score", row=whole(at), completions=completions(text)))
     except KitError as problem:
         return m.error(problem)
-    return lab_view.group(found)
 
 
-def filled(screen: Screen, value: Any, at: Any) -> list[Any]:
-    """A right and a wrong answer in the reward's style, a right one without it, and one that was cut."""
+def filled(sent: Sent, at: Any) -> list[Any]:
+    """[a right and a wrong answer in the reward's style, a right one without it, and one that was cut; what they score]."""
     try:
-        texts = screen.site.benches.ask("examples", _config(screen, value), row=whole(at))
+        text = "\n---\n".join(_ask(sent, "examples", row=whole(at)))
     except KitError as problem:
         return [gr.skip(), m.error(problem)]
-    return ["\n---\n".join(texts), gr.skip()]
+    return [text, scored(sent, at, text)]
 
 
-def _write(screen: Screen, place: gr.Number) -> None:
+def _write(form: Form, place: gr.Number) -> None:
     gr.HTML(m.page(m.tag("p", "The model as it is now answers this row and the ones after it, sampled as in training.",
                          class_="dim")))  # fmt: skip
     with gr.Row():
         rows = gr.Slider(1, MOST_ROWS, 2, step=1, label="Rows")
         each = gr.Slider(2, MOST_EACH, 4, step=1, label="Completions each")
     _job(
-        screen,
+        form,
         SIGNAL,
         "Write and score",
         [place, rows, each],
@@ -203,7 +179,7 @@ def _write(screen: Screen, place: gr.Number) -> None:
     )
 
 
-def _cheat(screen: Screen, place: gr.Number) -> gr.Button:
+def _cheat(form: Form, place: gr.Number) -> gr.Button:
     """Returns the button that reads the row."""
     gr.HTML(m.page(m.tag("p", "Known ways to earn a reward without solving anything, tried on this row: training finds each that "
                          "works. None may reach what an honest right answer earns.", class_="dim")))  # fmt: skip
@@ -222,22 +198,8 @@ def _cheat(screen: Screen, place: gr.Number) -> gr.Button:
     out = gr.HTML(
         m.empty("Not tried yet", "Some thirty hacks take a second; an audit of several rows takes up to a minute.")
     )
-    many.click(
-        lambda draft, given: audited(screen, draft, given),
-        [screen.draft, style],
-        [out],
-        js=late(2),
-        api_visibility="private",
-        concurrency_limit=4,
-    )
-    run.click(
-        lambda draft, at, *given: cheated(screen, draft, at, *given),
-        [screen.draft, place, right, wrong, style],
-        [out],
-        js=late(5),
-        api_visibility="private",
-        concurrency_limit=4,
-    )
+    form.on(many.click, audited, [style], [out], concurrency_limit=4)
+    form.on(run.click, cheated, [place, right, wrong, style], [out], concurrency_limit=4)
     return run
 
 
@@ -247,37 +209,32 @@ def rewards_styles() -> list[str]:
     return list(STYLES)
 
 
-def cheated(screen: Screen, value: Any, at: Any, *given: Any) -> str:
+def cheated(sent: Sent, at: Any, *given: Any) -> str:
     """The known hacks, scored."""
-    named: dict[str, Any] = {
-        name: text
-        for name, text in zip(("right", "wrong", "style"), given, strict=True)
-        if isinstance(text, str) and len(text) < 2000
-    }
+    texts = zip(("right", "wrong", "style"), given, strict=True)
+    named: dict[str, Any] = {name: text for name, text in texts if isinstance(text, str) and len(text) < 2000}
     try:
-        found = screen.site.benches.ask("hacks", _config(screen, value), row=whole(at), **named)
+        return lab_view.hacks(_ask(sent, "hacks", row=whole(at), **named))
     except KitError as problem:
         return m.error(problem)
-    return lab_view.hacks(found)
 
 
-def audited(screen: Screen, value: Any, style: Any) -> str:
+def audited(sent: Sent, style: Any) -> str:
     """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
     try:
-        found = screen.site.benches.ask("audit", _config(screen, value), style=style if isinstance(style, str) else "")
+        return lab_view.audited(_ask(sent, "audit", style=style if isinstance(style, str) else ""))
     except KitError as problem:
         return m.error(problem)
-    return lab_view.audited(found)
 
 
-def _signal(screen: Screen) -> None:
+def _signal(form: Form) -> None:
     with gr.Row():
         prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
         each = gr.Slider(
             2, MOST_TRIES, 8, step=1, label="Completions each", info="The group size of training tells most."
         )
     _job(
-        screen,
+        form,
         SIGNAL,
         "Will it learn?",
         [prompts, each],
@@ -289,7 +246,7 @@ def _signal(screen: Screen) -> None:
 
 
 def _job(
-    screen: Screen,
+    form: Form,
     module: str,
     title: str,
     inputs: list[Any],
@@ -302,7 +259,7 @@ def _job(
 
     `sliders` are those that a suggestion sets, by the option of the command line that they stand for.
     """
-    site = screen.site
+    site = form.site
     with gr.Row(elem_classes="tight"):
         start = gr.Button(title, variant="primary", size="md")
         end = gr.Button("Stop", variant="stop", size="md", visible=False)
@@ -310,9 +267,9 @@ def _job(
     apply = gr.Button("Make this change", variant="secondary", size="md", visible=False)
     key, seen, change = gr.State(""), gr.State(""), gr.State([])
 
-    def begin(draft: Any, *given: Any) -> list[Any]:
+    def begin(sent: Sent, *given: Any) -> list[Any]:
         try:
-            config = _config(screen, draft)
+            config = sent.config()
             more = ask(*given)
             name = f"{job_prefix(module, config)}{sorted(more.items())}"
             site.jobs.start(name, module, {"config": config.model_dump(mode="json"), **more})
@@ -323,7 +280,7 @@ def _job(
     def again(draft: Any) -> list[Any]:
         """After a reload: the check of this configuration, where there was one."""
         try:
-            job = site.jobs.latest(job_prefix(module, _config(screen, draft)))
+            job = site.jobs.latest(job_prefix(module, Draft.read(draft).config(site.settings)))
         except KitError:
             job = None
         return [gr.skip()] * 6 if job is None else [job.key, *tick(job.key, "")]
@@ -337,35 +294,22 @@ def _job(
         return [job.stamp, html, gr.Button(visible=job.state == "running"), suggest, changes]
 
     outputs = [seen, out, end, apply, change]
-    start.click(begin, [screen.draft, *inputs], [key, *outputs], js=late(1 + len(inputs)), queue=False,
-                api_visibility="private")  # fmt: skip
-    screen.blocks.load(
-        again, [screen.draft], [key, *outputs], queue=False, show_progress="hidden", api_visibility="private"
-    )
+    form.on(start.click, begin, inputs, [key, *outputs], queue=False)
+    form.blocks.load(again, [form.draft], [key, *outputs], **QUIET)
     poll(tick, [key, seen], outputs)
     end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
     named = dict(sliders or {})
-    apply.click(
-        lambda draft, given: made(screen, draft, given, list(named)),
-        [screen.draft, change],
-        [screen.draft, screen.problem, *named.values()],
-        js=late(2),
-        queue=False,
-        api_visibility="private",
-    )
+    form.replaces(apply.click, lambda sent, given: made(sent, given, list(named)), [change], list(named.values()))
 
 
-def made(screen: Screen, value: Any, given: Any, sliders: list[str]) -> list[Any]:
-    """[the draft, what was done, *values of the sliders] after what a check suggests."""
+def made(sent: Sent, given: Any, sliders: list[str]) -> tuple[Any, ...]:
+    """(the draft or None, what was done, *values of the sliders) after what a check suggests."""
     actions = [one for one in given if isinstance(one, str)][:8] if isinstance(given, list) else []
     numbers = lab_view.numbers_of(actions)
     overrides = [one for one in actions if not one.startswith("--")]
     done = m.page(m.note(f"{lab_view.in_words(actions)}: done. Check again to see what it does.", "ok"))
-    found: list[Any] = said(
-        lambda: [replacing(screen.read(value).apply(overrides), value) if overrides else gr.skip(), done],
-        lambda why: [gr.skip(), m.error(why)],
-    )
-    return [*found, *(numbers.get(name, gr.skip()) for name in sliders)]
+    draft = sent.draft().apply(overrides) if overrides else None
+    return draft, done, *(numbers.get(name, gr.skip()) for name in sliders)
 
 
 def job_prefix(module: str, config: RunConfig) -> str:

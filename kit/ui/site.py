@@ -17,6 +17,8 @@ from kit.runs.worker import is_user_error
 from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 
+QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+"""How an event is listened to that takes milliseconds: outside of the queue, nothing blinks, no API."""
 RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
 """JavaScript for `Blocks.load(js=...)`: the id in `?run=<id>`."""
 

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
 
 from kit.config import EMBEDDED, RunConfig, load_config, preset_names
-from kit.errors import KitError, RunError
+from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
-from kit.ui.draft import Draft
-from kit.ui.edits import late, latest, whole
-from kit.ui.site import Site, address, said
-
-if TYPE_CHECKING:
-    from kit.ui.screen import Screen
+from kit.ui.draft import Draft, Form, Sent
+from kit.ui.site import QUIET, Site, address
 
 MOST_FOUND, DEEPEST = 40, 3
 SKIPPED = {"runs", "node_modules", "__pycache__"}
 
 
-def model_step(screen: Screen) -> None:
+def model_step(form: Form) -> None:
     """The step."""
     gr.HTML(m.page(m.tag("p", "What is trained. The embedded model needs no GPU and no download; a hub id is fetched at the "
                          "start of the run; a folder in Hugging Face layout is found below the folder that the page was "
                          "started in.")))  # fmt: skip
-    fields = screen.fields
-    fields.add("model.name", label="Model", choices=model_choices(screen), allow_custom_value=True, filterable=True)
+    form.add("model.name", label="Model", choices=model_choices(form), allow_custom_value=True, filterable=True)
     with gr.Row():
-        fields.add("model.load_in_4bit", label="4-bit weights (QLoRA)")
-        fields.add("model.lora", label="Train adapters (LoRA), not all weights")
-        fields.add("model.lora.rank", label="LoRA rank")
+        form.add("model.load_in_4bit", label="4-bit weights (QLoRA)")
+        form.add("model.lora", label="Train adapters (LoRA), not all weights")
+        form.add("model.lora.rank", label="LoRA rank")
     cards = gr.HTML()
     with gr.Accordion("Code that comes with the model", open=False):
         gr.HTML(m.page(m.note("Some models bring Python code that runs with your rights. Read the .py files of the repository "
@@ -43,41 +41,22 @@ def model_step(screen: Screen) -> None:
             name = gr.Textbox(label="Repository whose code may run", placeholder="organisation/model", scale=3)
             confirm = gr.Button("I have read it", scale=1)
 
-    def fits(draft: Any) -> str:
-        return where_it_fits(screen, draft)
-
-    for event in (screen.draft.change, screen.blocks.load):
-        event(
-            fits, [screen.draft], [cards], show_progress="hidden", api_visibility="private", trigger_mode="always_last"
-        )
-    confirm.click(
-        lambda draft, repository: said(
-            lambda: [whole(trust(screen.read(draft), repository), draft), ""], lambda why: [gr.skip(), m.error(why)]
-        ),
-        [screen.draft, name],
-        [screen.draft, screen.problem],
-        js=late(2),
-        queue=False,
-        api_visibility="private",
-    )
+    form.follows(lambda draft: where_it_fits(form.site, draft), cards)
+    form.replaces(confirm.click, lambda sent, repository: (trust(sent.draft(), repository), ""), [name])
 
 
 def trust(draft: Draft, repository: Any) -> Draft:
     """The draft with the code of its model allowed. Raises `ConfigError` unless the repository is named as it is."""
-    from dataclasses import replace
-
-    from kit.errors import ConfigError
-
     model = draft.tree()["model"]["name"]
     if not isinstance(repository, str) or repository.strip() != model or model == EMBEDDED:
         raise ConfigError(f"The model is '{model}'; write exactly that to let its code run.")
     return replace(draft.change("model.trust_remote_code", True), trusted=model)
 
 
-def model_choices(screen: Screen) -> list[str]:
+def model_choices(form: Form) -> list[str]:
     """The embedded model, model folders nearby, and what the presets name."""
     named = [load_config(name).model.name for name in preset_names()]
-    return list(dict.fromkeys([EMBEDDED, *folders(screen.site.settings.folder), *named]))
+    return list(dict.fromkeys([EMBEDDED, *folders(form.site.settings.folder), *named]))
 
 
 def folders(base: Path) -> list[str]:
@@ -97,12 +76,12 @@ def folders(base: Path) -> list[str]:
     return found[:MOST_FOUND]
 
 
-def where_it_fits(screen: Screen, value: Any) -> str:
+def where_it_fits(site: Site, value: Any) -> str:
     """A badge for each card."""
     try:
-        draft = screen.read(value)
-        config = draft.config(screen.site.settings)
-        found = screen.site.benches.plan(config, draft.preset, draft.overrides())
+        draft = Draft.read(value)
+        config = draft.config(site.settings)
+        found = site.benches.plan(config, draft.preset, draft.overrides())
     except KitError as problem:
         return m.error(problem)
     here = m.badge("fits this machine", "ok") if found["fits"] else m.badge("does not fit this machine", "fail")
@@ -135,19 +114,18 @@ FILES = (".jsonl", ".csv", ".parquet")
 A_PAGE = 5
 
 
-def data_step(screen: Screen) -> None:
+def data_step(form: Form) -> None:
     """The step."""
-    fields = screen.fields
-    fields.add("data.source", label="Source", choices=data_choices(screen), allow_custom_value=True)
+    form.add("data.source", label="Source", choices=data_choices(form), allow_custom_value=True)
     with gr.Row():
-        fields.add("data.prompt_column", label="Prompt column")
-        fields.add("data.reference_column", label="Reference column")
-    fields.add("data.system_prompt", label="System prompt", lines=2)
+        form.add("data.prompt_column", label="Prompt column")
+        form.add("data.reference_column", label="Reference column")
+    form.add("data.system_prompt", label="System prompt", lines=2)
     with gr.Row():
-        fields.add("data.limit", label="Rows at most")
-        fields.add("data.heldout", label="Held-out rows")
-        fields.add("data.max_prompt_tokens", label="Longest prompt (tokens)")
-    fields.add("data.task_params", label="Task parameters")
+        form.add("data.limit", label="Rows at most")
+        form.add("data.heldout", label="Held-out rows")
+        form.add("data.max_prompt_tokens", label="Longest prompt (tokens)")
+    form.add("data.task_params", label="Task parameters")
     start = gr.State(0)
     with gr.Row(elem_classes="tight"):
         look = gr.Button("Show rows", variant="primary", size="md", min_width=110)
@@ -158,21 +136,14 @@ def data_step(screen: Screen) -> None:
         m.empty("Not looked at yet", "Show rows reads the source and says what is used, left out and held out.")
     )
     lengths = gr.HTML()
-    outputs = [rows, start]
-    listen: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
-    look.click(lambda draft: preview(screen, draft, 0), [screen.draft], outputs, js=late(), **listen)
-    back.click(
-        lambda draft, at: preview(screen, draft, at, -A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
-    )
-    more.click(
-        lambda draft, at: preview(screen, draft, at, A_PAGE), [screen.draft, start], outputs, js=late(2), **listen
-    )
-    count.click(lambda draft: tokens(screen, draft), [screen.draft], [lengths], js=late(), **listen)
+    for button, further in ((look, None), (back, -A_PAGE), (more, A_PAGE)):
+        form.on(button.click, functools.partial(preview, further=further), [start], [rows, start], concurrency_limit=4)
+    form.on(count.click, tokens, [], [lengths], concurrency_limit=4)
 
 
-def data_choices(screen: Screen) -> list[str]:
+def data_choices(form: Form) -> list[str]:
     """Data files nearby and some tasks."""
-    return [*files(screen.site.settings.folder), *(f"reasoning-gym:{task}" for task in TASKS)]
+    return [*files(form.site.settings.folder), *(f"reasoning-gym:{task}" for task in TASKS)]
 
 
 def files(base: Path) -> list[str]:
@@ -190,12 +161,11 @@ def files(base: Path) -> list[str]:
     return found[:40]
 
 
-def preview(screen: Screen, value: Any, at: Any, step: int = 0) -> list[Any]:
-    """[rows as HTML, place of the first]."""
-    start = max(0, (at if isinstance(at, int) else 0) + step)
+def preview(sent: Sent, at: Any, further: int | None = None) -> list[Any]:
+    """[rows as HTML, place of the first], so many further than the place that is shown; from the first without."""
+    start = 0 if further is None else max(0, (at if isinstance(at, int) else 0) + further)
     try:
-        config = screen.read(value).config(screen.site.settings)
-        found = screen.site.benches.ask("rows", config, start=start, count=A_PAGE)
+        found = sent.form.site.benches.ask("rows", sent.config(), start=start, count=A_PAGE)
     except KitError as problem:
         return [m.error(problem), 0]
     if not found["rows"]:
@@ -249,10 +219,10 @@ def _row(row: dict[str, Any], info: dict[str, Any]) -> Markup:
     )
 
 
-def tokens(screen: Screen, value: Any) -> str:
+def tokens(sent: Sent) -> str:
     """Lengths as the model's tokenizer counts them."""
     try:
-        found = screen.site.benches.ask("lengths", screen.read(value).config(screen.site.settings))
+        found = sent.form.site.benches.ask("lengths", sent.config())
     except KitError as problem:
         return m.error(problem)
     highest = max(count for _, _, count in found["histogram"])
@@ -304,30 +274,26 @@ FILTER = """(text) => {
 }"""
 
 
-def settings_step(screen: Screen) -> None:
+def settings_step(form: Form) -> None:
     """The step."""
     how = gr.Radio(["The keys that matter most", "Every key"], value="The keys that matter most", label="Settings")
     with gr.Column(visible=True) as few:
         for names in IMPORTANT:
             with gr.Row():
                 for name, words in names.items():
-                    screen.fields.add(
-                        name, label=f"{words} ({breakable(name)})", elem_id=f"first-{name.replace('.', '-')}"
-                    )
+                    form.add(name, label=f"{words} ({breakable(name)})", elem_id=f"first-{name.replace('.', '-')}")
     with gr.Column(visible=False, elem_id="every-key") as all_keys:
         search = gr.Textbox(label="Find a key", placeholder="kl, checkpoint, seed …", elem_id="find-key")
         for name, field in RunConfig.model_fields.items():
             with gr.Accordion(name, open=True, elem_classes="key-section"):
                 words = (field.annotation.__doc__ or "") if field.annotation is not None else ""
                 gr.HTML(m.page(m.tag("small", words.strip().partition("\n")[0])))
-                _section(screen, name)
+                _section(form, name)
     how.change(
         lambda choice: [gr.Column(visible=choice != "Every key"), gr.Column(visible=choice == "Every key")],
         [how],
         [few, all_keys],
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
+        **QUIET,
     )
     search.input(None, [search], [], js=FILTER)
 
@@ -337,13 +303,13 @@ def breakable(name: str) -> str:
     return name.replace(".", ".\u200b")
 
 
-def _section(screen: Screen, section: str) -> None:
+def _section(form: Form, section: str) -> None:
     """All keys of a section, two in a row."""
-    names = [key.name for key in screen.fields.known.values() if key.section == section]
+    names = [key.name for key in form.keys.values() if key.section == section]
     for at in range(0, len(names), 2):
         with gr.Row(elem_classes="key-row"):
             for name in names[at : at + 2]:
-                screen.fields.add(name)
+                form.add(name)
 
 
 MOST_LIVE = 8
@@ -352,7 +318,7 @@ GO = "(place) => { if (place) window.location.href = place; }"
 _STARTING = threading.Lock()
 
 
-def plan_step(screen: Screen) -> None:
+def plan_step(form: Form) -> None:
     """The step."""
     check = gr.Button("Check and plan", variant="secondary", size="md")
     found = gr.HTML(
@@ -361,50 +327,31 @@ def plan_step(screen: Screen) -> None:
     fixes = gr.State([])
     apply = gr.Button("Make these changes", visible=False)
     with gr.Row():
-        screen.fields.add(
-            "run.id", label="Name of the run", elem_id="run-name", placeholder="made from preset and time"
-        )
+        form.add("run.id", label="Name of the run", elem_id="run-name", placeholder="made from preset and time")
         start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
     note = gr.HTML()
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box")
-    listen: dict[str, Any] = {"api_visibility": "private"}
-    check.click(
-        lambda draft: planned(screen, draft),
-        [screen.draft],
-        [found, fixes, apply],
-        js=late(),
-        concurrency_limit=2,
-        **listen,
-    )
-    apply.click(
-        lambda draft, given: said(
-            lambda: [whole(screen.read(draft).apply(_texts(given)), draft), ""], lambda why: [gr.skip(), m.error(why)]
-        ),
-        [screen.draft, fixes],
-        [screen.draft, screen.problem],
-        js=late(2),
-        **listen,
-    ).then(lambda draft: planned(screen, draft), [screen.draft], [found, fixes, apply], **listen)
-    start.click(
-        lambda draft: launch(screen.site, draft),
-        [screen.draft],
-        [note, place],
-        js=late(),
-        concurrency_limit=2,
-        trigger_mode="once",
-        **listen,
-    ).then(None, [place], [], js=GO)
+    outputs = [found, fixes, apply]
+    form.on(check.click, lambda sent: planned(form.site, sent.draft), [], outputs, concurrency_limit=2)
+    form.replaces(apply.click, _mended, [fixes], outputs, queue=True, concurrency_limit=2)
+    form.on(start.click, launch, [], [note, place], concurrency_limit=2, trigger_mode="once")
+    place.change(None, [place], [], js=GO)
 
 
 def _texts(value: Any) -> list[str]:
     return [one for one in value if isinstance(one, str)][:20] if isinstance(value, list) else []
 
 
-def planned(screen: Screen, value: Any) -> list[Any]:
+def _mended(sent: Sent, given: Any) -> tuple[Any, ...]:
+    draft = sent.draft().apply(_texts(given))
+    return draft, "", *planned(sent.form.site, lambda: draft)
+
+
+def planned(site: Site, read: Callable[[], Draft]) -> list[Any]:
     """[findings, overrides that make it fit, their button]."""
-    site, hidden = screen.site, gr.Button(visible=False)
+    hidden = gr.Button(visible=False)
     try:
-        draft = screen.read(value)
+        draft = read()
         config = draft.config(site.settings)
         plan = site.benches.plan(config, draft.preset, draft.overrides())
     except KitError as problem:
@@ -447,12 +394,13 @@ def _fixes(plan: dict[str, Any]) -> Markup:
     return m.card(m.tag("h3", "What makes it fit, the least harm first"), m.table(["change", "what it costs"], rows))
 
 
-def launch(site: Site, value: Any) -> list[str]:
+def launch(sent: Sent) -> list[str]:
     """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
     from kit.api.launch import start
 
+    site = sent.form.site
     try:
-        draft = latest(value)
+        draft = sent.draft()
         config = draft.config(site.settings)
         site.benches.ask("validate", config, seconds=180.0)
         with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds

@@ -275,9 +275,9 @@ def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
     config = page.config()
     button = next(one["id"] for one in config["components"] if one["props"].get("elem_id") == "start")
     event = next(one for one in config["dependencies"] if [button, "click"] in one["targets"] and one.get("backend_fn"))
-    draft = {"preset": "quickstart", "changes": changes}
+    sent = [json.dumps({"preset": "quickstart", "changes": changes}), *[None] * (len(event["inputs"]) - 1)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = [json.dumps(one) for one in pool.map(lambda _: page.queued(event["id"], [draft], 240.0), range(4))]
+        answers = [json.dumps(one) for one in pool.map(lambda _: page.queued(event["id"], sent, 240.0), range(4))]
     started = ["/run?run=twice" in answer for answer in answers]
     assert started.count(True) == 1, answers
     assert all("note fail" in answer for answer, won in zip(answers, started, strict=True) if not won)

@@ -1,4 +1,4 @@
-"""What was typed just before a click counts, and nothing is written into a box that somebody is typing in."""
+"""What stands in the boxes at a click is what counts, and nothing is written into a box that somebody is typing in."""
 
 from __future__ import annotations
 
@@ -11,141 +11,159 @@ import gradio as gr
 import pytest
 
 from kit.errors import ConfigError
-from kit.ui import edits, run
-from kit.ui.draft import Draft, Fields, Key, keys
-from kit.ui.new_run import _bring_back, _from_preset, _put_aside, _shown
+from kit.ui import run
+from kit.ui.draft import Draft, Form, Sent, _kept
+from kit.ui.new_run import _bring_back, _from_preset, written
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
-KEYS: dict[str, Key] = {key.name: key for key in keys()}
+NAMES = ("model.lora", "model.lora.rank", "model.load_in_4bit", "optimisation.steps", "run.seed", "run.id", "run.seed")
 
 
-def sent(draft: Draft, *on_their_way: tuple[str, Any]) -> dict[str, Any]:
-    """What a browser sends whose draft does not have the last edits yet."""
-    late = [
-        {"name": name, "value": value, "serial": at, "place": at} for at, (name, value) in enumerate(on_their_way, 1)
-    ]
-    return draft.as_dict() | {"turn": 7, "edits": late}
+@pytest.fixture
+def form(tmp_path: Path) -> Form:
+    """A few boxes, one key twice."""
+    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+    with gr.Blocks() as blocks:
+        made = Form(site, blocks)
+        for name in NAMES:
+            made.add(name)
+    return made
 
 
-def test_a_draft_is_read_with_what_is_on_its_way() -> None:
-    draft = edits.latest(sent(Draft().change("run.seed", 3), ("run.id", "named"), ("optimisation.steps", "9")))
-    assert draft.changes == {"run.seed": 3, "run.id": "named", "optimisation.steps": 9}
-    with pytest.raises(ConfigError, match="whole number"):
-        edits.latest(sent(Draft(), ("optimisation.steps", "many")))
+UNCHANGED = Draft()
 
 
-def test_of_two_edits_at_once_both_stay() -> None:
-    value = sent(Draft(), ("model.lora.rank", "32"), ("model.load_in_4bit", True))
-    draft, problem = edits.edited(value, KEYS["model.load_in_4bit"], 2, True)
-    assert draft["changes"] == {"model.lora.rank": 32, "model.load_in_4bit": True}
-    assert (draft["turn"], draft["seen"], draft["edited"], problem) == (7, 2, [1, 2], "")
+def sent(form: Form, draft: Draft = UNCHANGED, **typed: Any) -> Sent:
+    """What a browser sends whose boxes were filled from `draft`; `typed` by the last part of a key, the first box of it."""
+    boxes = form.values(draft)
+    for name, value in typed.items():
+        boxes[next(at for at, key in enumerate(NAMES) if key.endswith(name))] = value
+    return Sent(form, json.dumps(draft.as_dict()), boxes)
 
 
-def test_what_is_no_value_is_said_and_keeps_nothing_else_out() -> None:
-    value = sent(Draft(), ("optimisation.steps", "many"), ("run.seed", "4"))
-    draft, problem = edits.edited(value, KEYS["run.seed"], 2, "4")
+def boxes(form: Form, filled: list[Any]) -> dict[str, Any]:
+    """What is written into which box."""
+    return {name: one for name, one in zip(NAMES, filled[4:], strict=True) if one != gr.skip()}
+
+
+def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
+    draft = Draft().change("run.seed", 3)
+    assert sent(form, draft).draft() == draft
+    typed = sent(form, draft, id="named", steps="9", rank="32", load_in_4bit=True)
+    changes = {
+        "run.seed": 3,
+        "model.lora.rank": 32,
+        "model.load_in_4bit": True,
+        "optimisation.steps": 9,
+        "run.id": "named",
+    }
+    assert typed.draft().changes == changes
+    assert sent(form, draft, seed=None).draft() == draft, "a box of which nothing was sent"
+
+
+@pytest.mark.parametrize("at", [4, 6])
+def test_of_two_boxes_of_a_key_the_one_that_differs_counts(form: Form, at: int) -> None:
+    given = sent(form)
+    given.boxes[at] = "5"
+    assert given.draft().changes == {"run.seed": 5}
+
+
+def test_what_is_no_value_is_said_and_keeps_nothing_else_out(form: Form) -> None:
+    wrong = sent(form, steps="many", seed="4")
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        wrong.draft()
+    said, faults, state, command, _, draft = written(wrong, Draft().as_dict())
+    assert "expected a whole number" in faults
+    assert said == ""
+    assert "The schema accepts it" in state
+    assert command.startswith("grpo-kit train quickstart -o run.seed=4 -o 'run.root=")
     assert draft["changes"] == {"run.seed": 4}
-    assert "expected a whole number" in problem
-    assert draft["seen"] == 2  # and it is not sent again
+    assert written(sent(form, seed="4"), draft)[5] == gr.skip(), "what is known already is not sent"
 
 
-def test_a_box_that_was_only_passed_through_is_no_edit() -> None:
-    base = Draft().change("model.lora", None)
-    draft, problem = edits.edited(base.as_dict(), KEYS["model.lora.rank"], 0, "")
-    assert (draft, problem) == (gr.skip(), "")
+def test_what_a_click_said_stays_until_something_is_changed(form: Form) -> None:
+    assert written(sent(form), None)[0] == gr.skip()
+    assert written(sent(form, seed="4"), None)[0] == ""
 
 
-@pytest.mark.parametrize("forged", ["x", [3], [{"name": "run.root", "value": "/"}], [{"name": ["a"]}], [{}], {"a": 1}])
-def test_edits_that_no_page_sends_are_left_out(forged: Any) -> None:
-    assert edits.latest(Draft().as_dict() | {"edits": forged}) == Draft()
+def test_a_section_that_is_switched_off_takes_its_keys_with_it(form: Form) -> None:
+    off = sent(form, lora=False, rank="8")
+    assert off.draft().changes == {"model.lora": None}
+    base = off.draft()
+    assert sent(form, base).draft() == base
+    on = sent(form, base, lora=True, rank="8").draft()
+    assert on.tree()["model"]["lora"]["rank"] == 8
+    assert sent(form, base, lora=True).draft().tree()["model"]["lora"]["rank"] == 16, "its box was empty"
 
 
-def test_only_what_differs_is_written_and_not_where_it_was_typed() -> None:
-    fields = Fields()
-    for name in ("optimisation.steps", "optimisation.learning_rate", "optimisation.steps"):
-        fields.add(name)
-    screen: Any = SimpleNamespace(fields=fields, read=edits.latest)
-    before = _shown(screen, Draft().as_dict())[0]
-    draft, _ = edits.edited(Draft().as_dict(), KEYS["optimisation.steps"], 0, "123")
-    now, *boxes = _shown(screen, draft, before, edits.places(draft))
-    assert boxes[:4] == [gr.skip(), gr.skip(), "123", gr.skip()]
-    assert now[:4] == [0, "123", before[2], "123"]
-    # A draft that takes the place of another is shown by all, whatever stands in them.
-    whole = edits.whole(Draft())
-    assert _shown(screen, whole, before, edits.places(whole))[1 : len(before)] == before[1:]
+def test_a_box_that_holds_what_it_should_is_left_alone(form: Form) -> None:
+    typing = sent(form, steps="12").boxes
+    new = Draft().change("model.lora.rank", 32)
+    base, preset, *_ = filled = form.filled(new, typing)
+    assert boxes(form, filled) == {
+        "optimisation.steps": str(new.tree()["optimisation"]["steps"]),
+        "model.lora.rank": "32",
+    }
+    assert Draft.read(json.loads(base)) == new
+    assert preset == "quickstart"
+    assert base != form.filled(new, typing)[0], "what follows from it is made anew each time"
+    assert form.filled(None, typing) == [gr.skip()] * len(filled)
 
 
-def test_before_the_first_answer_only_what_differs_is_written() -> None:
-    """Somebody may be typing by then."""
-    fields = Fields()
-    for name in ("optimisation.steps", "run.seed"):
-        fields.add(name)
-    screen: Any = SimpleNamespace(fields=fields, read=edits.latest)
-    first = [None, *fields.values(Draft()), "quickstart"]
-    assert _shown(screen, Draft().as_dict(), first, None)[1:4] == [gr.skip()] * 3
-    assert _shown(screen, Draft().as_dict(), first, [])[1:4] == [gr.skip()] * 3
-    kept = Draft().change("run.seed", 7).as_dict() | {"edited": [1]}
-    assert _shown(screen, kept, first, [])[1:4] == [gr.skip(), "7", gr.skip()]
+@pytest.mark.parametrize("base", [None, 7, "", "{", "[]", '"x"', "[" * 100_000, json.dumps({"preset": "/etc"})])
+def test_a_base_that_no_page_sends_is_refused_and_starting_over_always_goes(form: Form, base: Any) -> None:
+    forged = Sent(form, base, [None] * len(NAMES))
+    if base is None or base == 7:
+        assert forged.draft() == Draft()
+    else:
+        with pytest.raises(ConfigError):
+            forged.draft()
+    assert forged.valid() == Draft()
 
 
-def test_an_answer_tells_which_draft_it_belongs_to() -> None:
-    value = sent(Draft(), ("run.seed", "4"))
-    answer = json.loads(edits.answered(value, KEYS["run.seed"], 1, "4"))
-    assert (answer["turn"], answer["draft"]["changes"], answer["problem"]) == (7, {"run.seed": 4}, "")
-    again = edits.answered(value, KEYS["run.seed"], 1, "4")
-    assert again != edits.answered(value, KEYS["run.seed"], 1, "4")  # the browser hears only of what changes
-    wrong = json.loads(edits.answered(Draft().as_dict(), KEYS["run.seed"], 1, "many"))
-    assert (wrong["turn"], wrong["draft"]["changes"]) == (0, {})
-    assert "expected a whole number" in wrong["problem"]
-
-
-def test_what_another_preset_takes_the_place_of_is_kept_aside() -> None:
+def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> None:
     mine = Draft().change("run.seed", 3).change("optimisation.steps", 9)
-    other, problem = _from_preset(mine.as_dict(), "gsm8k")
-    assert (other["preset"], other["changes"], problem) == ("gsm8k", {}, "")
-    words, button = _put_aside(other)
+    other, problem = _from_preset(sent(form, mine), "gsm8k")
+    assert (other.preset, other.changes, problem) == ("gsm8k", {}, "")
+    _, _, words, button, *_ = form.filled(other, [None] * len(NAMES))
     assert "2 changes of &#39;quickstart&#39; are put aside" in words
     assert button.visible
-    third, _ = _from_preset(other, "countdown")  # nothing was changed in between
-    assert edits.aside(third) == mine
-    draft, _ = edits.edited(third, KEYS["run.seed"], 0, "5")
-    assert edits.aside(draft) == mine
-    back, _ = _bring_back(draft)
-    assert Draft.read(back) == mine
-    assert edits.aside(back) == Draft("countdown", {"run.seed": 5})  # and there and back again
-    assert "aside" not in _bring_back(other)[0]
+    third, _ = _from_preset(sent(form, other), "countdown")  # nothing was changed in between
+    assert third.aside == mine
+    back, _ = _bring_back(sent(form, third, seed="5"))
+    assert back == mine
+    assert back.aside == Draft("countdown", {"run.seed": 5})  # and there and back again
+    again, _ = _bring_back(sent(form, other))
+    assert again is not None
+    assert again.aside is None
+    assert _kept(third.as_dict()).aside == mine, "a reload keeps it"
 
 
-def test_starting_over_keeps_what_was_typed_last_if_it_is_a_value() -> None:
-    assert edits.aside(edits.instead(Draft(), sent(Draft(), ("run.seed", "4")))) == Draft(changes={"run.seed": 4})
+def test_starting_over_keeps_what_was_typed_last_if_it_is_a_value(form: Form) -> None:
+    assert Draft().instead_of(sent(form, seed="4").valid()).aside == Draft(changes={"run.seed": 4})
     mine = Draft().change("run.seed", 3)
-    assert edits.aside(edits.instead(Draft(), sent(mine, ("optimisation.steps", "many")))) == mine
-    assert edits.aside(edits.instead(Draft(), Draft().as_dict())) is None
+    assert Draft().instead_of(sent(form, mine, steps="many").valid()).aside == mine
+    assert Draft().instead_of(sent(form).valid()).aside is None
 
 
 @pytest.mark.parametrize("forged", [7, "x", {"preset": "/etc"}, {"changes": {"__class__": 1}}, {"changes": 3}])
-def test_what_no_page_puts_aside_is_not_brought_back(forged: Any) -> None:
-    value = Draft().as_dict() | {"aside": forged}
-    assert _put_aside(value)[0] == ""
-    draft, problem = _bring_back(value)
-    assert draft == gr.skip()
-    assert problem == "" if not isinstance(forged, dict) else "note fail" in problem
-    assert "preset" in edits.instead(Draft(), {"preset": ["x"], "aside": forged})  # starting over always goes
+def test_what_no_page_puts_aside_is_not_brought_back(form: Form, forged: Any) -> None:
+    base = json.dumps(Draft().as_dict() | {"aside": forged})
+    assert _bring_back(Sent(form, base, [None] * len(NAMES))) == (None, "")
 
 
-def test_start_uses_what_was_typed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.api.launch
     from kit.ui import children
     from kit.ui.steps import launch
 
     monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: [])
     monkeypatch.setattr(kit.api.launch, "start", lambda config: SimpleNamespace(id=config.run.id))
-    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-    note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
+    note, place = launch(sent(form, id="typed-last"))
     assert place == "/run?run=typed-last", note
-    site.store.create("typed-last")
-    note, place = launch(site, sent(Draft(), ("run.id", "typed-last")))
+    form.site.store.create("typed-last")
+    note, place = launch(sent(form, id="typed-last"))
     assert "There is a run &#39;typed-last&#39; already. Give another name" in note
     assert "-o " not in note, "the page has a box for it"
     assert place == ""

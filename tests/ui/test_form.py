@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kit.config import RunConfig, Section, load_config, preset_names
 from kit.errors import ConfigError
-from kit.ui.draft import HIDDEN, Draft, Fields, Key, changed, component, keys, lookup, read, shown
+from kit.ui.draft import HIDDEN, Draft, Key, changed, component, keys, lookup, read, shown
 
 KEYS = {key.name: key for key in keys()}
 
@@ -103,13 +103,6 @@ def test_adapters_can_be_turned_off_and_on() -> None:
 
 def test_a_label_names_its_section() -> None:
     assert component(KEYS["evaluation.every"], 0).label == "evaluation.every"
-
-
-def test_a_key_may_stand_twice() -> None:
-    fields = Fields()
-    for _ in range(2):
-        fields.add("run.seed")
-    assert fields.values(Draft().change("run.seed", 5)) == ["5", "5"]
 
 
 def test_names_are_chosen_from_what_is_registered() -> None:

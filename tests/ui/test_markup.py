@@ -168,14 +168,14 @@ def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
 def test_the_buttons_of_a_signal_check_set_sliders_and_settings() -> None:
     from types import SimpleNamespace
 
-    from kit.ui.edits import latest
+    from kit.ui.draft import Draft
     from kit.ui.lab import made
 
-    screen: Any = SimpleNamespace(read=latest)
+    sent: Any = SimpleNamespace(draft=Draft)
     sliders = ["--prompts", "--k"]
-    draft, done, prompts, each = made(screen, {}, ["--prompts 64"], sliders)
-    assert (draft, prompts, each) == (gr.skip(), 64, gr.skip())
+    draft, done, prompts, each = made(sent, ["--prompts 64"], sliders)
+    assert (draft, prompts, each) == (None, 64, gr.skip())
     assert "Sample 64 prompts: done" in done
-    draft, _, *kept = made(screen, {}, ["generation.num_generations=16", "--k x", 3], sliders)
-    assert draft["changes"] == {"generation.num_generations": 16}
+    draft, _, *kept = made(sent, ["generation.num_generations=16", "--k x", 3], sliders)
+    assert draft.changes == {"generation.num_generations": 16}
     assert kept == [gr.skip(), gr.skip()]

@@ -21,7 +21,8 @@ import kit.api.launch
 from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
-from kit.ui import children, edits, home, new_run, run
+from kit.ui import children, home, new_run, run
+from kit.ui.draft import Form
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 __all__ = ["browser", "tab"]
@@ -89,7 +90,33 @@ def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> N
     new.wait_for_timeout(1500)  # the first answer of the page writes every box
     box(new, "key-model-lora-rank").fill("32")
     new.get_by_label("4-bit weights").locator("visible=true").first.click(delay=60)
-    expect(new.locator("#command textarea")).to_have_value(re.compile("rank=32 -o model.load_in_4bit=true"))
+    expect(new.locator("#command textarea")).to_have_value(
+        re.compile("-o model.load_in_4bit=true -o model.lora.rank=32")
+    )
+
+
+def test_a_key_that_stands_twice_shows_the_same_and_a_section_comes_with_its_keys(
+    here: Any, tab: Callable[..., Tab]
+) -> None:
+    new = tab(here, "/new")
+    sees(new, "The schema accepts it")
+    command, rank, lora = new.locator("#command textarea"), "#key-model-lora-rank textarea", "#key-model-lora input"
+    new.locator(lora).first.uncheck()
+    expect(command).to_have_value(re.compile("model.lora=null(?!.*rank)"))
+    new.reload()
+    expect(new.locator(rank).first).to_have_value("")
+    new.locator(lora).first.check()
+    expect(new.locator(rank).first).to_have_value("16")
+    new.locator(rank).first.fill("24")
+    step(new, "4 Settings")
+    new.get_by_label("Every key").check()
+    expect(new.locator(rank).nth(1)).to_have_value("24")
+    expect(new.locator(lora).nth(1)).to_be_checked()
+    new.locator(rank).nth(1).fill("48")
+    new.locator(rank).nth(1).blur()
+    expect(command).to_have_value(re.compile("rank=48"))
+    step(new, "1 Model")
+    expect(new.locator(rank).first).to_have_value("48")
 
 
 def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) -> None:
@@ -105,16 +132,16 @@ def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) 
 def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, answered = edits.answered, threading.Event()
+    known, answered = new_run.written, threading.Event()
 
-    def late(value: Any, key: Any, place: int, given: Any) -> str:
-        text = known(value, key, place, given)
-        if given == "77":
+    def late(sent: Any, kept: Any) -> Any:
+        found = known(sent, kept)
+        if "77" in sent.boxes:
             time.sleep(2)
             answered.set()
-        return text
+        return found
 
-    monkeypatch.setattr(edits, "answered", late)
+    monkeypatch.setattr(new_run, "written", late)
     new = tab(here, "/new")
     sees(new, "The schema accepts it")
     for click, preset in (("Start over", "quickstart"), ("", "gsm8k")):
@@ -151,13 +178,13 @@ def test_another_preset_puts_changes_aside_and_they_can_be_brought_back(here: An
 def test_what_is_typed_before_the_first_answer_stays(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = new_run._shown
+    known = Form.filled
 
     def late(*given: Any) -> Any:
         time.sleep(2)
         return known(*given)
 
-    monkeypatch.setattr(new_run, "_shown", late)
+    monkeypatch.setattr(Form, "filled", late)
     new = tab(here, "/new")
     box(new, "key-model-lora-rank").click()
     box(new, "key-model-lora-rank").fill("24")
