@@ -484,9 +484,13 @@ class Form:
         self._listen(
             functools.partial(gr.on, triggers), follow, [self.draft], outputs, trigger_mode="always_last", **QUIET
         )
-        self._listen(
-            self.blocks.load, lambda sent, kept: self.filled(_kept(kept), sent.boxes), [self.draft], self.shown, **QUIET
-        )
+
+        def load(sent: Sent, kept: Any) -> list[Any]:
+            draft = _kept(kept)
+            base, *found = self.filled(draft, sent.boxes)
+            return [base, *found, *follow(Sent(self, base, self.values(draft)), kept)]
+
+        self._listen(self.blocks.load, load, [self.draft], [*self.shown, *outputs], **QUIET)
 
     def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
         """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""
