@@ -271,7 +271,7 @@ def _job(
         try:
             config = sent.config()
             more = ask(*given)
-            name = f"{job_prefix(module, config)}{sorted(more.items())}"
+            name = f"{job_prefix(title, config)}{sorted(more.items())}"
             site.jobs.start(name, module, {"config": config.model_dump(mode="json"), **more})
         except KitError as problem:
             return ["", "", m.error(problem), gr.Button(visible=False), gr.Button(visible=False), []]
@@ -280,7 +280,7 @@ def _job(
     def again(draft: Any) -> list[Any]:
         """After a reload: the check of this configuration, where there was one."""
         try:
-            job = site.jobs.latest(job_prefix(module, Draft.read(draft).config(site.settings)))
+            job = site.jobs.latest(job_prefix(title, Draft.read(draft).config(site.settings)))
         except KitError:
             job = None
         return [gr.skip()] * 6 if job is None else [job.key, *tick(job.key, "")]
@@ -312,9 +312,9 @@ def made(sent: Sent, given: Any, sliders: list[str]) -> tuple[Any, ...]:
     return draft, done, *(numbers.get(name, gr.skip()) for name in sliders)
 
 
-def job_prefix(module: str, config: RunConfig) -> str:
+def job_prefix(title: str, config: RunConfig) -> str:
     """The same question about the same configuration has the same key in every browser."""
-    return f"{module}:{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}:"
+    return f"{title}:{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}:"
 
 
 def progress(job: Job, show: Any) -> tuple[str, list[str]]:
