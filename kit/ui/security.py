@@ -1,7 +1,8 @@
 """Every request passes here before anything else sees it: who asks, from where, for what, and how much of it.
 
-An ASGI middleware and no option of Gradio's, so that it holds for all routes alike, those of later versions included:
-what is not listed is not there.
+An ASGI middleware, so that it holds for all routes alike, those of later versions included: what is not listed is not there.
+With Gradio's own `auth` and Starlette's TrustedHostMiddleware in its place, 42 of the 82 tests of tests/ui/test_security_http.py
+fail: uploads and further routes are open, other sites may post, bodies have no limit, routes beside Gradio's ask for no password.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,15 +32,14 @@ MOST_WAITING = 20
 """Passwords that may wait to be looked at."""
 REALM = b'Basic realm="grpo-kit", charset="UTF-8"'
 
-PAGES = ("", "new", "run", "compare", "chat", "export")
 READ = re.compile(
-    rf"/(?:{'|'.join(filter(None, PAGES))})?/?"
-    r"|/(?:assets|static)/[\w./@+-]+"
+    r"/(?:assets|static)/[\w./@+-]+"
     r"|/(?:config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|health)/?"
     r"|/gradio_api/(?:info|app_id|startup-events|queue/data|theme\.css|heartbeat/\w+|user|login_check)/?"
     r"|/runs/[^/]+/(?:report\.html|export/.+)"
 )
-"""What may be asked for with GET. Gradio's uploads, files, proxies, recordings, monitoring and code editors are not."""
+"""What may be asked for with GET beside the screens. Gradio's uploads, files, proxies, recordings, monitoring and code editors
+are not."""
 WRITE = re.compile(r"/gradio_api/(?:queue/join|run/predict|cancel|reset|heartbeat/\w+)/?")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
@@ -74,8 +74,8 @@ class Gate:
     many at once finds no more of them. Who is logged in does not wait.
     """
 
-    def __init__(self, app: App, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(self, app: App, settings: Settings, screens: Sequence[str] = ()) -> None:
+        self.app, self.settings, self.screens = app, settings, frozenset(("", *screens))
         self._one, self._waiting = asyncio.Lock(), 0
         self._admitted: set[bytes] = set()  # digests of headers
 
@@ -98,7 +98,7 @@ class Gate:
         if self.settings.accounts and not await self._is_admitted(headers.get(b"authorization")):
             raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
         self._check_origin(scope["method"], headers)
-        check_target(scope)
+        check_target(scope, self.screens)
         check_length(headers)
 
     async def _is_admitted(self, header: bytes | None) -> bool:
@@ -159,8 +159,8 @@ def admitted(settings: Settings, header: bytes | None) -> bool:
     return settings.admits(name, password)
 
 
-def check_target(scope: Scope) -> None:
-    """Refuses paths that are not listed, and those that could mean another one than they seem to."""
+def check_target(scope: Scope, screens: Collection[str]) -> None:
+    """Refuses paths that are neither a screen's nor listed, and those that could mean another one than they seem to."""
     path, raw = scope["path"], scope.get("raw_path") or b""
     if len(raw) + len(scope.get("query_string", b"")) > LONGEST_TARGET:
         raise Refusal(414, "That address is too long.")
@@ -171,7 +171,7 @@ def check_target(scope: Scope) -> None:
     known = READ if method in ("GET", "HEAD") else WRITE if method == "POST" else None
     if known is None:
         raise Refusal(405, "That is not done here.")
-    if not known.fullmatch(path):
+    if not known.fullmatch(path) and (known is WRITE or path.strip("/") not in screens):
         raise Refusal(404, "There is no such page.")
 
 

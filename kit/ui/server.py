@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,11 +113,46 @@ def _warm() -> None:
         import matplotlib.pyplot  # noqa: F401
 
 
+def import_gradio() -> Any:
+    """The module `gradio`, started without work that this page has no use for: with `without_applications` the page is up
+    after 4.1 s of CPU time instead of 7. Raises `ImportError` where it is not installed.
+
+    Gradio parses the source of each of its components, twice, to write a stub (.pyi) for editors beside it in
+    site-packages: a third of its import. It passes over a class whose source file is not known, so none is known meanwhile.
+    """
+    known = inspect.getfile
+
+    def unless_a_component(thing: Any) -> str:
+        if isinstance(thing, type) and hasattr(thing, "EVENTS"):
+            raise OSError("no stub is written")
+        return known(thing)
+
+    inspect.getfile = unless_a_component  # type: ignore[assignment]
+    try:
+        import gradio
+    finally:
+        inspect.getfile = known
+    return gradio
+
+
+@contextmanager
+def without_applications() -> Iterator[None]:
+    """While a page is put together: the end of each screen makes a web application of all routes, which the next throws
+    away. The one that is mounted is made afterwards; whoever mounts it sets `Blocks.app` to it.
+    """
+    from gradio.routes import App
+
+    known = App.__dict__["create_app"]
+    App.create_app = staticmethod(lambda *given, **named: None)
+    try:
+        yield
+    finally:
+        App.create_app = known
+
+
 def make_app(settings: Settings) -> Any:
     """The whole application behind its gate, as ASGI."""
     os.environ.update(OFFLINE)
-    from kit.ui.gradio_quick import import_gradio, without_applications
-
     try:
         gr = import_gradio()
     except ImportError:
@@ -126,7 +162,7 @@ def make_app(settings: Settings) -> Any:
     from fastapi import FastAPI
     from starlette.routing import Mount
 
-    from kit.ui.page import build, head, style, theme
+    from kit.ui.page import SCREENS, build, head, style, theme
     from kit.ui.security import Gate
     from kit.ui.site import Site
 
@@ -167,7 +203,7 @@ def make_app(settings: Settings) -> Any:
             blocked_paths=["/"],
         )
     blocks.app = next(route.app for route in app.routes if isinstance(route, Mount))
-    return Gate(mounted, settings)
+    return Gate(mounted, settings, [path for _, path, _ in SCREENS])
 
 
 def announcing(config: Any, settings: Settings) -> Any:

@@ -14,7 +14,7 @@ import httpx
 from starlette.routing import Mount
 
 from kit.ui import server
-from kit.ui.gradio_quick import import_gradio, without_applications
+from kit.ui.server import import_gradio, without_applications
 from kit.ui.settings import Settings
 
 ACCOUNTS = {"ada": "correct-horse"}
