@@ -104,6 +104,7 @@ def test_a_key_that_stands_twice_shows_the_same_and_a_section_comes_with_its_key
     new.locator(lora).first.uncheck()
     expect(command).to_have_value(re.compile("model.lora=null(?!.*rank)"))
     new.reload()
+    sees(new, "The schema accepts it")
     expect(new.locator(rank).first).to_have_value("")
     new.locator(lora).first.check()
     expect(new.locator(rank).first).to_have_value("16")
