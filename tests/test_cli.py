@@ -97,7 +97,7 @@ def test_lists_name_what_there_is() -> None:
     assert "quickstart" in run("config", "presets")
     listed = run("reward", "list")
     assert "gsm8k-reasoning" in listed
-    assert "no other packages." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"
+    assert "other packages by `python`." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"
     assert "accuracy" in run("reward", "show", "gsm8k-reasoning")
 
 
