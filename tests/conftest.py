@@ -117,17 +117,23 @@ class Attempt:
 def attempt(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Attempt]]:
-    """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`."""
+    """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`.
+
+    Without curves.png, and without report.html unless `draw=True`: a second of drawing, which is another's test.
+    """
+    import kit.runner.console
     import kit.train
     from kit.config import load_config
     from kit.runs.store import RunDir
     from kit.runs.worker import serve
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kit.runner.console.draw_curves", lambda *_: None)  # a second of drawing, another's test
+    draw_report = kit.runner.console.draw_report
+    monkeypatch.setattr("kit.runner.console.draw_curves", lambda *_: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def run(*overrides: str) -> Attempt:
+    def run(*overrides: str, draw: bool = False) -> Attempt:
+        monkeypatch.setattr("kit.runner.console.draw_report", draw_report if draw else lambda *_: None)
         config = load_config(copy.deepcopy(tree), overrides)
         request, report = tmp_path / "request.json", tmp_path / "error.json"
         report.unlink(missing_ok=True)

@@ -274,7 +274,7 @@ def test_a_run_with_a_failing_tracker_ends_as_if_there_were_none(
     pytest.importorskip("tensorboardX")
     plain = attempt("run.id=plain")
     monkeypatch.setitem(trackers.CLIENTS, "tensorboard", Refusing)
-    done = attempt("run.report_to=[tensorboard]", "run.id=tracked")
+    done = attempt("run.report_to=[tensorboard]", "run.id=tracked", draw=True)
     assert (done.code, done.folder.status()["state"]) == (0, "finished")
     assert "The tracker tensorboard failed" in done.shown
     assert [line["loss"] for line in done.folder.metrics()] == [line["loss"] for line in plain.folder.metrics()]
