@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from pairwise import every_pair
 
 from kit.evaluation.statistics import t_cdf, t_quantile, two_sided_p
 from kit.studies.statistics import (
@@ -94,9 +95,13 @@ def test_closed_forms_are_the_variances_of_resampling() -> None:
     assert both == pytest.approx(expected, rel=0.12)
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize(("seeds", "problems"), [(2, 200), (2, 500), (3, 50), (3, 200), (5, 100)])
-@pytest.mark.parametrize("seed_sd", [0.0, 0.3, 0.6])
+@every_pair(
+    {
+        "seed_sd": [0.0, 0.3, 0.6],
+        "seeds, problems": [(2, 200), (2, 500), (3, 50), (3, 200), (5, 100)],
+        "paired": [True, False],
+    }
+)
 def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, seed_sd: float, paired: bool) -> None:
     rng, tries, shared = np.random.default_rng(7), 600, 0.5 if paired else 0.0
     alarms = sum(

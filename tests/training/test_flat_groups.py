@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+from pairwise import every_pair
 
 from kit.errors import ObjectiveError
 from kit.objective import Objective
@@ -32,9 +33,7 @@ def live(batches: list[dict[str, Any]]) -> int:
 # --- loss and gradient ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [None, 80])
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "ppo"])
+@every_pair({"name": [name for name in recipe_names() if name != "ppo"], "accumulation": [1, 3], "budget": [None, 80]})
 def test_every_recipe_has_the_same_gradient_without_flat_completions(
     mixed: tuple[Any, list[dict[str, Any]]], name: str, accumulation: int, budget: int | None
 ) -> None:
