@@ -38,7 +38,7 @@ import os
 import random
 import signal
 
-from kit.trainer import oom_retry as halving
+from kit.trainer.trainer import HookedGRPOTrainer
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -55,7 +55,7 @@ def placed(self, prompt_ids, images, fields, *rest, **keywords):
     return made, None
 
 
-halving.HalvingSide._generate_single_turn = placed
+HookedGRPOTrainer._generate_single_turn = placed
 
 
 def score(completion_ids, **_):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import scorer as packed_scoring
+from kit.scoring import scorer
 from kit.scoring.layouts import Rows, Wanted
 
 from .packs import Scored, assert_same, plainly, rows_of, score
@@ -175,7 +175,7 @@ def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: p
     mask[:, 4] = 0
     gapped = Rows(rows.ids, mask, rows.completion)
     score(trainer, rows)
-    monkeypatch.setattr(packed_scoring, "score_packs", None)  # not called
+    monkeypatch.setattr(scorer, "score_packs", None)  # not called
     assert_same(score(trainer, gapped), plainly(trainer, gapped))
 
 
@@ -232,13 +232,13 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
     seen = watch(trainer)
     scoring_error(trainer, trainer.model, MicroBatch(inputs))
     assert seen[0] < inputs["prompt_ids"][:2].numel() + inputs["completion_ids"][:2].numel()
-    right = packed_scoring.lay_out
+    right = scorer.lay_out
 
     def shifted(*given: Any, **more: Any) -> Any:  # a defect that comes after the proof
         packs = right(*given, **more)
         return [dataclasses.replace(one, positions=2 * one.positions) for one in packs]
 
-    monkeypatch.setattr(packed_scoring, "lay_out", shifted)
+    monkeypatch.setattr(scorer, "lay_out", shifted)
     assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.05
     from kit.trainer.sanity_checks import SanityChecks
 

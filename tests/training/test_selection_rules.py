@@ -10,7 +10,7 @@ import pytest
 from kit.config import SelectionConfig, load_config
 from kit.errors import ConfigError
 from kit.objective import Objective
-from kit.trainer.selection.rules import check_selection, obstacles
+from kit.trainer.selection.rules import check_selection, incompatibilities
 
 from .rollouts import NewTrainer
 
@@ -38,11 +38,11 @@ def test_what_cannot_be_together_is_refused_with_what_to_do(name: str) -> None:
     objective = Objective.from_spec(change.get("objective", "grpo"))
     chosen = SelectionConfig.model_validate(methods)
     given = {key: value for key, value in change.items() if key != "objective"}
-    found = list(obstacles(chosen, objective, **plain | given))
+    found = list(incompatibilities(chosen, objective, **plain | given))
     assert any(re.search(words, text) for text in found), found
     assert all(re.search("[Ss]et ", text) for text in found)
     if change:
-        assert not list(obstacles(chosen, Objective.from_spec("grpo"), **plain))
+        assert not list(incompatibilities(chosen, Objective.from_spec("grpo"), **plain))
 
 
 def test_a_configuration_is_refused_by_its_own_numbers() -> None:

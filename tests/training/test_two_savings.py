@@ -27,7 +27,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from kit.scoring import scorer as packed_scoring
+from kit.scoring import scorer
 
 from kit.scoring import proof
 from kit.trainer.trainer import HookedGRPOTrainer
@@ -80,7 +80,7 @@ def one_of_two(rank):
                                          timeout=datetime.timedelta(seconds=60))
     found = {"off": trained(rank, **OFF), "on": trained(rank, token_budget=60)}
     found["plain"] = trained(rank, KL, packing=False)
-    packed_scoring.LONG_PROMPT = 0
+    scorer.LONG_PROMPT = 0
     found["packed"] = trained(rank, KL, pack_tokens=(4096, 1)[rank])
     proof._hindrance_to_packs = lambda text: "told to"
     found["trimmed"] = trained(rank, KL)

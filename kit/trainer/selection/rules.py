@@ -31,8 +31,8 @@ def check_selection(config: RunConfig, objective: Objective, *, processes: int =
     if not selection.methods:
         return
     micro = micro_batch_size(config, choose_backend(config.model), processes)
-    obstacle = next(
-        obstacles(
+    found = next(
+        incompatibilities(
             selection,
             objective,
             size=generation.num_generations,
@@ -44,8 +44,8 @@ def check_selection(config: RunConfig, objective: Objective, *, processes: int =
         ),
         None,
     )
-    if obstacle is not None:
-        raise ConfigError(obstacle)
+    if found is not None:
+        raise ConfigError(found)
 
 
 def check_trainer(trainer: Any, selection: SelectionConfig) -> None:
@@ -55,8 +55,8 @@ def check_trainer(trainer: Any, selection: SelectionConfig) -> None:
     args = trainer.args
     if trainer.objective is None:
         raise ConfigError("selection needs an objective: pass one, e.g. objective='grpo', or take the methods out.")
-    obstacle = next(
-        obstacles(
+    found = next(
+        incompatibilities(
             selection,
             trainer.objective,
             size=trainer.num_generations,
@@ -68,13 +68,13 @@ def check_trainer(trainer: Any, selection: SelectionConfig) -> None:
         ),
         None,
     )
-    if obstacle is not None:
-        raise ConfigError(obstacle)
+    if found is not None:
+        raise ConfigError(found)
     if not hasattr(trainer.train_dataset, "__getitem__"):
         raise ConfigError("selection draws fresh prompts, and a streamed dataset cannot be drawn from. Load it whole.")
 
 
-def obstacles(
+def incompatibilities(
     selection: SelectionConfig,
     objective: Objective,
     *,
