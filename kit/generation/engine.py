@@ -20,16 +20,17 @@ from kit.config import RunConfig
 from kit.data.images import IMAGES
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError
 from kit.models.backend import (
+    BFLOAT16,
     TRANSFORMERS,
     TRANSFORMERS_INSTEAD,
     UNSLOTH,
     UNSLOTH_CPU,
+    VLLM,
     Backend,
     Machine,
     decide,
-    fast_inference,
+    described,
     precision,
-    standby,
     this_machine,
 )
 from kit.models.unsloth import room
@@ -319,21 +320,15 @@ def backend_incompatibilities(
             f"optimisation.gradient_checkpointing: unsloth is Unsloth's way, and the model is loaded by {backend.reason}. "
             "Set optimisation.gradient_checkpointing: true, or model.backend: unsloth on a GPU."
         )
-    yield from _precision(config, backend, machine)
+    capability = machine.capability if backend.device == "cuda" else None
+    try:
+        precision(config.model.dtype, capability, machine.gpu)
+    except KitError as error:
+        yield error
     if config.generation.engine == "vllm":
         yield from _with_engine(config, backend, machine, columns)
     if backend.name != TRANSFORMERS:
         yield from _of_unsloth(config, backend, columns)
-
-
-def _precision(config: RunConfig, backend: Backend, machine: Machine) -> Iterator[KitError]:
-    capability = machine.capability if backend.device == "cuda" else None
-    try:
-        precision(config.model.dtype, capability, machine.gpu)
-        if config.generation.engine == "vllm":
-            standby(config.generation.vllm.standby, capability, machine.gpu)
-    except KitError as error:
-        yield error
 
 
 def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]) -> Iterator[KitError]:
@@ -342,6 +337,13 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
         yield EnvironmentUnsupported(
             f"generation.engine: vllm with pictures (column {IMAGES}) is not tried in this version. {HF_INSTEAD}"
         )
+    capability = machine.capability if backend.device == "cuda" else None
+    if vllm.standby and (capability is None or capability < BFLOAT16):
+        yield EnvironmentUnsupported(
+            "generation.vllm.standby: true needs a GPU of compute capability 8.0 or newer, not "
+            f"{described(capability, machine.gpu)}. Set generation.vllm.standby: false, and "
+            "generation.vllm.gpu_memory_utilization lower."
+        )
     if backend.name == UNSLOTH_CPU:
         yield EnvironmentUnsupported(
             "generation.engine: vllm with model.backend: unsloth-cpu: Unsloth's fast inference needs a GPU. Set "
@@ -349,10 +351,11 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
         )
     if backend.name != UNSLOTH:
         return
-    try:
-        fast_inference(True, machine.capability, machine.gpu)
-    except KitError as error:
-        yield error
+    if capability is None or capability < VLLM:  # Unsloth itself would go on without the engine, and only print so
+        yield EnvironmentUnsupported(
+            "generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not "
+            f"{described(capability, machine.gpu)}. Set generation.engine: hf, or model.backend: transformers."
+        )
     if vllm.mode == "server":
         yield ConfigError(
             "generation.vllm.mode: server under Unsloth, which makes its own engine in the training process and would leave "

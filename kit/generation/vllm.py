@@ -1,7 +1,7 @@
 """TRL's handle on vLLM, with what TRL 1.15 leaves out: a seed, the trainer's precision, exact weights, and a watch.
 
 TRL makes the engine itself, inside the trainer's constructor, and takes no such arguments. So for the time of that
-constructor the class it makes the engine with is ours (`driven_by`); this can go when TRL's accepts a factory. Imported
+constructor the class it makes the engine with is ours (`making_engine`); this can go when TRL's accepts a factory. Imported
 only where completions come from vLLM, because TRL's module imports vLLM.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from trl.generation import vllm_generation
 
 from kit.errors import EngineError
+from kit.models.backend import switched
 from kit.models.failures import EngineSettings, engine_failure
 from kit.runs.worker import Watchdog
 
@@ -56,7 +58,9 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
                 torch.set_num_threads(threads)
 
         self._watchdog = Watchdog(self.settings.timeout, prepare)
-        with _environment(device.type), self._making():
+        defaults = CPU_DEFAULTS if device.type == "cpu" else {}
+        started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
+        with switched(started_with, *OF_TRL, *CPU_DEFAULTS), self._making():
             self._asked("starting", super()._init_vllm)
         _into_the_log(logging.getLogger("vllm"))
 
@@ -163,10 +167,8 @@ def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Ten
 
 
 @contextmanager
-def driven_by(trainer_class: type, settings: EngineSettings | None) -> Iterator[None]:
-    """Inside, a trainer of this class makes its engine with `WatchedGeneration`."""
-    import sys
-
+def making_engine(trainer_class: type, settings: EngineSettings | None) -> Iterator[None]:
+    """Inside, a trainer of this class makes its engine with `WatchedGeneration`. None: TRL's own, or none at all."""
     modules = [sys.modules[base.__module__] for base in trainer_class.__mro__ if base.__module__ in sys.modules]
     swapped = [module for module in modules if hasattr(module, "VLLMGeneration")]
     if settings is None or not swapped:
@@ -181,37 +183,9 @@ def driven_by(trainer_class: type, settings: EngineSettings | None) -> Iterator[
         module.VLLMGeneration = made
 
 
-@contextmanager
-def _environment(device: str) -> Iterator[None]:
-    """What the engine reads when it starts, gone again afterwards."""
-    before = {name: os.environ.get(name) for name in (*CPU_DEFAULTS, *PINNED, *OF_TRL)}
-    defaults = CPU_DEFAULTS if device == "cpu" else {}
-    os.environ.update(PINNED | {name: value for name, value in defaults.items() if name not in os.environ})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def _into_the_log(logger: logging.Logger) -> None:
     """vLLM's logger writes to the terminal by a handler of its own; here it goes where all others go."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     logger.propagate = True
     logger.setLevel(logging.WARNING)
-
-
-@contextmanager
-def making_engine(trainer_class: type, settings: EngineSettings | None) -> Iterator[None]:
-    """Inside, a trainer of this class is constructed with its engine watched. None: TRL's own, or none at all."""
-    if settings is None:
-        yield
-        return
-    from kit.generation.vllm import driven_by
-
-    with driven_by(trainer_class, settings):
-        yield

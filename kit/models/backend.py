@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EMBEDDED_MODELS, ModelConfig
@@ -49,44 +48,16 @@ def precision(asked: str, capability: Capability | None, device_name: str = "thi
         return "float32" if asked == "auto" else asked
     if asked == "bfloat16" and capability < BFLOAT16:
         raise ModelError(
-            f"model.dtype: bfloat16, but {device_name} (compute capability {capability[0]}.{capability[1]}) has no bfloat16. "
-            "Use float16 or auto."
+            f"model.dtype: bfloat16, but {described(capability, device_name)} has no bfloat16. Use float16 or auto."
         )
     if asked != "auto":
         return asked
     return "bfloat16" if capability >= BFLOAT16 else "float16"
 
 
-def standby(asked: bool, capability: Capability | None, device_name: str = "this GPU") -> bool:
-    """Whether an engine that shares the GPU may hand its memory back between rollouts.
-
-    Raises `EnvironmentUnsupported` where it was asked for and cannot be had.
-    """
-    if asked and (capability is None or capability < BFLOAT16):
-        where = (
-            "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
-        )
-        raise EnvironmentUnsupported(
-            f"generation.vllm.standby: true needs a GPU of compute capability 8.0 or newer, not {where}. "
-            "Set generation.vllm.standby: false, and generation.vllm.gpu_memory_utilization lower."
-        )
-    return asked
-
-
-def fast_inference(asked: bool, capability: Capability | None, device_name: str = "this GPU") -> bool:
-    """Whether vLLM may serve a model that Unsloth has loaded. Raises `EnvironmentUnsupported` where it cannot.
-
-    Unsloth itself would go on without the engine, and only print so.
-    """
-    if asked and (capability is None or capability < VLLM):
-        where = (
-            "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
-        )
-        raise EnvironmentUnsupported(
-            f"generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not {where}. "
-            "Set generation.engine: hf, or model.backend: transformers."
-        )
-    return asked
+def described(capability: Capability | None, device_name: str) -> str:
+    """A device in a message."""
+    return "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
 
 
 log = logging.getLogger("kit")
@@ -215,7 +186,8 @@ def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Bac
     with switched(switches(backend, standby=standby)):
         _active = backend
         try:
-            ensure_imported(backend)
+            if backend.name != TRANSFORMERS:
+                _unsloth(backend)
             yield backend
         finally:
             _active = previous
@@ -234,9 +206,9 @@ def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
 
 
 @contextmanager
-def switched(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables, and puts back what they were."""
-    before = {name: os.environ.get(name) for name in variables}
+def switched(variables: Mapping[str, str], *others: str) -> Iterator[None]:
+    """Sets environment variables, and puts back what they were; `others` too, which something inside sets."""
+    before = {name: os.environ.get(name) for name in (*variables, *others)}
     os.environ.update(variables)
     try:
         yield
@@ -248,15 +220,11 @@ def switched(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def ensure_imported(backend: Backend) -> None:
-    """Imports what `backend` needs, before TRL. Raises `EnvironmentUnsupported` where this process cannot have it."""
-    if backend.name == TRANSFORMERS:
-        return
-    _unsloth(backend)
+def _unsloth(backend: Backend) -> Any:
+    """The package, imported if it was not. What it prints goes to the log.
 
-
-def _unsloth(backend: Backend) -> ModuleType:
-    """The package, imported if it was not. What it prints goes to the log."""
+    Raises `EnvironmentUnsupported` where this process cannot have it.
+    """
     if "unsloth" not in sys.modules and "trl" in sys.modules:
         raise EnvironmentUnsupported(
             f"model.backend: {backend.name}, but TRL was imported in this process already, and Unsloth can only rewrite it "
@@ -275,8 +243,7 @@ def _unsloth(backend: Backend) -> ModuleType:
             f"model.backend: {backend.name} needs Unsloth for {wants}, but this process has imported it for {has}. Start a new "
             f"process. {TRAINS_THE_SAME}"
         )
-    module: ModuleType = unsloth
-    return module
+    return unsloth
 
 
 def fast_language_model(backend: Backend) -> Any:
@@ -398,13 +365,4 @@ def check_architecture(model_config: Any, backend: Backend, source: str) -> None
     if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
         raise ModelError(
             f"{source} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute. {TRANSFORMERS_INSTEAD}"
-        )
-
-
-def check_merge(backend: str, load_in_4bit: bool) -> None:
-    """Refuses to merge an adapter where the backend cannot. Raises `ModelError`."""
-    if backend == UNSLOTH_CPU and load_in_4bit:
-        raise ModelError(
-            "Unsloth's CPU backend does not merge an adapter into 4-bit weights. Export the adapter alone, or load the base "
-            "model with model.load_in_4bit: false (model.backend: transformers) and merge into that."
         )

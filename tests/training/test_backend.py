@@ -23,11 +23,8 @@ from kit.models.backend import (
     Machine,
     activate_backend,
     check_architecture,
-    check_merge,
     decide,
-    fast_inference,
     precision,
-    standby,
     suited,
     switched,
     switches,
@@ -101,16 +98,9 @@ def test_precision_by_compute_capability(capability: Any, asked: str, expected: 
     assert precision(asked, capability) == expected
 
 
-def test_a_t4_has_neither_bfloat16_nor_standby_but_fast_inference() -> None:
+def test_a_t4_has_no_bfloat16() -> None:
     with pytest.raises(ModelError, match=r"Tesla T4.*7\.5.*no bfloat16\. Use float16"):
         precision("bfloat16", (7, 5), "Tesla T4")
-    with pytest.raises(EnvironmentUnsupported, match="standby: false"):
-        standby(True, (7, 5), "Tesla T4")
-    assert standby(True, (8, 0))
-    assert not standby(False, (7, 5))
-    assert fast_inference(True, (7, 5))
-    with pytest.raises(EnvironmentUnsupported, match="engine: hf"):
-        fast_inference(True, (6, 1))
 
 
 # --- what is refused before a run -------------------------------------------------------------------------------------
@@ -130,6 +120,7 @@ ENGINE = "generation.engine=vllm"
         (A100, ["model.backend=unsloth", ENGINE, "generation.vllm.max_lora_rank=4"], "max_lora_rank: 16"),
         (CPU, ["model.backend=unsloth-cpu", ENGINE], "generation.engine: hf"),
         (T4, ["model.backend=unsloth", ENGINE, "generation.vllm.standby=true"], "standby: false"),
+        (P100, ["model.backend=unsloth", ENGINE], "7.0 or newer, not P100.*engine: hf"),
         (A100, ["model.backend=unsloth", ENGINE, "model.lora=null"], "Keep model.lora"),
         (A100, ["model.backend=unsloth", ENGINE, "model.revision=abc"], "give its folder"),
         (A100, ["model.backend=unsloth", "model.attention=eager"], "model.attention: null"),
@@ -143,6 +134,11 @@ def test_what_a_backend_refuses_is_refused_with_the_alternative(
     overrides = ["model.lora.rank=16", *overrides] if "model.lora=null" not in overrides else overrides
     with pytest.raises(KitError, match=words):
         resolve(machine, *overrides)
+
+
+def test_an_engine_under_unsloth_needs_no_newer_gpu_than_it_says() -> None:
+    resolve(T4, "model.backend=unsloth", ENGINE)
+    resolve(A100, "model.backend=unsloth", ENGINE, "generation.vllm.standby=true")
 
 
 def test_pictures_are_refused_under_unsloth_and_left_to_transformers_by_auto() -> None:
@@ -159,13 +155,6 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
         suited(UNSLOTH, ModelConfig(backend="unsloth"), experts)
     check_architecture(SimpleNamespace(num_experts=0), UNSLOTH, "dense")
     check_architecture(experts, UNSLOTH_CPU, "experts")
-
-
-def test_adapters_are_not_merged_into_4_bit_weights_on_unsloths_cpu_backend() -> None:
-    with pytest.raises(ModelError, match="adapter alone"):
-        check_merge("unsloth-cpu", True)
-    check_merge("unsloth-cpu", False)
-    check_merge("unsloth", True)
 
 
 # --- what Unsloth is called with --------------------------------------------------------------------------------------
