@@ -257,12 +257,10 @@ class ChatSession:
 
 def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:
     """A session on a run, not started yet. Raises `RunError` at once where the run has no weights to talk to."""
-    from kit.evaluation.results import weights_of
-    from kit.runs.store import ALIVE
+    from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nobody to talk to.")
-    if checkpoint is None and run.status()["state"] in ALIVE:
-        checkpoint = "last"
+    checkpoint = checkpoint_now(run, checkpoint)
     weights_of(run, checkpoint)
     return ChatSession(run, checkpoint, **how)

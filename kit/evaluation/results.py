@@ -139,6 +139,13 @@ def standing(results: Sequence[Result], key: str, min_delta: float = 0.0) -> Sta
     return Standing(best, trained, counted, waited, last)
 
 
+def checkpoint_now(run: RunDir, which: str | int | None) -> str | int | None:
+    """`which`; of a run under way, which has no result yet, its last whole checkpoint in place of None."""
+    from kit.runs.store import ALIVE
+
+    return "last" if which is None and run.status()["state"] in ALIVE else which
+
+
 def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
     """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
     from kit.runs.store import is_whole

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kit.errors import RunError
+from kit.models.failures import first_line
 from kit.runs.secrets import redact
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def _tried(what: str, repo: str, call: Callable[[], Any], say: Callable[[str], N
 
 
 def _explain(what: str, repo: str, status: int | None, error: Exception) -> str:
-    first = redact(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+    first = redact(first_line(error))
     if status == 401:
         return f"The hub does not accept the token in HF_TOKEN (401, {what} of {repo}). Make a new one that may write."
     if status == 403:

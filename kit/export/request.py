@@ -10,14 +10,14 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.export import target as places
 from kit.registry import did_you_mean
-from kit.runs.store import ALIVE, RunDir
+from kit.runs.store import RunDir
 from kit.runs.worker import STOPPED, call
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
     base stands between them.
     """
     found = LIMITS[precision(stored)].loosest(LIMITS[computed])
-    return found.loosest(LIMITS["nf4"]) if base_in_4bit else replace(found)
+    return found.loosest(LIMITS["nf4"]) if base_in_4bit else found
 
 
 def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m") -> int:
@@ -185,26 +185,24 @@ class ExportRequest:
         check_place(out or run.path / "export" / name, run, force=self.force)
         if name == "hub":
             check_push(self.repo)
-        return {
-            "run_dir": str(run.path.resolve()), "format": name, "out": str(out) if out else None,
-            "checkpoint": None if self.checkpoint is None else str(self.checkpoint), "force": self.force,
-            "dtype": self.dtype, "quantization": quantization_name(self.quantization), "prompts": self.prompts,
-            "seed": self.seed, "verify": self.verify, "base": self.base,
-            "llama_cpp": str(self.llama_cpp) if self.llama_cpp else None, "repo": self.repo, "private": self.private,
+        return asdict(self) | {
+            "run_dir": str(run.path.resolve()),
+            "format": name,
+            "out": str(out) if out else None,
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "quantization": quantization_name(self.quantization),
+            "llama_cpp": str(self.llama_cpp) if self.llama_cpp else None,
             "push": push,
-        }  # fmt: skip
+        }
 
 
 def export(run: RunDir, wish: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
     """Exports in a process of its own and returns the result. Raises `NotVerified`, and `KitError` for all else."""
-    from kit.evaluation.results import weights_of
+    from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")
-    checkpoint = wish.checkpoint
-    if checkpoint is None and run.status()["state"] in ALIVE:
-        checkpoint = "last"
-    weights_of(run, checkpoint)  # an answer at once where there is nothing to export
+    weights_of(run, checkpoint_now(run, wish.checkpoint))  # an answer at once where there is nothing to export
     request = wish.request(run)
     filed = run.path / "export" / f"{request['format']}.json"
     before = filed.stat().st_mtime_ns if filed.is_file() else None

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError, RunError
-from kit.evaluation.results import weights_of
+from kit.evaluation.results import checkpoint_now, weights_of
 from kit.export.request import ROUGHNESS
+from kit.models.failures import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -86,10 +87,9 @@ class Source:
         begin = f"what training began with ({self.start}) cannot be had"
         if any(note.startswith(begin) for note in self.notes):
             return
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         self.note(
             f"{begin}, so the update is not known: neither its share in the export nor the effect of training was checked, only "
-            f"the trained weights were; --base MODEL names it ({first})"
+            f"the trained weights were; --base MODEL names it ({first_line(error)})"
         )
 
 
@@ -103,25 +103,6 @@ def put_on(model: Any, adapter: Path) -> Any:
         raise ModelError(f"{adapter}: the adapter cannot be put on its base model ({error}).") from error
 
 
-def find_weights(run: RunDir, which: str | None) -> tuple[int, Path, str | None]:
-    """Step and folder of the weights to take, and a remark where they are not the run's result. Raises `RunError`.
-
-    A run that is still under way has no result yet: its last whole checkpoint is taken.
-    """
-    from kit.runs.store import ALIVE
-
-    state = run.status()["state"]
-    if which is None and state in ALIVE:
-        step, path = weights_of(run, "last")
-        return (
-            step,
-            path,
-            f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}.",
-        )
-    step, path = weights_of(run, which)
-    return step, path, None
-
-
 def open_source(
     run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
 ) -> tuple[Source, str | None]:
@@ -132,7 +113,12 @@ def open_source(
     from kit.models.libraries import load_libraries
     from kit.models.loading import find_model
 
-    step, weights, note = find_weights(run, which)
+    now = checkpoint_now(run, which)
+    step, weights = weights_of(run, now)
+    note = None
+    if now != which:
+        state = run.status()["state"]
+        note = f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}."
     config = load_config(run.config)
     load_libraries(config.model, training=False, quantized=quantized)
     named = config.model.name

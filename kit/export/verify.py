@@ -23,6 +23,8 @@ from kit.export.source import (
     starting_weights,
     updates,
 )
+from kit.export.target import digest
+from kit.models.failures import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -46,22 +48,10 @@ class Measured:
     pad: int
     longest: int
     computed: str
-    tied_like: Any
+    tied: bool
+    """Whether input and output embeddings are one matrix."""
     answers: Answers
     base_logps: list[list[float]] | None = None
-
-
-class _Tied:
-    """Stands for a model that is gone: whether its embeddings were one matrix."""
-
-    def __init__(self, model: Any) -> None:
-        self.first, self.last = model.get_input_embeddings(), model.get_output_embeddings()
-
-    def get_input_embeddings(self) -> Any:
-        return self.first
-
-    def get_output_embeddings(self) -> Any:
-        return self.last
 
 
 def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measured:
@@ -75,7 +65,7 @@ def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measure
     answers = score(model, prompts, greedy, pad)
     answers.greedy = greedy
     computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
-    tied, before = _Tied(model), None
+    tied, before = is_tied(model), None
     if source.lora:
         with model.disable_adapter():
             before = score(model, prompts, greedy, pad).logps
@@ -119,24 +109,19 @@ def verify(source: Source, measured: Measured, folder: Path, what: str, kind: st
     try:
         model, tokenizer, loading = _open(source, measured, folder, what, gguf)
     except Exception as error:  # readers of damaged files raise what they like; that they do is the finding
-        faults.append(
-            f"it cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        )
+        faults.append(f"it cannot be loaded: {type(error).__name__}: {first_line(error)}")
         return verdict
     faults += loading
     faults += check_tokenizer(source.tokenizer, tokenizer, PROBES, measured.rows)
     faults += check_ends(measured.ends, model, tokenizer)
-    faults += check_tied(measured.tied_like, model)
-    if what == "adapter":
-        verdict.weights = _check_adapter(source, folder, faults)
-    else:
-        found = check_weights(source, model, kind)
-        verdict.weights = _figures(found)
-        faults += found.faults[:8]
+    faults += check_tied(measured.tied, model)
+    found = check_adapter(source, folder) if what == "adapter" else check_weights(source, model, kind)
+    faults += found.faults[:8]
+    verdict.weights = {name: value for name, value in vars(found).items() if name != "faults"}
     try:
         verdict.comparison = compare(measured, answers_of(model, tokenizer, measured))
     except (RuntimeError, ValueError, IndexError) as error:  # shapes that do not fit, ids beyond the vocabulary
-        faults.append(f"it cannot be run: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        faults.append(f"it cannot be run: {first_line(error)}")
         return verdict
     faults += judge(verdict.comparison, limits)
     return verdict
@@ -247,29 +232,6 @@ def judge(comparison: dict[str, Any], limits: Limits) -> list[str]:
     if kept is not None and not EFFECT_KEPT <= kept <= 2 - EFFECT_KEPT:
         faults.append(f"it shows {kept:.0%} of what training did, expected 100 %, at most {1 - EFFECT_KEPT:.0%} off")
     return faults
-
-
-def _figures(found: WeightCheck) -> dict[str, Any]:
-    return {
-        "tensors": found.tensors, "updated": found.updated, "largest_error": found.largest_error, "update_kept": found.kept,
-    }  # fmt: skip
-
-
-def _check_adapter(source: Source, folder: Path, faults: list[str]) -> dict[str, Any]:
-    """The written tensors are those that were trained, all of them and to the bit."""
-    import torch
-    from safetensors.torch import load_file
-
-    trained, written = (load_file(place / "adapter_model.safetensors") for place in (source.weights, folder))
-    names = sorted(trained.keys() | written.keys())
-    other = [
-        name for name in names
-        if name not in trained or name not in written or not torch.equal(trained[name], written[name])
-    ]  # fmt: skip
-    bad = [name for name in written if not torch.isfinite(written[name]).all()]
-    faults += [f"'{name}' is not what was trained" for name in other[:4]]
-    faults += [f"'{name}' holds numbers that are not finite" for name in bad[:4]]
-    return {"tensors": len(names), "updated": len(names) // 2, "largest_error": 0.0, "update_kept": None}
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -392,9 +354,9 @@ def check_loading(info: dict[str, Any]) -> list[str]:
     return [f"'{name}' is {word}" for kind, word in words.items() for name in sorted(map(str, info.get(kind) or ()))]
 
 
-def check_tied(source: Any, export: Any) -> list[str]:
-    """Input and output embeddings are one in the export if they are one in the source, and two if they are two."""
-    tied, wanted = _is_tied(export), _is_tied(source)
+def check_tied(wanted: bool, export: Any) -> list[str]:
+    """Input and output embeddings are one in the export if they are one in the source (`wanted`), and two if they are two."""
+    tied = is_tied(export)
     if tied == wanted:
         return []
     return [
@@ -402,7 +364,8 @@ def check_tied(source: Any, export: Any) -> list[str]:
     ]
 
 
-def _is_tied(model: Any) -> bool:
+def is_tied(model: Any) -> bool:
+    """Whether input and output embeddings are one matrix."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()
     return first is not None and last is not None and first.weight.data_ptr() == last.weight.data_ptr()
 
@@ -443,7 +406,7 @@ def check_ends(wanted: list[int], model: Any, tokenizer: Any) -> list[str]:
     try:
         model.generation_config.validate(strict=True)
     except ValueError as error:
-        faults.append(f"generation_config.json is not sound: {str(error).splitlines()[0]}")
+        faults.append(f"generation_config.json is not sound: {first_line(error)}")
     return faults
 
 
@@ -463,7 +426,7 @@ class WeightCheck:
     tensors: int = 0
     updated: int = 0
     largest_error: float = 0.0
-    kept: float | None = None
+    update_kept: float | None = None
     faults: list[str] = field(default_factory=list)
 
 
@@ -477,6 +440,17 @@ def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, bnb.dequantize_4bit(weight.data, state).float().cpu()
         else:
             yield name, weight.detach().float().cpu()
+
+
+def check_adapter(source: Source, folder: Path) -> WeightCheck:
+    """The written adapter is the one that was trained, to the bit."""
+    from safetensors import safe_open
+
+    trained, written = (place / "adapter_model.safetensors" for place in (source.weights, folder))
+    with safe_open(written, framework="pt") as tensors:
+        count = len(tensors.keys())
+    same = digest(trained) == digest(written)
+    return WeightCheck(count, count // 2, faults=[] if same else [f"{written.name} is not what was trained"])
 
 
 def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
@@ -528,7 +502,7 @@ def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
             dots, sizes = dots + kept * size, sizes + size
             if kept < KEPT and 1.0 - kept > CERTAIN * doubt:
                 found.faults.append(f"'{name}' holds {max(kept, 0):.0%} of its update: forgotten, or lost in rounding")
-    found.kept = dots / sizes if sizes else None
+    found.update_kept = dots / sizes if sizes else None
     found.faults += [f"'{name}' is missing" for name in sorted(base.keys() - seen)]
     found.faults += [f"the update of '{name}' belongs to no weights" for name in sorted(changes.keys() - seen)]
     return found

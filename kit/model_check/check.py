@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import KitError, ModelError
+from kit.models.failures import first_line, release
 from kit.models.family import FamilyAdapter
 
 TESTED, UNTESTED, FAILING = "tested", "untested", "failing"
@@ -171,7 +172,7 @@ def _maker(
     except Exception as error:  # architectures fail in their own ways when a size does not fit
         raise ModelError(
             f"{source}: no tiny copy of this architecture ({config.model_type}) could be made: {type(error).__name__}: "
-            f"{_first(error)} Try it at its own size: grpo-kit model check {source} --weights."
+            f"{first_line(error)} Try it at its own size: grpo-kit model check {source} --weights."
         ) from error
 
     def make(*, four_bit: bool = False) -> Any:
@@ -236,7 +237,7 @@ class _Trials:
             said = trial()
         except Exception as error:  # whatever training would have raised is the finding
             name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
-            self.report.findings.append((what, FAILING, name + _first(error)))
+            self.report.findings.append((what, FAILING, name + first_line(error)))
         else:
             status, why = said if isinstance(said, tuple) else (TESTED, said)
             self.report.findings.append((what, status, why))
@@ -245,7 +246,7 @@ class _Trials:
         """The canaries: the fused head against plain logits, and left padding against none."""
         import torch
 
-        vocab = min(len(self.tokenizer), self.family_vocab(model))
+        vocab = min(len(self.tokenizer), model.get_input_embeddings().weight.shape[0])
         scores = score_three_ways(model, self.family, vocab)
         limit = TOLERANCE if next(model.parameters()).dtype == torch.float32 else 0.15
         padded = f"left-padded and unpadded rows differ by {scores.padded:.1e} nats a token"
@@ -256,17 +257,12 @@ class _Trials:
         head = f"the scorer and plain logits differ by {scores.head:.1e} nats a token"
         return (TESTED if scores.head <= limit else FAILING), head
 
-    @staticmethod
-    def family_vocab(model: Any) -> int:
-        """Rows of the embedding."""
-        return int(model.get_input_embeddings().weight.shape[0])
-
     def _step(self, *, lora: bool, rows: list[dict[str, Any]] | None = None, quantised: bool = False) -> Step:
         from kit.config import ModelConfig
         from kit.models.loading import adapter
 
         settings = ModelConfig.model_validate({"name": "x", "lora": {"rank": 4} if lora else None})
-        free()
+        release()
         model = self.make(four_bit=True) if quantised else self.make()
         processing = self.processor if rows is not None else self.tokenizer
         step = grpo_step(model, processing, adapter(settings, self.family), rows)
@@ -323,17 +319,6 @@ class _Trials:
         return self._told(self._step(lora=True, rows=rows))
 
 
-def free() -> None:
-    """Gives up models that only reference themselves: a trainer and its model always do."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def vllm_support(architecture: str) -> tuple[str, str]:
     """Whether the installed vLLM lists the architecture: its registry is read, not imported."""
     spec = importlib.util.find_spec("vllm")
@@ -355,11 +340,6 @@ def listed_architectures(source: str) -> set[str]:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, frozenset)) else dict(value) if isinstance(value, dict) else value
-
-
-def _first(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 # --- the trials themselves --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.errors import ModelError
+from kit.models.failures import first_line
 
 # --- what a chat template can do, found by rendering it ---------------------------------------------------------------
 
@@ -317,8 +318,9 @@ def meta_model(config: Any) -> Any:
         with torch.device("meta"):
             return auto.from_config(config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"The architecture of model_type '{config.model_type}' could not be built: {first}") from error
+        raise ModelError(
+            f"The architecture of model_type '{config.model_type}' could not be built: {first_line(error)}"
+        ) from error
 
 
 def has_position_table(model: Any) -> bool:

@@ -24,7 +24,7 @@ from kit.models.backend import (
     without_unsloth,
 )
 from kit.models.embedded import source_of
-from kit.models.failures import OUT_OF_MEMORY
+from kit.models.failures import OUT_OF_MEMORY, first_line
 from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
 from kit.models.memory import ModelShape, shape_of
 from kit.models.unsloth import Loading
@@ -326,8 +326,7 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
 
 
 def _why(source: str, what: str, error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
+    first = first_line(error)
     folder = Path(source).expanduser()
     if folder.is_dir():
         return (

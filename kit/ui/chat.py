@@ -109,16 +109,15 @@ class Pool:
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
     """The checkpoint that is meant now, and a text that changes with its files: `best`, `last` and a result that was
     written anew are other weights under the same name. Raises `RunError`."""
-    from kit.evaluation.results import weights_of
+    from kit.evaluation.results import checkpoint_now, weights_of
 
-    if checkpoint is None and run.status()["state"] in ALIVE:
-        checkpoint = "last"
-    step, folder = weights_of(run, checkpoint)
+    named = checkpoint_now(run, checkpoint)
+    step, folder = weights_of(run, named)
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror or error}. Choose other weights.") from None
-    return None if checkpoint is None else str(step), stamp([folder, *files], str(folder))
+    return None if named is None else str(step), stamp([folder, *files], str(folder))
 
 
 def needed_bytes(config: RunConfig, weights: int) -> int:
