@@ -6,7 +6,9 @@ completions of full length.
 
 from __future__ import annotations
 
+import itertools
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -19,6 +21,8 @@ from kit.errors import RunError
 from kit.runs.worker import call
 
 if TYPE_CHECKING:
+    import torch
+
     from kit.runner.prepare import Parts
 
 MODULE = "kit.planning.probe"
@@ -79,24 +83,22 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
-    from kit.planning.worst_step import WorstStep, peak
     from kit.runner.console import silence_steps
     from kit.trainer.arguments import grpo_config
     from kit.trainer.engine import engine_settings
     from kit.trainer.savings import switches
     from kit.trainer.trainer import HookedGRPOTrainer
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.times: list[float] = []
+    config, times, largest = parts.config, list[float](), dict[str, Any]()
 
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.times.append(time.perf_counter())
+            largest.update(largest_update(trainer, longest, config.generation.max_completion_tokens))
+            times.append(time.perf_counter())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.times.append(time.perf_counter())
+            times.append(time.perf_counter())
 
-    config, clock = parts.config, Clock()
     set_seed(config.run.seed)
     return_freed_memory(parts.files.parameters)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
@@ -114,7 +116,6 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
         processing_class=loaded.processing_class(pictures=IMAGES in rows.column_names),
         peft_config=loaded.peft_config,
         objective=parts.objective,
-        callbacks=[clock],
         engine=engine_settings(config, args, say),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
@@ -123,16 +124,97 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     )
     keep_trainable_in_float32(trainer.model)
     silence_steps(trainer)
-    worst = WorstStep(trainer, longest, config.generation.max_completion_tokens)
-    trainer.callback_handler.callbacks.insert(0, worst)  # before the clock begins
+    trainer.callback_handler.callbacks.insert(0, Clock())  # the largest update comes before anything else
     trainer.train()
-    seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
+    seconds = [after - before for before, after in itertools.pairwise(times)]
     return {
-        "peak_bytes": int(peak(loaded.backend.device)),
+        "peak_bytes": peak(loaded.backend.device),
         "seconds": seconds,
         "steps": STEPS,
-        "worst_step": worst.found,
+        "worst_step": largest,
     }
+
+
+def largest_update(trainer: Any, prompt: int, completion: int) -> dict[str, Any]:
+    """One update of the worst case: the longest prompt (tokens) beside a completion of full length in every row. Its gradient
+    is dropped; what it took is returned: `rows`, `tokens`, `peak_bytes`, `seconds`.
+
+    No rollout is so bad: the tokens are random, no two prompts are the same, and no completion is without an advantage. What
+    it takes is what the largest pass of any step can take. The micro-batch has `per_device_train_batch_size` rows, and goes
+    through as the trainer's token budget lets it.
+    """
+    started = time.perf_counter()
+    checks, trainer.checks = trainer.checks, None  # they are for steps on real completions
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    trainer._stepping = True
+    try:
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trainer.model, worst_micro_batch(trainer, prompt, completion))
+        trainer.accelerator.backward(loss)
+    finally:
+        trainer._stepping, trainer.checks = False, checks
+    trainer.model.zero_grad()
+    if trainer.critic is not None:
+        trainer.critic.head.zero_grad()
+    rows = trainer.policy_loss.at_once
+    return {
+        "rows": rows,
+        "tokens": rows * (prompt + completion),
+        "peak_bytes": peak(trainer.accelerator.device.type),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def peak(device: str) -> int:
+    """The most memory of this process so far, in bytes: what the allocator reserved on a GPU, else resident."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_reserved())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, Any]:
+    """A micro-batch of random tokens without any padding, with whatever the trainer's objective needs."""
+    import torch
+
+    from kit.trainer.checkpoint import restore_reference_head
+
+    rows, device = trainer.args.per_device_train_batch_size, trainer.accelerator.device
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
+
+    def ids(width: int) -> torch.Tensor:
+        return torch.randint(0, vocabulary, (rows, width), generator=generator).to(device)
+
+    whole = torch.ones(rows, completion, device=device)
+    inputs: dict[str, Any] = {
+        "prompt_ids": ids(prompt),
+        "prompt_mask": torch.ones(rows, prompt, dtype=torch.long, device=device),
+        "completion_ids": ids(completion),
+        "completion_mask": whole.long(),
+        "advantages": 1.0 - 2.0 * (torch.arange(rows, device=device) % 2),
+        "num_items_in_batch": torch.tensor(rows * completion * trainer.args.steps_per_generation, device=device),
+    }
+    needs = trainer.needs
+    if "rewards" in needs:
+        inputs["rewards"] = whole[:, 0]
+    if "truncated" in needs:
+        inputs["truncated"] = whole[:, 0] == 0
+    if "all_lengths" in needs:
+        trainer.rollout_memory.all_lengths = whole.sum(1)
+    if needs & {"ref_logps", "full_kl"}:
+        inputs["ref_per_token_logps"] = -whole
+    if "sampler_logps" in needs:
+        inputs["sampling_per_token_logps"] = -whole
+    if "values" in needs:
+        inputs |= {"old_values": 0.0 * whole, "value_targets": 0.0 * whole}
+    if "full_kl" in needs:
+        restore_reference_head(trainer, inputs)
+        head = trainer.rollout_memory.reference_head
+        inputs["ref_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
+    return inputs
 
 
 def job(request: dict[str, Any], quiet: bool) -> None:

@@ -182,7 +182,7 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
         raise Seen
 
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("kit.trainer.trainer.HookedGRPOTrainer", lambda: trainer)
+    monkeypatch.setattr("kit.trainer.trainer.HookedGRPOTrainer", trainer)
     parts = prepare(load_config(tree), fresh=False)
     tokens = parts.config.generation.max_completion_tokens
     with pytest.raises(Seen):
