@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
@@ -28,7 +30,7 @@ def test_the_wheel_holds_the_two_packages_with_the_models_and_nothing_else(tmp_p
         path.relative_to(ROOT).as_posix()
         for package in ("kit", "rewards")
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.name != ".gitattributes" and "__pycache__" not in path.parts
+        if path.is_file() and path.name not in (".gitattributes", "pyproject.toml") and "__pycache__" not in path.parts
     }
     assert names == expected
     for name in EMBEDDED_MODELS:
@@ -75,6 +77,66 @@ def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path
     assert (run / "report.html").is_file()
     assert contents(package) == before
     assert list(home.rglob("*.safetensors")) == []
+
+
+# What the three trainers call, and how, in an environment that has none of them.
+SCORING = """
+import importlib.util, json, sys
+from rewards import load
+
+completions = [f"<think>6 x 12</think><answer>{n}</answer>" for n in (72, 70)]
+messages = [[{"role": "assistant", "content": text}] for text in completions]
+trl = load("gsm8k-reasoning").trl()
+given = {"prompts": ["6 x 12?"] * 2, "completion_ids": [[1, 2]] * 2, "answer": ["72"] * 2, "trainer_state": None}
+verl, easyr1 = load("math-verify", answer_in="tag").verl(), load("gsm8k-reasoning").easyr1()
+print(json.dumps({
+    "trl": [reward(completions=messages, **given) for reward in trl],
+    "weights": trl.reward_weights,
+    "verl": [verl(data_source="gsm8k", solution_str=text, ground_truth="144/2", extra_info={"split": "train"})["score"]
+             for text in completions],
+    "easyr1": [row["overall"] for row in easyr1(
+        [{"response": text, "response_length": 2, "ground_truth": "72"} for text in completions])],
+    "heavy": [name for name in ("torch", "trl", "transformers", "matplotlib", "kit") if importlib.util.find_spec(name)],
+    "module": sys.modules["rewards"].__file__,
+}))
+"""
+
+
+def test_the_rewards_alone_are_of_the_kits_version() -> None:
+    kit, alone = (
+        tomllib.loads((ROOT / path).read_text())["project"] for path in ("pyproject.toml", "rewards/pyproject.toml")
+    )
+    assert alone["version"] == kit["version"]
+    assert alone["requires-python"] == kit["requires-python"]
+    assert set(alone["dependencies"]) <= set(kit["dependencies"])
+
+
+@pytest.mark.install
+def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(tmp_path: Path) -> None:
+    tool = os.environ | {"UV_CACHE_DIR": subprocess.check_output(["uv", "cache", "dir"], text=True).strip()}
+
+    def uv(*arguments: object) -> None:
+        done = subprocess.run(["uv", *map(str, arguments)], env=tool, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    uv("build", "-q", "--out-dir", "made", ROOT / "rewards")
+    (wheel,) = (tmp_path / "made").glob("*.whl")
+    with ZipFile(wheel) as packed:
+        held = {name.removeprefix("rewards/") for name in packed.namelist() if ".dist-info/" not in name}
+    files = [path.relative_to(ROOT / "rewards") for path in (ROOT / "rewards").rglob("*") if path.is_file()]
+    assert held == {path.as_posix() for path in files if "__pycache__" not in path.parts} - {"pyproject.toml"}
+    uv("venv", "-q", "--python", sys.executable, "env")
+    python = tmp_path / "env" / "bin" / "python"
+    uv("pip", "install", "-q", "--python", python, wheel)
+    done = subprocess.run([python, "-I", "-c", SCORING], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["trl"] == [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert told["weights"] == [1.0, 0.2, 0.1]
+    assert told["verl"] == [1.0, 0.0]
+    assert told["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and without the 1
+    assert told["heavy"] == []
+    assert told["module"].startswith(str(tmp_path))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sandbox_levels import need
 
 from rewards import sandbox
 from rewards.sandbox import slots
@@ -129,18 +130,6 @@ os.write(write, b"x")
     + "for key in range(64):\n"  # ids are small numbers on a machine that hardly uses them
     + "    attempt(30, 196, key, None, 0)\n    attempt(65, 193, key, buffer, 1)\n    attempt(69, 189, key, buffer, 1, 0o4000)\n"
     + "attempt(30, 196, {shm}, None, 0)\nattempt(69, 189, {queue}, buffer, 1, 0o4000)\nattempt(71, 187, {queue}, 2, buffer)",
-    "memory of many processes": """
-import os, time
-size = 300 << 20
-for _ in range(3):
-    if os.fork() == 0:
-        kept = b"x" * (300 << 20)
-        time.sleep(0.4)
-        os._exit(0)
-kept = b"x" * (300 << 20)
-time.sleep(0.4)
-print("ESCAPED")
-""",
     "memory that no limit counts": SYSCALL + "attempt(319, 279, b'x', 0)\nattempt(29, 194, 0, 1 << 30, 0o1600)",
     "filling the disk": """
 import os
@@ -361,6 +350,28 @@ def test_nothing_is_left_behind_at_the_level_without_walls(program, target):
         assert result.stdout == "refused\nrefused\n"
     assert set(Path("/tmp").glob("sandbox-*")) <= before
     assert Path(target[0]["secret"]).read_text() == "secret"
+
+
+MANY = """
+import os, time
+size = 300 << 20
+for _ in range(3):
+    if os.fork() == 0:
+        kept = b"x" * (300 << 20)
+        time.sleep(0.4)
+        os._exit(0)
+kept = b"x" * (300 << 20)
+time.sleep(0.4)
+print("ESCAPED")
+"""
+
+
+@pytest.mark.parametrize("at", ["bwrap", "namespaces"])
+def test_processes_together_hold_no_more_than_one_may(at):
+    need(at)
+    result = sandbox.run(MANY, at=at, seconds=10.0)
+    assert "ESCAPED" not in result.stdout
+    assert (result.status, result.reason) == ("failed", "stopped: its processes held more than 512 MiB together")
 
 
 def test_what_processes_share_is_counted_once():
