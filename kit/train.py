@@ -57,6 +57,7 @@ def run(
             if first
             else runner.lifecycle.following(folder, processes)
         )
+        # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
         with life as stop, backend:
             if first and found.resumption is not None:
