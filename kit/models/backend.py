@@ -170,10 +170,6 @@ def active_backend() -> Backend | None:
     return _active
 
 
-begun = active_backend
-"""As the trainer asks for it."""
-
-
 @contextmanager
 def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
     """For the time inside, this process runs on `backend`: its switches are set, its packages imported in order.
