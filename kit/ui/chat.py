@@ -22,7 +22,7 @@ from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
 from kit.ui.home import Reading
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, number_of, run_box, stamp, to_address, whole_of
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, number_of, run_box, stamp, to_address, whole_of
 
 if TYPE_CHECKING:
     from kit.chat.client import ChatSession
@@ -157,7 +157,7 @@ def _loaded(about: Mapping[str, Any], total: int | None, shown: int, search: str
 
 
 def _waiting(text: str) -> str:
-    return m.page(m.card(m.tag("p", text, class_="dim")))
+    return m.page(m.panel(m.tag("p", text, class_="dim")))
 
 
 def answer_pair(
@@ -176,7 +176,7 @@ def answer_pair(
             else Markup("")
         )
         parts.append(
-            m.card(
+            m.panel(
                 m.tag("div", str(done.get("prompt"))[:LONGEST_SHOWN], class_="prompt"),
                 known,
                 m.tag("small", _made_with(how)),
@@ -217,7 +217,7 @@ def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 
 def _columns(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]], step: Any = None) -> Markup:
-    """One card a side; `step` is that of the tuned weights."""
+    """One panel a side; `step` is that of the tuned weights."""
     cards = (_answer(side, answers.get(side), step) for side in sides)
     return m.tag("div", m.join(cards), class_="pair", aria_live="polite")
 
@@ -225,11 +225,11 @@ def _columns(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]], ste
 def _answer(side: str, one: Mapping[str, Any] | None, step: Any) -> Markup:
     name = NAMES[side] + (f", step {step}" if side == "tuned" and step is not None else "")
     if one is None:
-        return m.card(m.tag("b", name), m.tag("p", "waits for its turn …", class_="dim"))
+        return m.panel(m.tag("b", name), m.tag("p", "waits for its turn …", class_="dim"))
     text = str(one.get("text") or "")[:LONGEST_SHOWN]
     badge = m.badge("writing", "live") if one.get("writing") else _ended(one)
     head = m.tag("div", m.tag("b", name) + badge, class_="spread")
-    return m.card(
+    return m.panel(
         head,
         _reward(one.get("reward")),
         m.tag("div", text or ("…" if one.get("writing") else "(empty)"), class_="said", tabindex="0"),
@@ -293,7 +293,7 @@ class Screen:
         """Loads the model, and fills the picker: [status, picker]."""
         yield [
             m.page(
-                m.card(
+                m.panel(
                     m.tag("b", "Loading"),
                     m.tag("p", "Base and adapter are read in a process of their own …", class_="dim"),
                 )
@@ -442,7 +442,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     screen = Screen(site)
     named = run_box()
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     with gr.Row(elem_classes="tight low"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="chat-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="chat-weights")
@@ -500,16 +499,16 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         "concurrency_limit": 4,
         "trigger_mode": "once",
     }
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **quiet).then(
-        screen.choices, [chosen], [which, status, picked], **quiet
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
+        screen.choices, [chosen], [which, status, picked], **QUIET
     )
-    chosen.input(screen.choices, [chosen], [which, status, picked], **quiet)
+    chosen.input(screen.choices, [chosen], [which, status, picked], **QUIET)
     chosen.input(None, [chosen], [], js=to_address("chat"))
     load.click(screen.load, [chosen, which, search], [status, picked], **slow)
     search.submit(screen.load, [chosen, which, search], [status, picked], **slow)
-    picked.input(lambda: "", [], [prompt], **quiet)
+    picked.input(lambda: "", [], [prompt], **QUIET)
     for event in (ask.click, prompt.submit):
-        event(screen.ask, inputs, [shown, stop], **slow).then(screen.status, [chosen], [status], **quiet)
+        event(screen.ask, inputs, [shown, stop], **slow).then(screen.status, [chosen], [status], **QUIET)
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")
 
 

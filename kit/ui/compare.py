@@ -22,7 +22,7 @@ from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.curves import Library, charts, pack
 from kit.ui.run_view import flat, shown
-from kit.ui.site import RUN_FROM_ADDRESS, Site, address, number_of, poll, run_box, stamp, to_address
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, address, number_of, poll, run_box, stamp, to_address
 
 LOOK = {"better": "ok", "worse": "fail", "not distinguishable": "warn", "not comparable": "fail"}
 COLORS = 6
@@ -93,7 +93,7 @@ def progress(job: Job | None) -> str:
         return ""
     if job.state == "running":
         return m.page(
-            m.card(
+            m.panel(
                 m.tag("b", "Comparing"), m.tag("p", job.line or "Reading the scores of single problems …", class_="dim")
             )
         )
@@ -148,7 +148,7 @@ def _forest(found: Mapping[str, Any], metric: str) -> Markup:
     title = m.tag(
         "b", f"Difference in {metric} to {found['baseline']}, 95 % interval over {found['problems']} held-out problems"
     )
-    return m.card(title, m.tag("div", m.join(rows), class_="forest"), m.tag("small", "The line marks no difference."))
+    return m.panel(title, m.tag("div", m.join(rows), class_="forest"), m.tag("small", "The line marks no difference."))
 
 
 def _scores(found: Mapping[str, Any], metric: str) -> Markup:
@@ -324,7 +324,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     screen = Screen(site)
     named, key, seen = run_box(), gr.State(""), gr.State({})
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     with gr.Row(elem_classes="tight"):
         ids = gr.Dropdown(
             [],
@@ -351,12 +350,12 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         differences = gr.HTML(elem_id="compare-config")
     drawing = charts("compare-charts")
     outputs = [seen, arms, drawing, differences, verdict, stop]
-    look: dict[str, Any] = {"fn": screen.look, "inputs": [ids, together, key, seen], "outputs": outputs} | quiet
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [ids], js=RUN_FROM_ADDRESS, **quiet).then(**look)
+    look: dict[str, Any] = {"fn": screen.look, "inputs": [ids, together, key, seen], "outputs": outputs} | QUIET
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [ids], js=RUN_FROM_ADDRESS, **QUIET).then(**look)
     for one in (ids, together):
-        one.input(lambda: ["", ""], [], [key, verdict], **quiet).then(**look)
+        one.input(lambda: ["", ""], [], [key, verdict], **QUIET).then(**look)
     ids.input(None, [ids], [], js=to_address("compare"))
-    judge.click(screen.judge, [ids, together, metric, effect], [key, verdict], **quiet).then(**look)
+    judge.click(screen.judge, [ids, together, metric, effect], [key, verdict], **QUIET).then(**look)
     stop.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
     poll(look["fn"], look["inputs"], outputs)
 

@@ -17,7 +17,7 @@ from kit.runs.store import RunDir
 from kit.ui import markup as m
 from kit.ui.completions import MOST_FOUND, Batches, Group, Moment, Row, Scan, components, failed, key_of, unweighted
 from kit.ui.curves import charts, pack
-from kit.ui.site import Site
+from kit.ui.site import QUIET, Site
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
 """Letters of a completion and of a prompt that are shown; the file has them all."""
@@ -41,7 +41,7 @@ def show_group(found: Group, search: str = "") -> Markup:
     head = m.tag("div", m.tag("b", f"Step {found.step}, group {found.place + 1}") + verdict, class_="spread")
     line = m.tag("div", m.join(m.tag("small", fact) for fact in facts) + over_time(found.prompt), class_="row")
     body = m.join(show_completion(same[0], search, times=len(same)) for same in alike(rows))
-    return m.tag("div", m.card(head, line, show_prompt(rows[0], search), body), class_="group")
+    return m.tag("div", m.panel(head, line, show_prompt(rows[0], search), body), class_="group")
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -154,7 +154,7 @@ def show_course(
     ]
     table = m.table(["step", "mean reward", "lowest to highest", "tokens", "cut off"], rows, numbers={0, 1, 2, 3, 4})
     parts = [
-        m.card(
+        m.panel(
             m.tag("b", f"One prompt, {len(moments)} time{'s' * (len(moments) != 1)}"), show_prompt(prompt_row), table
         )
     ]
@@ -171,7 +171,7 @@ def best_and_worst(found: Group, when: str) -> Markup:
     ranked = sorted((row for row in found.rows if row["total"] is not None), key=lambda row: row["total"])
     shown = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
     body = m.join(show_completion(row) for row in shown)
-    return m.card(m.tag("b", f"{when.capitalize()}, step {found.step}: highest and lowest of {len(found.rows)}"), body)
+    return m.panel(m.tag("b", f"{when.capitalize()}, step {found.step}: highest and lowest of {len(found.rows)}"), body)
 
 
 def _no_weights() -> Markup:
@@ -237,7 +237,7 @@ element.addEventListener('click', e => {
 
 
 @dataclass(frozen=True)
-class Wish:
+class Query:
     """What is to be shown, of values that a browser sent: what is none of the choices becomes the first one."""
 
     mode: str
@@ -250,7 +250,7 @@ class Wish:
     before: int | None
 
     @classmethod
-    def of(cls, mode: Any, step: Any, sort: Any, keep: Any, search: Any, page: Any, prompt: Any, before: Any) -> Wish:
+    def of(cls, mode: Any, step: Any, sort: Any, keep: Any, search: Any, page: Any, prompt: Any, before: Any) -> Query:
         return cls(
             mode if mode in MODES else GROUPS,
             _whole(step),
@@ -329,7 +329,7 @@ class Explorer:
         self.site, self.batches = site, Batches()
 
     def look(self, run_id: Any, *asked: Any) -> list[Any]:
-        wish = Wish.of(*asked)
+        query = Query.of(*asked)
         try:
             run = self.site.run(run_id)
             files = self.batches.steps(run)
@@ -342,13 +342,13 @@ class Explorer:
                     )
                 )
             steps = [step for step, _ in files]
-            step = min(steps, key=lambda each: abs(each - wish.step)) if wish.step else steps[-1]
-            text, chart, pages, reached = self._shown(run, wish, dict(files)[step], step)
+            step = min(steps, key=lambda each: abs(each - query.step)) if query.step else steps[-1]
+            text, chart, pages, reached = self._shown(run, query, dict(files)[step], step)
         except KitError as problem:
             return self._nothing(m.error(problem))
-        page = min(wish.page, pages)
+        page = min(query.page, pages)
         return [
-            self._slider(steps, step, wish.mode in (GROUPS, LIST)),
+            self._slider(steps, step, query.mode in (GROUPS, LIST)),
             gr.Number(value=page, label=f"Page, of {pages}", visible=pages > 1),
             text,
             chart,
@@ -369,38 +369,38 @@ class Explorer:
     def _nothing(self, text: str) -> list[Any]:
         return [gr.skip(), gr.Number(visible=False), text, "", gr.Button(visible=False), 0]
 
-    def _shown(self, run: RunDir, wish: Wish, path: Any, step: int) -> tuple[str, str, int, int | None]:
+    def _shown(self, run: RunDir, query: Query, path: Any, step: int) -> tuple[str, str, int, int | None]:
         """(HTML, chart, pages, earliest step that was read where there are earlier ones)."""
-        if wish.mode == COURSE:
-            return self._course(run, wish)
-        if wish.mode == GROUPS:
+        if query.mode == COURSE:
+            return self._course(run, query)
+        if query.mode == GROUPS:
             groups = self.batches.groups(run, path)
-            chosen = wish.ordered_groups([group for group in groups if wish.wants_group(group)])
-            pages, shown = paged(chosen, wish.page, GROUPS_A_PAGE)
+            chosen = query.ordered_groups([group for group in groups if query.wants_group(group)])
+            pages, shown = paged(chosen, query.page, GROUPS_A_PAGE)
             return (
                 m.page(
                     _weighed(run, groups[0].rows if groups else []),
                     _counts(groups, chosen, step),
-                    *(show_group(self._of(group, wish), wish.search) for group in shown),
+                    *(show_group(self._of(group, query), query.search) for group in shown),
                 ),
                 "",
                 pages,
                 None,
             )
-        if wish.mode == LIST:
+        if query.mode == LIST:
             rows, scan = (
-                [row for group in self.batches.groups(run, path) for row in group.rows if self._row(wish, group, row)],
+                [row for group in self.batches.groups(run, path) for row in group.rows if self._row(query, group, row)],
                 Scan(),
             )
         else:
-            rows, scan = self.batches.search(run, wish.wants, wish.before)
-        pages, found = paged(wish.ordered(rows), wish.page, ROWS_A_PAGE)
+            rows, scan = self.batches.search(run, query.wants, query.before)
+        pages, found = paged(query.ordered(rows), query.page, ROWS_A_PAGE)
         head = m.tag(
             "p",
-            m.tag("small", f"{len(rows):,} completions" + ("" if wish.mode == LIST else f" in {scan.read:,} steps")),
+            m.tag("small", f"{len(rows):,} completions" + ("" if query.mode == LIST else f" in {scan.read:,} steps")),
         )
         body = (
-            m.card(*(show_completion(row, wish.search, origin=True) for row in found))
+            m.panel(*(show_completion(row, query.search, origin=True) for row in found))
             if found
             else m.note("None is like that. Change what is shown, or the text that is searched for.")
         )
@@ -411,17 +411,17 @@ class Explorer:
             None if scan.whole else scan.reached,
         )
 
-    def _row(self, wish: Wish, group: Group, row: Row) -> bool:
-        return wish.wants(row) and wish.wants_group(group)
+    def _row(self, query: Query, group: Group, row: Row) -> bool:
+        return query.wants(row) and query.wants_group(group)
 
-    def _of(self, group: Group, wish: Wish) -> Group:
+    def _of(self, group: Group, query: Query) -> Group:
         """The group with its completions sorted; none is left out, as they are compared with each other."""
-        return Group(group.step, group.place, wish.ordered(group.rows))
+        return Group(group.step, group.place, query.ordered(group.rows))
 
-    def _course(self, run: RunDir, wish: Wish) -> tuple[str, str, int, int | None]:
-        if not wish.prompt:
+    def _course(self, run: RunDir, query: Query) -> tuple[str, str, int, int | None]:
+        if not query.prompt:
             return m.empty("Choose a prompt", "Press 'this prompt over time' at a group or a completion."), "", 1, None
-        moments, scan = self.batches.course(run, wish.prompt)
+        moments, scan = self.batches.course(run, query.prompt)
         files = dict(self.batches.steps(run))
         first, last = (self._group(run, files, moments, at) for at in (0, -1))
         told = _weighed(run, last.rows if last else [])
@@ -504,26 +504,25 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
     further = gr.Button("", visible=False, size="sm", elem_id="completions-further")
     explorer.inputs = [chosen, mode, step, sort, keep, search, page, prompt, before]
     explorer.outputs = [step, page, shown, drawing, further, reached]
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | quiet
+    look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | QUIET
 
     def anew() -> list[Any]:
         return [1, 0]
 
     for one in (mode, keep, sort):
-        one.input(anew, [], [page, before], **quiet).then(**look)
-    search.submit(anew, [], [page, before], **quiet).then(**look)
-    step.release(anew, [], [page, before], **quiet).then(**look)
+        one.input(anew, [], [page, before], **QUIET).then(**look)
+    search.submit(anew, [], [page, before], **QUIET).then(**look)
+    step.release(anew, [], [page, before], **QUIET).then(**look)
     page.submit(**look)
     page.blur(**look)
-    shown.select(_asked, [], [prompt, mode, page], **quiet).then(**look)
-    further.click(lambda at: [at, 1], [reached], [before, page], **quiet).then(**look)
+    shown.select(_asked, [], [prompt, mode, page], **QUIET).then(**look)
+    further.click(lambda at: [at, 1], [reached], [before, page], **QUIET).then(**look)
     for button, move in ((back, -1), (forth, 1)):
         button.click(
             lambda run_id, at, move=move: explorer_step(explorer, run_id, at, move),
             [chosen, step],
             [step, page],
-            **quiet,
+            **QUIET,
         ).then(**look)
     return explorer
 

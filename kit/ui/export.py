@@ -21,7 +21,7 @@ from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.home import Reading
-from kit.ui.site import RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
 LOAD = {
@@ -56,7 +56,7 @@ def _room(needed: int, free: int) -> str:
     level, word = ("fail", "not enough room") if share > 1 else ("warn", "tight") if share > 0.8 else ("ok", "fits")
     head = m.tag("div", m.tag("b", "Room on the disk") + m.badge(word, level), class_="spread")
     line = m.tag("p", f"about {human_size(needed)} while it is made, of {human_size(free)} free", class_="num dim")
-    return m.page(m.card(head, m.bar(share, level, word), line))
+    return m.page(m.panel(head, m.bar(share, level, word), line))
 
 
 def _progress(job: Job | None) -> str:
@@ -65,7 +65,7 @@ def _progress(job: Job | None) -> str:
         return ""
     if job.state == "running":
         line = m.tag("p", m.tag("code", job.line or "Starting: Python and torch are loaded first …"), class_="dim")
-        return m.page(m.card(m.tag("b", "Exporting and verifying"), line))
+        return m.page(m.panel(m.tag("b", "Exporting and verifying"), line))
     return m.page(m.note("Stopped; nothing of it is left.")) if job.state == "stopped" else m.error(job.error)
 
 
@@ -337,7 +337,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     screen = Screen(site)
     named, seen = run_box(), gr.State({})
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     with gr.Row(elem_classes="tight"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="export-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="export-weights")
@@ -372,7 +371,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
     outputs = [seen, notice, progress, results, stop]
-    look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | quiet
+    look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
     sized: dict[str, Any] = {"fn": screen.size, "inputs": [chosen, kind, quantization], "outputs": [size]}
     slow: dict[str, Any] = {
         "show_progress": "hidden",
@@ -380,12 +379,12 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         "trigger_mode": "always_last",
         "concurrency_limit": 2,
     }
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **quiet).then(
-        screen.choices, [chosen], [which], **quiet
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
+        screen.choices, [chosen], [which], **QUIET
     ).then(**look).then(**sized, **slow)
-    chosen.input(screen.choices, [chosen], [which], **quiet).then(**look).then(**sized, **slow)
+    chosen.input(screen.choices, [chosen], [which], **QUIET).then(**look).then(**sized, **slow)
     chosen.input(None, [chosen], [], js=to_address("export"))
-    kind.input(_parts, [kind], [quantization, hub, said], **quiet).then(**look).then(**sized, **slow)
+    kind.input(_parts, [kind], [quantization, hub, said], **QUIET).then(**look).then(**sized, **slow)
     quantization.input(**sized, **slow)
     start.click(
         screen.begin, [chosen, kind, which, quantization, repo, private, push, force], [said, seen],

@@ -79,7 +79,7 @@ def _gauge(name: str, value: str, more: str, share: float | None) -> Markup:
     level = "" if share is None or share < 0.85 else "warn" if share < 0.95 else "fail"
     scale = m.bar(share, level, f"{name}: {value}") if share is not None else Markup("")
     head = m.tag("div", m.tag("b", name) + m.tag("span", value, class_="num"), class_="spread")
-    return m.card(head, scale, m.tag("small", more))
+    return m.panel(head, scale, m.tag("small", more))
 
 
 RECENT = 20
@@ -89,7 +89,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     seen = gr.State("")
     machine = gr.HTML(m.page(strip()))
-    active = gr.HTML(m.page(m.card(m.tag("p", "Reading the runs …", class_="dim"))))
+    active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
     with gr.Row(elem_classes="tight low"):
         # Custom values: after a restart of the server the choices of an open page are not known to it.
         chosen = gr.Dropdown(
@@ -153,7 +153,7 @@ def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any
 def _nothing_runs(any_runs: bool) -> str:
     start = m.tag("a", "Start one", href="/new")
     if any_runs:
-        return m.page(m.card(m.tag("div", m.tag("b", "Nothing is running.") + m.tag("span", start), class_="row")))
+        return m.page(m.panel(m.tag("div", m.tag("b", "Nothing is running.") + m.tag("span", start), class_="row")))
     return m.empty(
         "No runs yet",
         Markup("{} on the tiny embedded model: no GPU and no download, a few minutes on this machine's CPU.").format(
@@ -179,7 +179,7 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
     )
     reason = m.tag("p", status["reason"], class_="dim") if status.get("reason") else Markup("")
     cells = m.join(m.tag("div", m.tag("small", name) + m.tag("div", value, class_="big")) for name, value in facts)
-    return m.card(
+    return m.panel(
         head,
         reason,
         m.bar(share, label=f"{share:.0%} done"),

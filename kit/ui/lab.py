@@ -321,7 +321,7 @@ def progress(job: Job, show: Any) -> tuple[str, list[str]]:
     """(what a job looks like now, overrides that it suggests)."""
     if job.state == "running":
         line = job.line or "Starting: Python and torch are loaded first …"
-        return m.page(m.card(m.tag("b", "Working"), m.tag("p", m.tag("code", line), class_="dim"))), []
+        return m.page(m.panel(m.tag("b", "Working"), m.tag("p", m.tag("code", line), class_="dim"))), []
     if job.state == "done":
         html, changes = show(job.result)
         return html, changes

@@ -41,7 +41,7 @@ def row(found: dict[str, Any]) -> str:
     """A training row."""
     reference = m.tag("p", m.tag("small", "reference ") + m.tag("code", found.get("reference") or "none"))
     return m.page(
-        m.card(
+        m.panel(
             m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
         )
     )
@@ -80,7 +80,7 @@ def _group(found: dict[str, Any], title: str) -> Markup:
         for item, advantage in zip(found["items"], found["advantages"], strict=True)
     )
     line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
-    return m.tag("div", m.card(head, line, body), style="margin-top:8px")
+    return m.tag("div", m.panel(head, line, body), style="margin-top:8px")
 
 
 def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:

@@ -74,7 +74,8 @@ def bar(share: float, level: str = "", label: str = "") -> Markup:
     return tag("div", tag("i", "", class_=level, style=width), class_="bar", role="img", aria_label=label)
 
 
-def card(*pieces: Any) -> Markup:
+def panel(*pieces: Any) -> Markup:
+    """A box with a frame."""
     return tag("div", join(pieces), class_="card")
 
 

@@ -68,7 +68,7 @@ def _bring_back(sent: Sent) -> tuple[Draft | None, str]:
 
 def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     """Beside every step: whether it can be run, its memory, the exact command, the YAML. Gives what `written` fills."""
-    memory = gr.HTML(m.page(m.card(m.tag("b", "Memory and time"), m.tag("p", "Counting …", class_="dim"))))
+    memory = gr.HTML(m.page(m.panel(m.tag("b", "Memory and time"), m.tag("p", "Counting …", class_="dim"))))
     state = gr.HTML()
     command = gr.Textbox(
         label="Command that does the same", lines=2, max_lines=8, interactive=False, buttons=["copy"], elem_id="command"
@@ -113,7 +113,7 @@ def measured(site: Site, value: Any) -> str:
         config = draft.config(site.settings)
         found = site.benches.plan(config, draft.preset, draft.overrides())
     except KitError as problem:
-        return m.page(m.card(m.tag("b", "Memory and time"), m.tag("p", _short(problem), class_="dim")))
+        return m.page(m.panel(m.tag("b", "Memory and time"), m.tag("p", _short(problem), class_="dim")))
     return m.page(memory_card(config, found))
 
 
@@ -144,4 +144,4 @@ def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
         "The signal check (step 3) measures how long completions take; where they differ, believe the check.",
         class_="dim",
     )
-    return m.card(head, scale, line, time)
+    return m.panel(head, scale, line, time)

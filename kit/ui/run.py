@@ -20,7 +20,7 @@ from kit.ui import explorer, run_view
 from kit.ui import markup as m
 from kit.ui.curves import Library, charts, pack
 from kit.ui.home import ask_to_stop
-from kit.ui.site import POLL_SECONDS, RUN_FROM_ADDRESS, Site, is_id, run_box, stamp, to_address
+from kit.ui.site import POLL_SECONDS, QUIET, RUN_FROM_ADDRESS, Site, is_id, run_box, stamp, to_address
 
 BUTTONS = ("stop", "save", "now", "resume", "force", "report")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
@@ -287,10 +287,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     view = View(site, Library())
     named, tab, seen = run_box(), gr.State(TABS[0]), gr.State({})
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head, notes = (
-        gr.HTML(m.page(m.card(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
+        gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
         gr.HTML(elem_id="run-notes"),
     )
     buttons, actions = _build_actions(site, chosen)
@@ -321,17 +320,17 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     inputs = [chosen, tab, seen]
     tabs = dict(zip(TABS, (charts_tab, completions_tab, log_tab, config_tab, checkpoints_tab), strict=True))
     for name, one in tabs.items():
-        event = one.select(lambda name=name: name, [], [tab], **quiet).then(view.look, inputs, outputs, **quiet)
+        event = one.select(lambda name=name: name, [], [tab], **QUIET).then(view.look, inputs, outputs, **QUIET)
         if name == "completions":
-            event.then(opened.look, opened.inputs, opened.outputs, **quiet)
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **quiet).then(
-        view.look, inputs, outputs, **quiet
+            event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
+    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
+        view.look, inputs, outputs, **QUIET
     )
-    chosen.input(view.look, inputs, outputs, **quiet).then(opened.look, opened.inputs, opened.outputs, **quiet)
+    chosen.input(view.look, inputs, outputs, **QUIET).then(opened.look, opened.inputs, opened.outputs, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("run"))
     for action in actions:
-        action.then(view.look, inputs, outputs, **quiet)
-    timer.tick(view.look, inputs, outputs, **quiet)
+        action.then(view.look, inputs, outputs, **QUIET)
+    timer.tick(view.look, inputs, outputs, **QUIET)
 
 
 def _choices(site: Site, wanted: Any) -> Any:

@@ -79,7 +79,7 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
     if status.get("refused"):
         parts.append(m.note(m.tag("h4", "It was not resumed") + m.tag("div", str(status["refused"])), "fail"))
     parts.append(m.tag("p", _next(run, state, link), class_="row"))
-    return m.page(m.card(*parts))
+    return m.page(m.panel(*parts))
 
 
 def _reason(run: RunDir, text: str) -> str:

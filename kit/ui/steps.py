@@ -33,7 +33,7 @@ def model_step(form: Form) -> None:
         form.add("model.load_in_4bit", label="4-bit weights (QLoRA)")
         form.add("model.lora", label="Train adapters (LoRA), not all weights")
         form.add("model.lora.rank", label="LoRA rank")
-    cards = gr.HTML()
+    fit = gr.HTML()
     with gr.Accordion("Code that comes with the model", open=False):
         gr.HTML(m.page(m.note("Some models bring Python code that runs with your rights. Read the .py files of the repository "
                               "first. Then write its name here; it is asked for each repository.", "warn")))  # fmt: skip
@@ -41,7 +41,7 @@ def model_step(form: Form) -> None:
             name = gr.Textbox(label="Repository whose code may run", placeholder="organisation/model", scale=3)
             confirm = gr.Button("I have read it", scale=1)
 
-    form.follows(lambda draft: where_it_fits(form.site, draft), cards)
+    form.follows(lambda draft: where_it_fits(form.site, draft), fit)
     form.replaces(confirm.click, lambda sent, repository: (trust(sent.draft(), repository), ""), [name])
 
 
@@ -77,7 +77,7 @@ def folders(base: Path) -> list[str]:
 
 
 def where_it_fits(site: Site, value: Any) -> str:
-    """A badge for each card."""
+    """Whether it fits this machine, and GPUs that people rent."""
     try:
         draft = Draft.read(value)
         config = draft.config(site.settings)
@@ -90,22 +90,22 @@ def where_it_fits(site: Site, value: Any) -> str:
         m.tag("h3", f"{config.model.name}: {found['model']['parameters'] / 1e6:,.1f} M weights") + here,
         class_="spread",
     )
-    return m.page(m.card(head, cards_table(found["cards"])))
+    return m.page(m.panel(head, gpu_table(found["cards"])))
 
 
-def cards_table(cards: list[dict[str, Any]]) -> Markup:
+def gpu_table(gpus: list[dict[str, Any]]) -> Markup:
     """Peak and time on each listed GPU."""
     rows = [
         [
-            card["card"],
-            m.badge("fits", "ok") if card["fits"] else m.badge("too large", "fail"),
-            f"{card['peak_gib']:.1f} of {card['usable_gib']:.0f} GiB",
-            m.seconds(card["seconds_per_step"]),
+            gpu["card"],
+            m.badge("fits", "ok") if gpu["fits"] else m.badge("too large", "fail"),
+            f"{gpu['peak_gib']:.1f} of {gpu['usable_gib']:.0f} GiB",
+            m.seconds(gpu["seconds_per_step"]),
         ]
-        for card in cards
+        for gpu in gpus
     ]
     fold = m.tag("summary", "On other GPUs (estimates)")
-    return m.tag("details", fold + m.table(["card", "", "peak", "a step"], rows, numbers={2, 3}))
+    return m.tag("details", fold + m.table(["GPU", "", "peak", "a step"], rows, numbers={2, 3}))
 
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
@@ -185,7 +185,7 @@ def _summary(found: dict[str, Any]) -> Markup:
     )
     notes = m.join(m.note(text, "warn") for text in [*info["notes"], *map(_fault, info.get("bad_rows") or [])])
     letters = ", ".join(f"{name} {value:,}" for name, value in found["letters"].items())
-    return m.card(
+    return m.panel(
         m.tag("div", m.tag("h3", info["source"]) + m.tag("div", counts, class_="row"), class_="spread"),
         m.tag("p", f"columns: {', '.join(info['columns'])}" + (f"; {mapping}" if mapping else ""), class_="dim"),
         m.tag("p", f"prompt length in letters: {letters}", class_="dim num"),
@@ -209,7 +209,7 @@ def _row(row: dict[str, Any], info: dict[str, Any]) -> Markup:
     )
     return m.tag(
         "div",
-        m.card(
+        m.panel(
             m.tag("small", f"training row {row['place']}"),
             m.tag("div", row["prompt"], class_="said"),
             m.tag("p", m.tag("small", "reference ") + m.tag("code", row.get("reference") or "none")),
@@ -238,7 +238,7 @@ def tokens(sent: Sent) -> str:
         "div", bars, style="display:flex;gap:2px;align-items:flex-end;height:60px", role="img", aria_label=words
     )
     return m.page(
-        m.card(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level))
+        m.panel(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level))
     )
 
 
@@ -380,7 +380,7 @@ def _memory(plan: dict[str, Any]) -> Markup:
     table = m.table(["when", "what", "size"], rows, numbers={2})
     head = f"Peak {m.gib(memory['peak_bytes'])} of {m.gib(plan['room_bytes'])}: {'fits' if plan['fits'] else 'does not fit'}"
     notes = m.join(m.tag("p", note, class_="dim") for note in plan["notes"])
-    return m.card(m.tag("details", m.tag("summary", head) + table + notes))
+    return m.panel(m.tag("details", m.tag("summary", head) + table + notes))
 
 
 def _fixes(plan: dict[str, Any]) -> Markup:
@@ -391,7 +391,7 @@ def _fixes(plan: dict[str, Any]) -> Markup:
             "No change of this configuration makes it fit: choose a smaller model or a larger machine.", "fail"
         )
     rows = [[m.tag("code", one["override"]), one["harm"]] for one in plan["fixes"]]
-    return m.card(m.tag("h3", "What makes it fit, the least harm first"), m.table(["change", "what it costs"], rows))
+    return m.panel(m.tag("h3", "What makes it fit, the least harm first"), m.table(["change", "what it costs"], rows))
 
 
 def launch(sent: Sent) -> list[str]:

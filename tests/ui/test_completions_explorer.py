@@ -11,7 +11,7 @@ from made_runs import batch, make
 import kit.ui.completions as data
 from kit.ui import explorer as tab
 from kit.ui.completions import Batches, key_of
-from kit.ui.explorer import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Wish
+from kit.ui.explorer import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Query
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -73,7 +73,7 @@ def test_alike_completions_are_told_once(explorer: Explorer) -> None:
     [("reward, highest first", 1.2), ("reward, lowest first", 0.2)],
 )
 def test_sorting_by_reward(explorer: Explorer, sort: str, first: float) -> None:
-    wish = Wish.of(LIST, 0, sort, "all", "", 1, "", 0)
+    wish = Query.of(LIST, 0, sort, "all", "", 1, "", 0)
     assert wish.ordered(rows(explorer))[0]["total"] == pytest.approx(first)
 
 
@@ -89,12 +89,12 @@ def test_sorting_by_reward(explorer: Explorer, sort: str, first: float) -> None:
     ],
 )
 def test_filters(explorer: Explorer, keep: str, count: int) -> None:
-    wish = Wish.of(LIST, 0, "as sampled", keep, "", 1, "", 0)
+    wish = Query.of(LIST, 0, "as sampled", keep, "", 1, "", 0)
     assert sum(map(wish.wants, rows(explorer))) == count
 
 
 def test_lengths_sort_and_search_finds(explorer: Explorer) -> None:
-    longest = Wish.of(LIST, 0, "longest first", "all", "", 1, "", 0).ordered(rows(explorer))
+    longest = Query.of(LIST, 0, "longest first", "all", "", 1, "", 0).ordered(rows(explorer))
     assert longest[0]["tokens"] == 8
     assert longest[-1]["tokens"] == 5
     assert "<mark>answer</mark>" in look(explorer, search="ANSWER")
@@ -183,7 +183,7 @@ def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
 def test_whatever_a_browser_sends_is_read_as_a_wish() -> None:
     odd = [None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}]
     for value in odd:
-        wish = Wish.of(*[value] * 8)
+        wish = Query.of(*[value] * 8)
         assert wish.mode in tab.MODES
         assert wish.page >= 1
         assert len(wish.search) <= tab.LONGEST_SEARCH

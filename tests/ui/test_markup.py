@@ -44,7 +44,7 @@ def test_texts_are_escaped_everywhere() -> None:
         m.error(EVIL),
         m.empty(EVIL, EVIL),
         m.page(
-            m.table([EVIL], [[EVIL]]), m.badge(EVIL, EVIL), m.note(EVIL, EVIL), m.bar(0.5, EVIL, EVIL), m.card(EVIL)
+            m.table([EVIL], [[EVIL]]), m.badge(EVIL, EVIL), m.note(EVIL, EVIL), m.bar(0.5, EVIL, EVIL), m.panel(EVIL)
         ),
     ]
     for page in pages:
