@@ -20,7 +20,7 @@ from typing import Any
 
 import kit
 from kit.evaluation.statistics import Estimate
-from kit.trainer.step_phases import PHASES
+from kit.trainer.metric_log import PHASES
 
 
 def measure(seed: int, root: str) -> dict[str, Any]:

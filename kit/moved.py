@@ -55,7 +55,7 @@ MOVED = {
     "kit.training.quiet": "kit.runner.console",
     "kit.training.savings": "kit.trainer.savings",
     "kit.training.selection": "kit.trainer.selection",
-    "kit.training.step_phases": "kit.trainer.step_phases",
+    "kit.training.step_phases": "kit.trainer.metric_log",
     "kit.training.trainer": "kit.trainer.trainer",
     "kit.training.trl_kernel": "kit.scoring.trl_kernel",
     "kit.training.unsloth_model": "kit.models.unsloth",

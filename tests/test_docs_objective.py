@@ -20,7 +20,7 @@ from kit.objective.check_inputs import scale_of, token_batch, token_fields
 from kit.objective.recipes import recipe, recipe_names
 from kit.objective.schedules import Controller, schedules
 from kit.registry import import_object
-from kit.trainer.step_phases import PHASES
+from kit.trainer.metric_log import PHASES
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +13,6 @@ from torch import Tensor
 from kit.objective import LossOutput, Mean, Objective
 from kit.objective.metrics import QUANTILES, Sums
 from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.step_phases import StepPhases
 
 USEFUL = "tokens/useful"
 """Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
@@ -122,3 +123,45 @@ class MetricLog:
         metrics = self._metrics()["train"]
         metrics.clear()
         metrics.update({name: list(values) for name, values in kept["metrics"].items()})
+
+
+# --- what the phases of a training step take by the clock --------------------------------------------------------------
+
+PHASES = ("generation", "rewards", "scoring", "update", "other")
+"""`generation`: completions, tools included. `rewards`: waiting for reward functions. `scoring`: log-probabilities of the
+rollout. `update`: forward and backward passes. `other`: the rest of making a batch (tokenizing, advantages, selection)."""
+
+
+class StepPhases:
+    """Seconds of each phase since they were last taken. A second counts once: for the innermost phase that is open.
+
+    A GPU is not waited for: work that is queued on it counts for the phase that first needs its result.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        """Inside, time counts for `phase`, except while another is open within."""
+        self._count()
+        self._open.append(phase)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    def taken(self) -> dict[str, float]:
+        """Seconds by phase; they start again from nothing."""
+        self._count()
+        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now

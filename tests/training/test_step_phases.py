@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from kit.trainer import step_phases
-from kit.trainer.step_phases import PHASES, StepPhases
+from kit.trainer import metric_log
+from kit.trainer.metric_log import PHASES, StepPhases
 
 from .rollouts import NewTrainer
 
 
 def test_a_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(step_phases.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(metric_log.time, "perf_counter", lambda: now[0])
     phases = StepPhases()
 
     def passes(seconds: float) -> None:
