@@ -18,9 +18,9 @@ import torch
 from transformers import TrainerState
 
 from kit.runs.files import write_atomic
-from kit.runs.store import PREFIX, STATE
+from kit.runs.store import PREFIX, STATE, numbered, whole_checkpoints
 from kit.scoring.layouts import Wanted
-from kit.trainer.checkpoint_writer import STAGING, save_aside
+from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.value_head import check_critic
 
@@ -163,8 +163,14 @@ class CheckpointState:
 
     def load_weights(self, checkpoint: Path) -> None:
         """The weights and step of a checkpoint and nothing else."""
-        self.trainer._load_from_checkpoint(str(checkpoint))
-        self.trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        trainer = self.trainer
+        trainer._load_from_checkpoint(str(checkpoint))
+        trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        if (
+            trainer.args.should_save
+        ):  # the run may have been killed between this checkpoint and the removal of older ones
+            found = whole_checkpoints(numbered(checkpoint.parent))
+            rotate(found, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
 def restore_reference_head(trainer: Any, inputs: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from kit.runner.resume import (
     with_history,
 )
 from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
+from kit.trainer.checkpoint import CheckpointState
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
 
 from .rollouts import adapter
@@ -145,6 +146,23 @@ def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path:
     ours, theirs = ([path.name for path in numbered(tmp_path / side)] for side in ("ours", "theirs"))
     assert ours == theirs
     assert not (tmp_path / "ours" / STAGING).exists()
+
+
+def test_a_run_without_a_step_left_removes_what_its_last_step_did_not_come_to(tmp_path: Path) -> None:
+    """It was killed between its last checkpoint and the removal of an older one."""
+    for step in (2, 4, 6):
+        published(tmp_path, step)
+    last = checkpoint(tmp_path / STAGING, 8)
+    state = {"global_step": 8, "best_model_checkpoint": "/elsewhere/checkpoint-4"}
+    (last / "trainer_state.json").write_text(json.dumps(state))
+    publish(last, tmp_path / "checkpoint-8")
+    loaded: list[str] = []
+    trainer = SimpleNamespace(args=SimpleNamespace(should_save=True, save_total_limit=2))
+    trainer._load_from_checkpoint = loaded.append
+    CheckpointState(trainer).load_weights(tmp_path / "checkpoint-8")
+    assert loaded == [str(tmp_path / "checkpoint-8")]
+    assert trainer.state.global_step == 8
+    assert [path.name for path in numbered(tmp_path)] == ["checkpoint-4", "checkpoint-8"]
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
