@@ -203,7 +203,8 @@ class Bench:
             peft_config=loaded.peft_config,
             **given,
         )
-        self.trainer.generator.fast_decoding = True  # as in a run
+        if row.loss == "ours":
+            self.trainer.generator.fast_decoding = True  # as in a run
         self.changed = changes(args, self.trainer.args)
         self.base = GRPOTrainer.__name__
         keep_trainable_in_float32(self.trainer.model)

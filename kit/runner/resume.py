@@ -146,7 +146,7 @@ def train_on(trainer: Any, resumption: Resumption | None) -> None:
     if previous is None or previous.checkpoint is None:
         trainer.train()
     elif previous.over:
-        trainer.load_weights(previous.checkpoint)
+        trainer.checkpoints.load_weights(previous.checkpoint)
         previous.run.write_status("running", step=previous.step, total_steps=trainer.args.max_steps)
     else:
         trainer.train(resume_from_checkpoint=str(previous.checkpoint))

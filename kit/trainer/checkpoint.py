@@ -162,7 +162,7 @@ class CheckpointState:
             torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
 
     def load_weights(self, checkpoint: Path) -> None:
-        """The weights and step of a checkpoint and nothing else."""
+        """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
         trainer = self.trainer
         trainer._load_from_checkpoint(str(checkpoint))
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))

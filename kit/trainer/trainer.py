@@ -25,7 +25,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,7 +127,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         if objective is not None and not isinstance(objective, Objective):
             objective = Objective.from_spec(objective)
-        self.objective: Objective | None = objective
+        self._objective: Objective | None = objective
         self.needs = objective.needs if objective is not None else frozenset()
         self.rollout_sinks, self.memory, self.engine = tuple(rollout_sinks), memory, engine
         self.stateful = dict(stateful or {})
@@ -227,6 +226,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.checks is not None:
             self.add_callback(self.checks)
         self.add_callback(StepEnd(self))
+
+    @property
+    def objective(self) -> Objective | None:
+        """What the loss is made of, for good: its parts hold it, and another one here would be ignored."""
+        return self._objective
 
     def set_savings(
         self, *, token_budget: int | None = None, skip_flat_groups: bool = True, reuse_old_logps: bool = True
@@ -586,10 +590,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.checkpoints.sampler = super()._get_train_sampler(dataset)
         return self.checkpoints.sampler
-
-    def load_weights(self, checkpoint: Path) -> None:
-        """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
-        self.checkpoints.load_weights(checkpoint)
 
     def flush_sinks(self) -> None:
         """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""

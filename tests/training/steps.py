@@ -58,7 +58,7 @@ def switch(trainer: Any, *, budget: int | None = None, skip: bool = False, reuse
 
 def use(trainer: Any, objective: Any) -> None:
     """Another objective for the same rollout."""
-    trainer.objective = objective if isinstance(objective, Objective) else Objective.from_spec(objective)
+    trainer._objective = objective if isinstance(objective, Objective) else Objective.from_spec(objective)
     trainer.needs = trainer.objective.needs
     trainer.policy_loss.objective = trainer.objective
 

@@ -251,7 +251,7 @@ def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_re
     chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
     monkeypatch.setattr("kit.runner.prepare.choose_engine", lambda *_: chosen)
     monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
-    monkeypatch.setattr(models, "load_model", watched)
+    monkeypatch.setattr("kit.runner.build.load_model", watched)
     one = attempt("generation.engine=auto")
     assert one.code == 0, one.message
     assert "transformers' generate instead" in one.shown

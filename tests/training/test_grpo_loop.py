@@ -78,7 +78,7 @@ def test_its_first_gradient_is_that_of_the_trainer(loop: Any, tmp_path: Path, mo
     assert_gradients_close(ours, gradients(trainer.model), rtol=1e-5)
 
     trainer.model.zero_grad()  # the comparison would see another loss
-    trainer.objective = Objective.from_spec("dr_grpo")
+    trainer.policy_loss.objective = Objective.from_spec("dr_grpo")
     trainer.compute_loss(trainer.model, inputs).backward()
     with pytest.raises(AssertionError):
         assert_gradients_close(ours, gradients(trainer.model), rtol=1e-5)

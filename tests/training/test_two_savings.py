@@ -65,8 +65,8 @@ def trained(rank, objective="dapo", pack_tokens=None, **switches):
         peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False), **switches,
     )
     trainer.scorer.pack_tokens = pack_tokens or trainer.scorer.pack_tokens
-    scored, score = [], trainer.scorer.score
-    trainer.scorer.score = lambda model, rows, *more: (scored.append(len(rows.ids)), score(model, rows, *more))[1]
+    scored, made = [], trainer.policy_loss._outputs
+    trainer.policy_loss._outputs = lambda model, batch, *more: (scored.append(len(batch)), made(model, batch, *more))[1]
     torch.manual_seed(rank)
     trainer.train()
     return {"adapter": adapter(trainer), "scored": scored, "report": trainer.savings_report,
