@@ -120,7 +120,6 @@ def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> En
 # --- out of memory: halving the rows ----------------------------------------------------------------------------------
 
 
-log = logging.getLogger("kit")
 LIMIT = 3
 """Times in a row, without a finished step in between, after which a run ends."""
 KINDS = ("training", "generation", "scoring", "evaluation")
@@ -130,8 +129,6 @@ FIRST_ADVICE = {
     "generation": "optimisation.batch_size",
     "evaluation": "evaluation.batch_size",
 }
-SHARE = "share"
-"""Key of a part of a micro-batch: its completions / those of the whole."""
 Result = TypeVar("Result")
 
 

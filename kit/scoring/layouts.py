@@ -331,5 +331,4 @@ def scatter_to_tokens(rows: Tensor, mask: Tensor) -> Tensor:
 
 def _name(model: Any) -> str:
     """Of a model, or of what completes its inputs."""
-    args = getattr(model, "args", ())
-    return type(args[-1] if args else model).__name__
+    return type(model.args[-1] if isinstance(model, functools.partial) else model).__name__

@@ -32,13 +32,14 @@ class RolloutMemory:
     """What the steps on a rollout need of it beside its micro-batches."""
 
     all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch
+    eval_lengths: Tensor | None = None  # likewise, of an evaluation between its steps
     reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
 
 
 class AdvantageComputer:
     """Puts the objective's advantages in the place of TRL's.
 
-    accelerator: of several processes, gathers. reward_weights: (K,). score: the policy's scores of a batch, with its hidden
+    accelerator: of several processes, gathers. score: the policy's scores of a batch, with its hidden
     states, where the rollout made no such pass. eos_ids: tokens that end a completion. logged: TRL's list of advantages for
     its table of completions. memory: takes what later steps need.
     """
@@ -50,7 +51,6 @@ class AdvantageComputer:
         accelerator: Any,
         metrics: MetricLog,
         memory: RolloutMemory,
-        reward_weights: Tensor,
         score: Callable[[MicroBatch], Scores],
         eos_ids: Sequence[int],
         logged: MutableSequence[float],
@@ -58,12 +58,13 @@ class AdvantageComputer:
         checks: SanityChecks | None = None,
     ) -> None:
         self.objective, self.accelerator, self.metrics, self.memory = objective, accelerator, metrics, memory
-        self.reward_weights, self.score, self.eos_ids, self.logged = reward_weights, score, eos_ids, logged
+        self.score, self.eos_ids, self.logged = score, eos_ids, logged
         self.critic, self.checks = critic, checks
 
-    def fill(self, output: Output, state: RolloutState, *, group_size: int, step: int) -> None:
+    def fill(self, output: Output, state: RolloutState, *, reward_weights: Tensor, group_size: int, step: int) -> None:
         """Adds to TRL's batch of a rollout what the objective needs, and its advantages, (B,) or (B, T).
 
+        reward_weights: (K,), of the components. group_size: completions of a prompt. step: optimiser steps made so far.
         Raises `ObjectiveError` for rewards that the objective would ignore, `RewardError` for malformed token rewards.
         """
         scored, needs, batch = state.rewards, self.objective.needs, MicroBatch(output)
@@ -80,17 +81,23 @@ class AdvantageComputer:
             # What tools wrote is not the policy's length.
             own = state.tool_mask or [[1] * len(ids) for ids in scored.completion_ids]
             whole = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
-            self.memory.all_lengths = self.accelerator.gather(whole)
+            lengths = self.accelerator.gather(whole)
+            if self.metrics.mode() == "train":
+                self.memory.all_lengths = lengths
+            else:
+                self.memory.eval_lengths = lengths
         if "truncated" in needs:
             output["truncated"] = torch.tensor(truncated(scored, self.eos_ids), device=batch.completion_ids.device)
-        rewards = self._reward_batch(batch, state, group_size, step)
+        rewards = self._reward_batch(batch, state, reward_weights, group_size, step)
         width = batch.completion_ids.shape[1]
         advantages = self._advantages(rewards)[local]
         output["advantages"] = advantages[:, :width] if advantages.dim() == 2 else advantages
         if self.critic is not None:
             output["value_targets"] = self._value_targets(rewards)[local][:, :width]
 
-    def _reward_batch(self, batch: MicroBatch, state: RolloutState, group_size: int, step: int) -> RewardBatch:
+    def _reward_batch(
+        self, batch: MicroBatch, state: RolloutState, weights: Tensor, group_size: int, step: int
+    ) -> RewardBatch:
         """What advantage estimators read, of the completions of all processes."""
         scored, needs, trained = state.rewards, self.objective.needs, batch.loss_mask
         device = scored.total.device
@@ -111,7 +118,7 @@ class AdvantageComputer:
             rewards=scored.total,
             group=torch.arange(len(scored.total), device=device) // group_size,
             components=scored.rewards,
-            component_weights=self.reward_weights.to(device),
+            component_weights=weights.to(device),
             lengths=self.accelerator.gather(trained.sum(dim=1)),
             greedy_rewards=state.greedy_rewards,
             mask=mask,

@@ -47,29 +47,21 @@ class CheckpointState:
         self.was_stopped: Callable[[], bool] = lambda: False
         """Whether somebody ended the run: a checkpoint then notes that steps are left to make."""
         self.sampler: Any = None  # of the training data
-        self._staging: Path | None = None  # where the checkpoint in progress is written
-        self._root: Path | None = None
+        self.staging: Path | None = None
+        """Where the checkpoint in progress is written, aside while it is not whole."""
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def folder(self, usual: str) -> str:
-        """Where transformers writes a checkpoint: in its place, or aside while it is not whole."""
-        self._root = Path(usual)
-        return str(self._staging) if self._staging is not None else usual
-
-    def save(self, write: Callable[[], None]) -> None:
-        """Writes a checkpoint of this step, whole or not at all. write: transformers' and TRL's part of it."""
-        self.trainer._get_output_dir(None)
-        root = self._root
-        assert root is not None
+    def save(self, root: Path, write: Callable[[], None]) -> None:
+        """Writes a checkpoint of this step below `root`, whole or not at all. write: transformers' and TRL's part of it."""
         if self.trainer.args.push_to_hub:  # transformers uploads it from where it wrote it, in the background
             self._write(write, root)
             return
-        self._staging = root / STAGING
+        self.staging = root / STAGING
         try:
             save_aside(self.trainer, root, lambda: self._write(write, root / STAGING))
         finally:
-            self._staging = None
+            self.staging = None
 
     def _write(self, write: Callable[[], None], root: Path) -> None:
         """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""

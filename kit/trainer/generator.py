@@ -13,8 +13,8 @@ what the model does not take is dropped. Text-only models take none of these way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from kit.data.images import IMAGES
@@ -67,7 +67,7 @@ class Generator:
         groups = len(prompt_ids) // group_size
         parts = min(self.chunks, groups) if groups * group_size == len(prompt_ids) else 1  # two processes may share one
         plain = images is None and not fields and len(state.rows) == len(prompt_ids)
-        if parts < 2 or begin_rewards is None or not plain or not own:
+        if parts < 2 or begin_rewards is None or not plain:
             return self._within_memory(make, prompt_ids, images, fields, own=own)
         made: list[Any] = []
         for part in range(parts):
@@ -196,11 +196,3 @@ def with_given_ids(
         for name, values in fields.items()
     }
     return ids, None, per_token
-
-
-@contextmanager
-def suppressing(trainer: Any, tokens: Sequence[int]) -> Iterator[None]:
-    """Inside, transformers' generate does not make these tokens: a picture's place in a completion could not be scored."""
-    if tokens:
-        trainer.generation_config.suppress_tokens = list(tokens)
-    yield

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from kit.objective import LossOutput, Mean, Objective
@@ -64,8 +65,6 @@ class MetricLog:
 
     def publish(self) -> None:
         """Hands the means and quantiles to TRL, which is about to log. Every process must call it."""
-        from accelerate.utils import gather_object
-
         totals = self.means[self.mode()].take()
         # A process that had nothing to score may lack a name; every tensor below must be as long as with the others.
         names = sorted(set(gather_object(list(totals))) if self.accelerator.num_processes > 1 else totals)

@@ -57,7 +57,7 @@ HIDDEN_NEEDS = {"full_kl", "values"}
 SAMPLER_DIFFERENCE = "sampler/logp_difference"
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
 RETURNS_WATCHED = 3
-"""Losses whose way through `compute_loss` is looked at; to look waits for the device."""
+"""Losses whose way through `compute_loss` is looked at as soon as they are back; to look waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,13 @@ class PolicyLoss:
     """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
 
     policy: the bare model that trains. backward: of a loss, as the trainer scales it. unit: the gradient that `backward` gives
-    the loss itself. token_budget, skip_flat: what a plan obeys; a flat completion is one without an advantage.
-    router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
+    the loss itself. router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
     """
+
+    token_budget: int | None = None
+    """Tokens of a part, at most."""
+    skip_flat = False
+    """Completions without an advantage are not scored."""
 
     def __init__(
         self,
@@ -136,25 +140,29 @@ class PolicyLoss:
         old_logps: OldLogps,
         memory: RolloutMemory,
         critic: Critic | None = None,
-        unit: Callable[[], float] = lambda: 1.0,
-        token_budget: int | None = None,
-        skip_flat: bool = False,
+        unit: Callable[[], float | Tensor] = lambda: 1.0,
         router_coef: float | None = None,
     ) -> None:
         self.objective, self.scorer, self.policy, self.backward, self.unit = objective, scorer, policy, backward, unit
         self.metrics, self.old_logps, self.memory, self.critic = metrics, old_logps, memory, critic
-        self.token_budget, self.skip_flat, self.router_coef = token_budget, skip_flat, router_coef
+        self.router_coef = router_coef
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
         self.returned: Tensor | None = None
         """The loss that the last `step` gave; it has a `grad` once somebody has sent a gradient to it."""
         self._returns = 0
+        self._factor: Tensor | None = (
+            None  # of a loss that was returned since they were last looked at: see `_note_returned`
+        )
+        self._dropped = False  # a loss that was returned got no gradient
         self._reached: list[Tensor] | None = None  # weights to which a backward pass brings a gradient
 
     # --- the two ways to call it --------------------------------------------------------------------------------------
 
     def whole(self, model: Any, batch: MicroBatch, context: StepContext) -> Tensor:
         """The loss () of all completions in one pass, with its graph."""
+        if context.checks is not None:
+            context.checks.before_scoring(model, batch)
         outputs, scores = self._outputs(model, batch, context)
         loss = self._objective_loss(batch, replace(outputs, weight_norm=self._weight_norm()), context)
         beside = self._auxiliary_loss(batch, scores, context)
@@ -164,8 +172,10 @@ class PolicyLoss:
         """The loss () of a micro-batch whose gradient is in the weights already: its own graph reaches none of them.
 
         max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards; it
-        may not multiply it, which raises `ObjectiveError` then.
+        may not multiply it: raises `ObjectiveError` then, at once for the first losses, else from `check_returned`.
         """
+        if context.checks is not None:
+            context.checks.before_scoring(model, batch)
         plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
         if plan is None:
             loss = self.whole(model, batch, context)
@@ -178,19 +188,37 @@ class PolicyLoss:
             loss = self._gradient_cached(model, plan, context)
         if self._reached is None and self.skip_flat:
             self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
+        self._dropped = self._dropped or (self.returned is not None and self.returned.grad is None)
         self.returned = loss.detach().requires_grad_()
-        if self._returns < RETURNS_WATCHED:
-            self._returns += 1
-            self.returned.register_hook(self._check_returned)  # type: ignore[no-untyped-call]
+        self.returned.register_hook(self._note_returned)  # type: ignore[no-untyped-call]
         return self.returned
 
-    def _check_returned(self, gradient: Tensor) -> None:
-        factor = float(gradient) / self.unit()
-        if not abs(factor - 1.0) <= 1e-3:
+    def _note_returned(self, gradient: Tensor) -> None:
+        """Keeps the factor that is furthest from 1, on the device."""
+        factor = gradient.detach() / self.unit()
+        if self._factor is not None:
+            factor = torch.where((factor - 1.0).abs() > (self._factor - 1.0).abs(), factor, self._factor)
+        self._factor = factor
+        if self._returns < RETURNS_WATCHED:
+            self._returns += 1
+            self.check_returned()
+
+    def check_returned(self) -> None:
+        """Raises `ObjectiveError` where a loss was multiplied, or another one was differentiated in its place.
+
+        Waits for the device. The gradient of the objective is in the weights by then, so that either would be ignored.
+        """
+        factor, self._factor = self._factor, None
+        if factor is not None and not abs(float(factor) - 1.0) <= 1e-3:
             raise ObjectiveError(
-                f"compute_loss was wrapped, and multiplies the objective's loss by {factor:.3g}. The gradient of the objective "
-                "is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale the "
-                "learning rate; terms may be added to the loss."
+                f"compute_loss was wrapped, and multiplies the objective's loss by {float(factor):.3g}. The gradient of the "
+                "objective is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale "
+                "the learning rate; terms may be added to the loss."
+            )
+        if self._dropped:
+            raise ObjectiveError(
+                "compute_loss was wrapped, and gives a loss without the objective's. The gradient of the objective is in the "
+                "weights all the same. Say in the objective what the loss is to be; terms may be added to it."
             )
 
     # --- what is scored together --------------------------------------------------------------------------------------
@@ -332,15 +360,10 @@ class PolicyLoss:
             aux_loss=self.router_coef is not None,
             hidden=bool(self.objective.needs & HIDDEN_NEEDS),
         )
-        rows = batch.rows
+        rows, counted = batch.rows, context.training and torch.is_grad_enabled()
+        useful = unique_tokens(rows.ids, rows.mask, rows.completion) if counted else 0  # before the device has work
         scores = self.scorer.score(model, rows, wanted)
-        if scores.logps.shape != batch.completion_ids.shape:
-            raise ObjectiveError(
-                f"The scorer gave log-probabilities of shape {tuple(scores.logps.shape)} for completions of shape "
-                f"{tuple(batch.completion_ids.shape)}: a backend replaced it with one of another layout."
-            )
         if context.training:
-            useful = unique_tokens(rows.ids, rows.mask, rows.completion) if torch.is_grad_enabled() else 0
             self.metrics.count_tokens(useful, scores.tokens)
         divergence = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
         return PolicyOutputs(scores.logps, scores.entropy, divergence), scores
@@ -385,7 +408,7 @@ class PolicyLoss:
             entropy=outputs.entropy,
             full_kl=outputs.full_kl,
             rewards=rewards.unsqueeze(1) if rewards is not None else None,
-            all_lengths=self.memory.all_lengths,
+            all_lengths=self.memory.all_lengths if context.training else self.memory.eval_lengths,
             truncated=truncated.unsqueeze(1) if truncated is not None else None,
             scored=outputs.scored,
             weight_norm=outputs.weight_norm,
@@ -449,6 +472,24 @@ class _Arrivals:
     def report(self) -> None:
         if self.checks is not None and self.checks.expected is not None:
             self.checks.arrived = self.arrived if self.any else None
+
+
+def unit_of_backward(accelerator: Any) -> float | Tensor:
+    """The gradient that `accelerator.backward` gives a loss."""
+    scaler = accelerator.scaler
+    scale = scaler.scale(torch.ones((), device=accelerator.device)) if scaler is not None else 1.0
+    found: float | Tensor = scale / accelerator.gradient_accumulation_steps
+    return found
+
+
+def average_gradients(accelerator: Any, model: Any) -> None:
+    """Over all processes, after the last part of an optimiser step. A weight that one of them has not used has none there."""
+    if accelerator.num_processes == 1:
+        return
+    for weight in model.parameters():
+        if weight.requires_grad:
+            own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            weight.grad = accelerator.reduce(own, reduction="mean")
 
 
 _warned: set[str] = set()

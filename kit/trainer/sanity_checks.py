@@ -180,8 +180,8 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         if not rest <= GRADIENT_TOLERANCE or not factor > 0 or not (scaled or abs(factor - 1.0) <= GRADIENT_TOLERANCE):
             raise ObjectiveError(
                 f"The gradient that arrived at the log-probabilities is not the objective's (a multiple of {factor:.3g} of "
-                f"it, and {rest:.2g} of its size is something else): compute_loss was wrapped or its loss changed after "
-                f"the trainer was built. {SWITCH}"
+                f"it, and {rest:.2g} of its size is something else): something changed it on its way, a hook on the "
+                f"log-probabilities or a wrapper of the loss or of the backward pass. {SWITCH}"
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -212,11 +212,6 @@ def scoring_error(trainer: Any, model: Any, batch: MicroBatch) -> float:
         model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
         with torch.no_grad():
             scored = trainer.scorer.score(model, batch.select([row, int(length.argmax())]).rows).logps
-            if scored.shape[1] != live.shape[1]:
-                raise ObjectiveError(
-                    f"The scorer gave log-probabilities of width {scored.shape[1]} for completions of width {live.shape[1]}: a "
-                    f"backend replaced it with one of another layout. {SWITCH}"
-                )
             model.eval()
             keep = {"logits_to_keep": count + 1} if _keeps_logits(trainer, model) else {}
             given = {"input_ids": alone[None], "attention_mask": torch.ones_like(alone)[None], "use_cache": False}

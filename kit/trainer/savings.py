@@ -68,14 +68,14 @@ def _not_divisible(situation: Situation) -> str | None:
 
 
 def _not_skippable(objective: Objective, situation: Situation) -> str | None:
-    reasons = {
-        to_skipping(objective): True,
-        _not_divisible(situation): True,
-        VALUES_LEARN: situation.critic,
-        "the load balance of the router is one of all completions": situation.balanced,
-        "the model has dropout, and its random numbers would fall on other completions": situation.dropout,
-    }
-    return next((reason for reason, holds in reasons.items() if reason is not None and holds), None)
+    reasons = (
+        to_skipping(objective),
+        _not_divisible(situation),
+        VALUES_LEARN if situation.critic else None,
+        "the load balance of the router is one of all completions" if situation.balanced else None,
+        "the model has dropout, and its random numbers would fall on other completions" if situation.dropout else None,
+    )
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _not_reusable(situation: Situation) -> str | None:

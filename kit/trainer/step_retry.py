@@ -49,6 +49,11 @@ class StepRetry:
         )
         self._window: list[_Start] = []  # the micro-batches of this optimiser step that came through
         self._replaying = False
+        self._entered = False  # in this `training_step`
+
+    def begin(self) -> None:
+        """A `training_step` begins."""
+        self._entered = False
 
     def reset(self) -> None:
         """A training begins: what another one left is forgotten."""
@@ -66,10 +71,12 @@ class StepRetry:
         """`attempt(rows at once)` of a micro-batch of `rows`, which leaves its gradient, until it comes through.
 
         at_once: completions of the largest pass of the last attempt, which is the number that is halved. last: it is the last
-        micro-batch of its optimiser step. Raises `ModelError` when smaller parts do not help.
+        micro-batch of its optimiser step. Raises `ModelError` when smaller parts do not help. A second loss of the same
+        micro-batch is attempted once: the first one's gradient would have to be made again.
         """
-        if self._replaying:
+        if self._replaying or self._entered:
             return attempt(self.backoff.rows("training", rows))
+        self._entered = True
         start, failed = _Start(inputs, rng_state(), self.snapshot()), False
         while True:
             try:

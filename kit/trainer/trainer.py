@@ -3,9 +3,9 @@
 Each of TRL's methods is overridden once, and hands over to an object that does the work:
 
     a micro-batch       training_step, compute_loss, _compute_loss      `PolicyLoss`, again in `StepRetry` without memory
-                        _get_per_token_logps_and_entropies              `Scorer`
                         _prepare_inputs                                 completions of a prompt in one micro-batch
     a generation batch  _generate_and_score_completions                 `GroupSelector`, then `AdvantageComputer`
+                        _get_per_token_logps_and_entropies              `Scorer`
                         _generate, _generate_single_turn,
                         _tokenize_prompts                               `Generator`
                         _calculate_rewards                              `RolloutState` keeps what they gave
@@ -23,8 +23,10 @@ there then.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,14 +65,21 @@ from kit.trainer.greedy import check_greedy, greedy_rewards
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.old_logps import OldLogps
-from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext
+from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients, unit_of_backward
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.savings import ON, Situation, settle
 from kit.trainer.selection.group_selector import GroupSelector
 from kit.trainer.step_end import StepEnd
 from kit.trainer.step_retry import StepRetry
-from kit.trainer.trl_compat import check_arguments, check_backend, check_base_class, check_on_policy, check_state
+from kit.trainer.trl_compat import (
+    check_arguments,
+    check_backend,
+    check_base_class,
+    check_on_policy,
+    check_scoring,
+    check_state,
+)
 from kit.trainer.value_head import Critic
 
 REFERENCE_NEEDS = {"ref_logps", "full_kl"}
@@ -184,6 +193,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.retry: StepRetry | None = None
         if objective is None:
             return
+        check_scoring(type(self), HookedGRPOTrainer)
         check_on_policy(objective, self.args)
         check_state(objective)
         if "greedy_rewards" in self.needs:
@@ -200,7 +210,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             accelerator=accelerator,
             metrics=self.metric_log,
             memory=self.rollout_memory,
-            reward_weights=self.reward_weights,
             score=self._score_batch,
             eos_ids=self.eos_token_ids,
             logged=self._logs["advantages"],
@@ -212,7 +221,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.scorer,
             policy=self.model,
             backward=accelerator.backward,
-            unit=self._unit_of_backward,
+            unit=functools.partial(unit_of_backward, accelerator),
             metrics=self.metric_log,
             old_logps=self.old_logps,
             memory=self.rollout_memory,
@@ -271,12 +280,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         with self.metric_log.phases.measured("update"):
             self._stepping = self.divisible
+            if self.retry is not None:
+                self.retry.begin()
             try:
                 loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
             finally:
                 self._stepping = False
-            if self.policy_loss is not None and self.divisible and self.accelerator.num_processes > 1:
-                self._average_gradients()
+            if self.policy_loss is not None and self.divisible and self.accelerator.sync_gradients:
+                average_gradients(self.accelerator, self.model)
         return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -316,8 +327,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             stock: Tensor = super()._compute_loss(model, inputs)
             return stock
         batch, context = MicroBatch(inputs), self._step_context(inputs)
-        if context.checks is not None:
-            context.checks.before_scoring(model, batch)
         if not self._stepping:
             return loss.whole(model, batch, context)
         if self.accelerator.num_processes > 1:
@@ -344,21 +353,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return StepContext(
             scale, self.state.global_step, training, self.checks if training and self.is_in_train else None
         )
-
-    def _unit_of_backward(self) -> float:
-        """The gradient that `accelerator.backward` gives a loss."""
-        scaler = self.accelerator.scaler
-        scale = float(scaler.get_scale()) if scaler is not None else 1.0
-        return scale / float(self.accelerator.gradient_accumulation_steps)
-
-    def _average_gradients(self) -> None:
-        """Over all processes, once an optimiser step. A weight that one of them has not used has none there."""
-        if not self.accelerator.sync_gradients:
-            return
-        for weight in self.model.parameters():
-            if weight.requires_grad:
-                own = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                weight.grad = self.accelerator.reduce(own, reduction="mean")
 
     # What `StepRetry` needs to do a micro-batch again.
 
@@ -404,8 +398,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.objective is None and is_unsloths(type(self)):
             given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
             return super()._get_per_token_logps_and_entropies(*given, **fields)
-        held = self.generator.scored_inputs(self._state, input_ids.shape[1] - logits_to_keep, logits_to_keep)
-        if held:  # in a rollout: as TRL batched them, there they are not divided yet
+        if self._state is not None:  # what TRL has no place for: as it was kept, and as the update will be given it
+            width = input_ids.shape[1] - logits_to_keep
+            held = self.generator.scored_inputs(self._state, width, logits_to_keep)
             fields = {name: value for name, value in fields.items() if name in MODEL_INPUTS} | held
         wanted = Wanted(
             entropy=compute_entropy,
@@ -420,6 +415,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _score(self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None) -> Scores:
         """Of a rollout: by the clock, in smaller parts after running out of memory, and kept where a hook needs it."""
         state, backoff = self._state, self.generator.backoff
+        counted = self.model.training and torch.is_grad_enabled()
+        useful = unique_tokens(rows.ids, rows.mask, rows.completion) if counted else 0
         if state is None or torch.is_grad_enabled():
             scores = self.scorer.score(model, rows, wanted, batch_size)
         else:
@@ -434,7 +431,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if wanted.hidden and scores.head is not None:
                 state.passes.append(scores)
         if self.model.training and self.objective is not None:
-            useful = unique_tokens(rows.ids, rows.mask, rows.completion) if torch.is_grad_enabled() else 0
             self.metric_log.count_tokens(useful, scores.tokens)
         return scores
 
@@ -462,7 +458,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 output: dict[str, Any] = super()._generate_and_score_completions(rows)
             self.generator.add_inputs(output, state)
             if self.objective is not None:
-                self.advantages.fill(output, state, group_size=group_size, step=self.state.global_step)
+                given = {"reward_weights": self.reward_weights, "group_size": group_size}
+                self.advantages.fill(output, state, step=self.state.global_step, **given)
+                state.passes.clear()  # hidden states of the whole rollout
                 made = sum(map(len, state.rewards.completion_ids))
                 self.metric_log.add_masked(MicroBatch(output), made, truncated=self.mask_truncated_completions)
         if self.rollout_sinks:
@@ -499,7 +497,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         turn = super()._generate_single_turn
         if self.family.placeholders and not self.use_vllm:  # a picture's place in a completion could not be scored
             self.generation_config.suppress_tokens = list(self.family.placeholders)
-        at_once = self.environments is None and not self.tools and self.rollout_func is None
+        at_once = self.environments is None and not self.tools and self.rollout_func is None and not self.use_vllm
         return self.generator.turn(
             lambda ids, seen, fields: turn(ids, seen, fields, num_generations, *rest, **keywords),
             self._state or RolloutState(),
@@ -562,6 +560,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
+        if self.policy_loss is not None:
+            self.policy_loss.check_returned()
         self.metric_log.publish()
         super().log(logs, start_time)
 
@@ -578,10 +578,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     def _get_output_dir(self, trial: Any) -> str:
-        return self.checkpoints.folder(super()._get_output_dir(trial))
+        return str(self.checkpoints.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.checkpoints.save(lambda: super(HookedGRPOTrainer, self)._save_checkpoint(model, trial))
+        root, write = Path(super()._get_output_dir(trial)), super()._save_checkpoint
+        self.checkpoints.save(root, lambda: write(model, trial))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with self.checkpoints.loading(checkpoint):

@@ -74,6 +74,16 @@ def check_backend(base: type, backend: Backend | None) -> None:
     )
 
 
+def check_scoring(trainer: type, ours: type) -> None:
+    """Refuses a subclass that scores rollouts in a way of its own, which updates would not take. Raises `ObjectiveError`."""
+    name = "_get_per_token_logps_and_entropies"
+    if getattr(trainer, name) is not getattr(ours, name):
+        raise ObjectiveError(
+            f"{trainer.__name__} overrides {name}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
+            "that the two would differ. Change trainer.scorer.score instead, which both take."
+        )
+
+
 def check_on_policy(objective: Objective, args: Any) -> None:
     """Refuses a clip without a ratio where steps are made on completions of an older policy. Raises `ObjectiveError`."""
     if not objective.clip.on_policy:
@@ -125,6 +135,12 @@ def check_arguments(args: Any) -> None:
     }
     if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
         ignored.append("vllm_importance_sampling_correction=True")
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "lomo" in optimizer:
+        raise ObjectiveError(
+            f"optim={optimizer!r} steps within the backward pass, with a learning rate that the "
+            "trainer hands to it; the objective's gradient is sent without. Choose another optimiser, e.g. adamw_torch."
+        )
     if ignored:
         raise ObjectiveError(
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "

@@ -18,6 +18,7 @@ from kit.scoring.proof import has_dropout
 from kit.trainer import sanity_checks as first_steps
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
+from kit.trainer.trl_compat import check_scoring
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
 
@@ -239,6 +240,37 @@ def test_a_term_added_below_the_override_stops_the_first_step_too(new_trainer: N
     )
     with pytest.raises(ObjectiveError, match="multiplies the objective's loss by 3"):
         train(trainer)
+
+
+@pytest.mark.parametrize(
+    ("late", "message"), [(lambda loss: 0.5 * loss, "multiplies the objective's loss by 0.5"),
+                          (lambda loss: 0.0 * loss.detach().requires_grad_(), "without the objective's")]
+)  # fmt: skip
+def test_a_loss_that_is_wrapped_in_the_middle_of_a_run_stops_it(
+    new_trainer: NewTrainer, late: Any, message: str
+) -> None:
+    from transformers import TrainerCallback
+
+    trainer = new_trainer(objective="dapo", max_steps=9)
+    ours = trainer.compute_loss
+
+    class Later(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 5:
+                trainer.compute_loss = lambda *given, **more: late(ours(*given, **more))
+
+    trainer.add_callback(Later())
+    with pytest.raises(ObjectiveError, match=message):
+        train(trainer)
+    assert 6 <= trainer.state.global_step <= 7
+
+
+def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="dapo")
+    other = type("Other", (type(trainer),), {"_get_per_token_logps_and_entropies": lambda *_, **__: None})
+    with pytest.raises(ObjectiveError, match=r"Other overrides .*Change trainer\.scorer\.score"):
+        check_scoring(other, type(trainer))
+    check_scoring(type("Fine", (type(trainer),), {}), type(trainer))
 
 
 @pytest.mark.parametrize(

@@ -395,6 +395,26 @@ def test_a_term_of_a_subclass_is_done_again_with_the_step(new_trainer: NewTraine
         assert_gradients_close(plain, found[0])
 
 
+def test_a_second_loss_of_a_micro_batch_is_not_halved(new_trainer: NewTrainer) -> None:
+    """The gradient of the first one would be lost with it."""
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    class Twice(HookedGRPOTrainer):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) + super()._compute_loss(model, inputs)
+
+    trainer = new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()}, unchecked=True)
+    trainer.__class__ = Twice
+    with pytest.raises(torch.OutOfMemoryError):
+        stepped(trainer, Machine("backward", rows=2, from_call=1))
+    steady = new_trainer(
+        objective="dapo", extra={"memory": BatchSizeBackoff()}, unchecked=True, num_iterations=2, max_steps=2
+    )
+    machine = Machine("backward", rows=2, from_call=1)  # in the second step, on the same micro-batch
+    stepped(steady, machine)
+    assert machine.failures == 1
+
+
 # --- a whole run ------------------------------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def test_lengths_that_an_advantage_sees_leave_tool_tokens_out(new_trainer: NewTr
     rewards = torch.arange(4.0).unsqueeze(1)
     ids = [[1] * int(length) for length in inputs["completion_mask"].sum(1)]
     state = RolloutState(result=RewardResult(rewards, rewards.squeeze(1), [""] * 4, ids, {}))
-    trainer.advantages.fill(inputs, state, group_size=4, step=0)
+    trainer.advantages.fill(inputs, state, reward_weights=trainer.reward_weights, group_size=4, step=0)
     advantages = inputs["advantages"]
     lengths = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
     assert seen[-1].tolist() == lengths.tolist()
