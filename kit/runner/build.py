@@ -61,7 +61,6 @@ class Job:
 
 def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
-
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)

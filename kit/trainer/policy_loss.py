@@ -193,6 +193,11 @@ class PolicyLoss:
         self.returned.register_hook(self._note_returned)  # type: ignore[no-untyped-call]
         return self.returned
 
+    def forget_returned(self) -> None:
+        """A training begins: a loss that an interrupted one left without a gradient says nothing."""
+        self.returned = self._factor = None
+        self._dropped = False
+
     def _note_returned(self, gradient: Tensor) -> None:
         """Keeps the factor that is furthest from 1, on the device."""
         factor = gradient.detach() / self.unit()

@@ -265,6 +265,24 @@ def test_a_loss_that_is_wrapped_in_the_middle_of_a_run_stops_it(
     assert 6 <= trainer.state.global_step <= 7
 
 
+def test_a_training_that_was_broken_off_before_its_backward_pass_is_no_wrapped_loss(new_trainer: NewTrainer) -> None:
+    trainer = new_trainer(objective="dapo", unchecked=True, max_steps=2)
+    backward, calls = trainer.accelerator.backward, []
+
+    def broken(loss: Tensor, **given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        backward(loss, **given)
+
+    trainer.accelerator.backward = broken  # that of the loss which is returned
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+    assert trainer.policy_loss.returned.grad is None
+    train(trainer)
+    assert trainer.state.global_step == 2
+
+
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
     other = type("Other", (type(trainer),), {"_get_per_token_logps_and_entropies": lambda *_, **__: None})
