@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,6 +88,15 @@ def _slot(node: Any, part: str, override: str) -> str | int:
     if part.isdigit() and int(part) < len(node):
         return int(part)
     raise ConfigError(f"'{override}': '{part}' is no item of that list; it has {len(node)}, counted from 0.")
+
+
+def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf; a list, and an empty mapping, is one value."""
+    if isinstance(tree, Mapping) and tree:
+        for name, value in tree.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, tree
 
 
 def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:

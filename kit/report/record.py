@@ -74,6 +74,12 @@ def rows(path: Path) -> list[Tree]:
     return table
 
 
+def read_tree(path: Path) -> Tree:
+    """The mapping that a JSON or YAML file of a run holds; an empty one where it is missing or damaged."""
+    faults: list[str] = []
+    return _json(path, faults) if path.suffix == ".json" else _mapping(_yaml(_text(path, faults), faults))
+
+
 def _text(path: Path, faults: list[str]) -> str:
     if path.exists() and not path.is_file():  # a device has no end
         faults.append(f"{path.name} is no file.")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
+from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
 from kit.runs.files import write_atomic
@@ -240,7 +241,7 @@ def _changed_config(config: RunConfig | None, parts: Parts, asked: RunConfig | N
     if config is None:
         return
     trees = (config, parts.config, asked or parts.config)
-    old, new, given = (dict(_leaves(tree.model_dump(mode="json"))) for tree in trees)
+    old, new, given = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
         why = _needs_total_steps(parts) if key == "optimisation.steps" else ""
@@ -255,15 +256,6 @@ def _needs_total_steps(parts: Parts) -> str | None:
     if parts.preset.scheduled:
         return f", and the weights of {', '.join(sorted(parts.preset.scheduled))} depend on it"
     return None
-
-
-def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values; a list is one value."""
-    if isinstance(tree, Mapping) and tree:
-        for name, value in tree.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, tree
 
 
 def _changed_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ server.py     the page mounted behind the gate, and the files that are served   
 security.py   the gate: every request passes here first                            guard.py     what a configuration may say
 page.py       the screens put together, and their look                             markup.py    pieces of HTML, escaped
 site.py       what screens share: runs, polling, the run that an address names     children.py  child processes
-draft.py      preset + changes -> config, YAML, command; the form made from the schema
-The screens: home.py, new_run.py (steps.py, lab.py), run.py (run_view.py, explorer.py, completions.py), compare.py, chat.py,
-export.py. curves.py packs what charts.js draws.
+draft.py      preset + changes -> config, YAML, command                            form.py      its inputs, made from the schema
+The screens: home.py, new_run.py (steps.py, lab.py), run.py (explorer.py, completions.py), compare.py, chat.py, export.py.
+curves.py packs what charts.js draws.
 """

@@ -10,18 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 import gradio as gr
-import yaml
 from markupsafe import Markup
 
+from kit.config.loading import leaves
 from kit.errors import KitError, RunError
 from kit.report.panels import Panel, Series, panels
+from kit.report.record import read_tree
 from kit.runs.files import to_json
 from kit.runs.store import RunDir
 from kit.studies.compare import METHOD, interval
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.curves import Library, charts, pack
-from kit.ui.run_view import flat, shown
+from kit.ui.run import shown
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, address, number_of, poll, run_box, stamp, to_address
 
 LOOK = {"better": "ok", "worse": "fail", "not distinguishable": "warn", "not comparable": "fail"}
@@ -205,7 +206,7 @@ def arms_of(runs: Sequence[RunDir], together: bool) -> list[list[RunDir]]:
     for run in runs:
         whole = configuration(run)
         # One that cannot be read is like no other.
-        method: Any = [pair for pair in whole if pair[0] not in NOT_THE_METHOD] if whole else run.id
+        method: Any = [pair for pair in whole.items() if pair[0] not in NOT_THE_METHOD] if whole else run.id
         found.setdefault(json.dumps(method, sort_keys=True, default=str), []).append(run)
     return list(found.values()) if len(found) > 1 else [[run] for run in runs]
 
@@ -220,13 +221,10 @@ def arm_names(arms: Sequence[Sequence[RunDir]]) -> list[str]:
     return names
 
 
-def configuration(run: RunDir) -> list[tuple[str, Any]]:
-    """(dotted key, value) of config.yaml; [] where it cannot be read."""
-    try:
-        found = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return []
-    return flat(found) if isinstance(found, dict) else []
+def configuration(run: RunDir) -> dict[str, Any]:
+    """config.yaml by dotted keys; {} where it cannot be read."""
+    found = read_tree(run.config)
+    return dict(leaves(found)) if found else {}
 
 
 def overlaid(library: Library, arms: Sequence[Sequence[RunDir]], names: Sequence[str]) -> dict[str, Any]:
@@ -293,7 +291,7 @@ class Screen:
         return [
             arm_list(names, [[run.id for run in of] for of in arms], statuses),
             json.dumps(packed, separators=(",", ":")) if packed["panels"] else "",
-            differences(names, [dict(configuration(of[0])) for of in arms], NOT_THE_METHOD),
+            differences(names, [configuration(of[0]) for of in arms], NOT_THE_METHOD),
         ]
 
     def judge(self, ids: Any, together: Any, metric: Any, effect: Any) -> list[Any]:

@@ -11,7 +11,8 @@ from kit.config import RunConfig, preset_names
 from kit.errors import KitError
 from kit.ui import lab, steps
 from kit.ui import markup as m
-from kit.ui.draft import FIRST, Draft, Form, Sent, from_yaml
+from kit.ui.draft import FIRST, Draft, from_yaml
+from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, Site
 
 STEPS = {

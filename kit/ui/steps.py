@@ -16,7 +16,8 @@ from kit.config import EMBEDDED, RunConfig, load_config, preset_names
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
-from kit.ui.draft import Draft, Form, Sent
+from kit.ui.draft import Draft
+from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, Site, address
 
 MOST_FOUND, DEEPEST = 40, 3

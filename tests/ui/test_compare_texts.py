@@ -29,7 +29,7 @@ def test_runs_of_one_method_are_one_arm(site: Site) -> None:
     assert [[run.id for run in arm] for arm in arms] == [["slow-s0", "slow-s1"], ["fast-s0", "fast-s1"]]
     assert compare.arm_names(arms) == ["slow", "fast"]
     assert len(compare.arms_of(runs, together=False)) == 4
-    configs = [dict(compare.configuration(arm[0])) for arm in arms]
+    configs = [compare.configuration(arm[0]) for arm in arms]
     text = compare.differences(["slow", "fast"], configs, compare.NOT_THE_METHOD)
     assert text.count("<tr>") == 2  # the head and the one key
     assert "optimisation.learning_rate" in text
@@ -49,7 +49,7 @@ def test_configurations_that_cannot_be_read_are_not_the_same(site: Site) -> None
         run.config.write_text("{ half a")
     arms = compare.arms_of(runs, together=True)
     assert [[run.id for run in arm] for arm in arms] == [["lost-s0"], ["lost-s1"], ["good"]]
-    configs = [dict(compare.configuration(run)) for run in runs]
+    configs = [compare.configuration(run) for run in runs]
     text = compare.differences(["a", "b"], configs[:2], ())
     assert "config.yaml of a, b cannot be read" in text
     assert "luck" not in text

@@ -12,7 +12,8 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.ui import run
-from kit.ui.draft import Draft, Form, Sent, _kept
+from kit.ui.draft import Draft
+from kit.ui.form import Form, Sent, _kept
 from kit.ui.new_run import _bring_back, _from_preset, written
 from kit.ui.settings import Settings
 from kit.ui.site import Site

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from kit.config import RunConfig, Section, load_config, preset_names
 from kit.errors import ConfigError
-from kit.ui.draft import HIDDEN, Draft, Key, changed, component, keys, lookup, read, shown
+from kit.ui.draft import Draft, lookup
+from kit.ui.form import HIDDEN, Key, changed, component, keys, read, shown
 
 KEYS = {key.name: key for key in keys()}
 

@@ -103,7 +103,7 @@ def test_what_it_may_not(settings: Settings, override: str, why: str) -> None:
 def test_every_text_of_the_schema_is_looked_at(settings: Settings) -> None:
     """A key to come that takes code is refused as long as nobody says otherwise: the walk finds it."""
     from kit.ui import guard
-    from kit.ui.draft import keys
+    from kit.ui.form import keys
 
     tree: dict[str, Any] = load_config("quickstart").model_dump(mode="json")
     for key in keys():

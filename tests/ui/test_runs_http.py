@@ -284,15 +284,20 @@ def test_nothing_is_stopped_where_nothing_runs(config: dict[str, Any]) -> None:
 
 
 def test_the_token_is_shown_nowhere(page: Any, config: dict[str, Any]) -> None:
-    from kit.ui import run_view
+    from kit.ui import run as run_screen
 
     run = make(page.root, "told")
     run.log.write_text(f"a line with {SECRET} in it\n")
     run.write_text("config.yaml", run.config.read_text() + f"# {SECRET}\n")
     run.write_json("env.json", {"variable": SECRET})
-    for text in (run_view.log(run), *run_view.config(run), json.dumps(config), page.ask("GET", "/run").text):
+    for text in (
+        run_screen.log_tail(run),
+        *run_screen.configuration(run),
+        json.dumps(config),
+        page.ask("GET", "/run").text,
+    ):
         assert "s3cr3t" not in text
-    assert "a line with [hidden] in it" in run_view.log(run)
+    assert "a line with [hidden] in it" in run_screen.log_tail(run)
 
 
 def test_fifty_megabytes_are_not_taken(page: Any, config: dict[str, Any]) -> None:

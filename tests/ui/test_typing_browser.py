@@ -22,7 +22,7 @@ from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import children, home, new_run, run
-from kit.ui.draft import Form
+from kit.ui.form import Form
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 __all__ = ["browser", "tab"]
