@@ -220,7 +220,7 @@ def slowest(name: str, run: Callable[[str], Any], clock: Callable[[], float]) ->
 def needs_model(preset: Preset) -> bool:
     """Whether a component is backed by a model or a server."""
     modules = {type(component).__module__.rpartition(".")[2] for component, _ in preset.components}
-    return bool(modules & {"judge", "semantic", "classifier", "fluency", "entailment", "tone"})
+    return bool(modules & {"judge", "reward_model"})
 
 
 def start_workers(workers: int) -> None:

@@ -17,8 +17,7 @@ from rewards.components.judge_prompt import (
     parse_rubric,
     parse_verdict,
 )
-from rewards.components.readable import prompt_text, readable
-from rewards.components.text_model import reference_texts
+from rewards.components.readable import prompt_text, readable, reference_texts
 from rewards.errors import PresetError
 from rewards.http import Chat, Endpoint, Reply
 from rewards.isolation import Cache, LayeredCache, MemoryCache, content_key

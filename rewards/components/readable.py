@@ -23,11 +23,11 @@ __all__ = [
     "MAX_TEXT",
     "MIN_DISTINCT",
     "Readable",
-    "adds_alternatives",
     "answer_text",
-    "numbers",
+    "is_encodable",
     "prompt_text",
     "readable",
+    "reference_texts",
     "words",
 ]
 
@@ -38,15 +38,12 @@ _MIN_ECHO = 20  # characters; shorter prompts may well be quoted by an honest an
 
 # One class each, nothing to backtrack over. Scripts without spaces count every two characters as a word.
 _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W\d_]+")
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_HEDGES = frozenset({"or", "either", "maybe", "perhaps", "possibly", "alternatively", "oder", "ou"})
 # Two of these in one text are meant for whoever grades it.
 _TO_THE_GRADER = (
     "ignore the rubric", "ignore all", "ignore the instructions", "ignore previous", "previous instructions",
     "instructions above", "this answer is correct", "full score", "full marks", "maximum score", "highest score",
 )  # fmt: skip
-_ALTERNATIVE_SIGNS = "=/|"
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: in
     found = answer_text(text, max_chars)
     if found.text is None:
         return found
-    if not _is_encodable(found.text):
+    if not is_encodable(found.text):
         return Readable(None, "lone surrogates")
     if _CONTROL.search(found.text):
         return Readable(None, "control characters")
@@ -109,17 +106,25 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def numbers(text: str) -> frozenset[str]:
-    """The numbers in a text, written one way: `1,234` is 1234 and `72.00` is 72."""
-    return frozenset(map(_canonical, _NUMBER.findall(text.replace(",", ""))))
+def reference_texts(value: Any) -> list[str] | None:
+    """The accepted texts in a reference: a string, a number, or a list of those. None when there is no reference.
 
-
-def adds_alternatives(text: str, reference: str) -> str | None:
-    """The word or sign by which `text` keeps several answers open where `reference` gives one, or None."""
-    said, meant = set(words(text)), set(words(reference))
-    hedges = sorted((said & _HEDGES) - meant)
-    signs = [sign for sign in _ALTERNATIVE_SIGNS if sign in text and sign not in reference]
-    return next(iter([*hedges, *signs]), None)
+    Raises:
+        ValueError: anything else, or nothing in it that can be read.
+    """
+    if value is None:
+        return None
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    texts = []
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise ValueError(f"reference is not text: {item!r}"[:200])
+        texts.append(str(item).strip())
+    if not texts or not all(texts):
+        raise ValueError(f"reference is blank: {value!r}"[:200])
+    for text in texts:
+        text.encode()  # lone surrogates: a UnicodeEncodeError, which is a ValueError
+    return texts
 
 
 def _is_echo(text: str, asked: str, min_words: int) -> bool:
@@ -129,18 +134,13 @@ def _is_echo(text: str, asked: str, min_words: int) -> bool:
     return own == 0 or (len(asked) >= _MIN_ECHO and own < min_words)
 
 
-def _canonical(number: str) -> str:
-    whole, point, fraction = number.partition(".")
-    fraction = fraction.rstrip("0")
-    return (whole.lstrip("0") or "0") + (point + fraction if fraction else "")
-
-
 def _is_loop(spoken: list[str]) -> bool:
     trigrams = list(zip(spoken, spoken[1:], spoken[2:], strict=False))
     return len(trigrams) >= _MIN_TRIGRAMS and len(set(trigrams)) < MIN_DISTINCT * len(trigrams)
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether the text is free of lone surrogates, which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -20,8 +20,6 @@ _BUILDERS = MappingProxyType(
         "code-function": "rewards.presets.code:code_function",
         "code-stdio": "rewards.presets.code:code_stdio",
         "countdown": "rewards.presets.countdown:countdown",
-        "factuality": "rewards.presets.models:factuality",
-        "fluency": "rewards.presets.models:fluency",
         "gsm8k-hash": "rewards.presets.gsm8k:gsm8k_hash",
         "gsm8k-reasoning": "rewards.presets.gsm8k:gsm8k_reasoning",
         "gsm8k-xml": "rewards.presets.gsm8k:gsm8k_xml",
@@ -40,13 +38,29 @@ _BUILDERS = MappingProxyType(
         "qa-short": "rewards.presets.qa:qa_short",
         "r1-zero": "rewards.presets.r1_zero:r1_zero",
         "reasoning-gym": "rewards.presets.reasoning_gym:reasoning_gym",
-        "safe-style": "rewards.presets.safe_style:safe_style",
-        "semantic-answer": "rewards.presets.models:semantic_answer",
-        "sentiment": "rewards.presets.models:sentiment",
+        "reward-model": "rewards.presets.reward_model:reward_model",
         "sql-exec": "rewards.presets.sql:sql_exec",
         "summarize": "rewards.presets.text:summarize",
         "tool-call": "rewards.presets.structured:tool_call",
         "translate": "rewards.presets.text:translate",
+    }
+)
+
+# What 0.1 had, and what there is in its place.
+_GONE = MappingProxyType(
+    {
+        "factuality": "'reward-model' with an entailment model that reads the document in the prompt (label='entailment'), or "
+        "'judge-rubric'",
+        "fluency": "'reward-model' with a model trained on preferences; perplexity alone pays for loops and set phrases",
+        "safe-style": "'reward-model' with model=..., label='toxic', wanted=False, reads='completion'",
+        "semantic-answer": "'qa-short' for short answers, 'judge-rubric' for others",
+        "sentiment": "'reward-model' with model=..., label='POSITIVE', reads='completion'",
+    }
+)
+_GONE_PARAMETERS = MappingProxyType(
+    {
+        ("summarize", name): "Put the presets 'summarize' and 'reward-model' (or 'judge-rubric') together instead."
+        for name in ("semantic_model", "semantic_weight")
     }
 )
 
@@ -76,9 +90,8 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
         params = new | params
     for param in params:
         if param not in signature.parameters:
-            raise UnknownParameterError(
-                f"Preset {name!r} has no parameter {param!r}. {nearest(param, signature.parameters)}"
-            )
+            instead = _GONE_PARAMETERS.get((name, param)) or nearest(param, signature.parameters)
+            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {instead}")
     required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name not in params]
     if required:
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(required)}. Pass it as a parameter.")
@@ -99,6 +112,8 @@ def describe(name: str) -> str:
 
 
 def _builder(name: str) -> Callable[..., Preset]:
+    if name in _GONE:
+        raise UnknownPresetError(f"Preset {name!r} was removed after 0.1. Use {_GONE[name]}.")
     if name not in _BUILDERS:
         raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _BUILDERS)}")
     module, _, function = _BUILDERS[name].partition(":")

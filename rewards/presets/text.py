@@ -18,21 +18,18 @@ def summarize(
     max_words: int | None = None,
     stem: bool = True,
     style: str = "text",
-    semantic_model: str | None = None,
-    semantic_weight: float = 0.5,
 ) -> Preset:
     """A summary that shares words with a reference summary and has about its length.
 
-    Formula: rouge + 0.2 length, and + 0.5 similarity with a `semantic_model`. rouge is ROUGE-L, the F1 of the longest
+    Formula: rouge + 0.2 length. rouge is ROUGE-L, the F1 of the longest
     common subsequence of words, the best over the references, and 0 for more than 1.6 times the reference's words;
-    length is 1 between 0.6 and 1.3 times the reference's words, and falls in proportion outside; similarity is the
-    cosine of sentence embeddings, as in `semantic-answer`.
-    Range: [0, 1.2], with a semantic model [0, 1.7].
+    length is 1 between 0.6 and 1.3 times the reference's words, and falls in proportion outside.
+    Range: [0, 1.2].
     Checker: rouge, `ok` from 0.4 upwards.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: a summary, or a list of them.
     Source: ROUGE (Lin 2004, aclanthology W04-1013), by the rouge-score library, with words of any script; as a reward
     for summaries in Paulus et al. (1705.04304).
-    Hacks: keywords and copied sentences raise ROUGE without making a summary: add a semantic model or a judge, and
+    Hacks: keywords and copied sentences raise ROUGE without making a summary: add a reward model or a judge, and
     mind that a copy of the beginning is a strong baseline for news. Long answers, several summaries in one, the
     document itself: 0 over 1.6 times the reference's words. One word, or none: F1 keeps it low. Other scripts, empty to
     the library's own tokenizer, are read.
@@ -45,11 +42,9 @@ def summarize(
         max_words: most words wanted, in place of 1.3 times the reference's.
         stem: strip English endings before comparing.
         style: where the summary stands: `text`, all that follows the thinking, or `answer` for tags.
-        semantic_model: folder or hub id of an encoder made for mean pooling; None leaves the similarity out.
-        semantic_weight: weight of the similarity.
 
     Raises:
-        PresetError: rouge-score is not installed, an empty length band, or a model whose files are not here.
+        PresetError: rouge-score is not installed, or an empty length band.
 
     >>> from rewards import build_samples, load
     >>> reference = "The council closed the old bridge after the flood."
@@ -62,14 +57,6 @@ def summarize(
     components = [Weighted(RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, style=style), 1.0)]
     if length_weight:
         components.append(Weighted(LengthBand(min_words=min_words, max_words=max_words, style=style), length_weight))
-    if semantic_model is not None:
-        from rewards.components.local_models import LocalModel
-        from rewards.components.semantic import SemanticSimilarity
-
-        model = LocalModel(semantic_model, "embedding")
-        model.check("summarize")
-        # Numbers and alternatives are a summary's own affair: the guard is for short answers.
-        components.append(Weighted(SemanticSimilarity(model=model, guard=False), semantic_weight))
     return Preset(components, name="summarize", checker="rouge")
 
 

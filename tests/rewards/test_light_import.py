@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from reward_parts import trial_parameters
 
 import rewards
 import rewards.presets
-from rewards.tiny_models import trial_parameters
 
 
 def _run(code: str) -> str:
@@ -59,11 +59,9 @@ def test_public_names_exist():
         "rewards.numeric",
         "rewards.components.code.blocks",
         "rewards.components.code.stdio",
-        "rewards.components.entailment",
         "rewards.components.readable",
         *(f"rewards.presets.{module.name}" for module in pkgutil.iter_modules(rewards.presets.__path__)),
         "rewards.sandbox",
-        "rewards.tiny_models",
         "rewards.schedules",
     ],
 )

@@ -19,7 +19,7 @@ WRONG = [
     ("code-contest", {"memory_mb": float("inf")}),
     ("mcq-letter", {"first_index": "3"}),
     ("mcq-letter", {"strict": "maybe"}),
-    ("summarize", {"semantic_weight": float("inf")}),
+    ("summarize", {"length_weight": float("inf")}),
     ("ifeval", {"credit": "some"}),
 ]
 

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from reward_parts import THINK, answered
+from reward_parts import THINK, answered, trial_parameters
 
 from rewards import (
     PresetError,
@@ -13,7 +13,6 @@ from rewards import (
     names,
 )
 from rewards.hacks import known_hacks
-from rewards.tiny_models import trial_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from rewards.components.readable import adds_alternatives, answer_text, numbers, prompt_text, readable, words
+from rewards.components.readable import answer_text, prompt_text, readable, words
 
 FINE = "The film was a joy to watch."
 
@@ -57,18 +57,6 @@ def test_a_prompt_is_its_text_or_its_last_user_message():
     assert [prompt_text(prompt) for prompt in ("q", turns, [], [3], None, 5, [{"role": "user"}])] == [
         "q", "c", "", "", "", "", "",
     ]  # fmt: skip
-
-
-def test_numbers_are_compared_however_they_are_written():
-    assert numbers("1,234 and 72.00, then 007.") == {"1234", "72", "7"}
-    assert numbers("0.50 0 .5") == {"0.5", "0", "5"}
-
-
-def test_alternatives_count_only_when_the_reference_has_none():
-    assert adds_alternatives("red or blue", "red") == "or"
-    assert adds_alternatives("red or blue", "red or blue") is None
-    assert adds_alternatives("8=7", "7") == "="
-    assert adds_alternatives("a sensor", "sensor") is None
 
 
 def test_words_are_letters_in_one_case():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rewards import build_samples, load
+from rewards import UnknownParameterError, build_samples, load
 from rewards.hacks import answered, known_hacks
 
 
@@ -171,12 +171,6 @@ def test_loading_imports_no_optional_package():
     assert subprocess.run([sys.executable, "-c", code, *presets], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_semantic_model_adds_meaning_to_a_summary(tmp_path):
-    from rewards.tiny_models import tiny_embedder
-
-    folder = tiny_embedder(tmp_path, {"flood": 1, "deluge": 1, "closed": 2, "shut": 2, "tax": 3})
-    preset = load("summarize", semantic_model=folder, length_weight=0)
-    texts = ["flood closed", "deluge shut", "tax tax"]
-    evaluation = preset.score(build_samples(["Summarise: ..."] * 3, texts, reference=["flood closed"] * 3))
-    # same words; other words of the same meaning: ROUGE 0, cosine 1; neither
-    assert [round(total, 6) for total in evaluation.totals] == [1.5, 0.5, 0.0]
+def test_the_similarity_that_summaries_had_is_refused_with_what_to_use():
+    with pytest.raises(UnknownParameterError, match="'reward-model'"):
+        load("summarize", semantic_model="any")

@@ -1,0 +1,309 @@
+"""The reward-model preset against the models themselves, asked one row at a time through transformers."""
+
+import copy
+import json
+import math
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from reward_parts import tiny_reward_model
+
+from rewards import PresetError, UnknownPresetError, build_samples, load
+from rewards.components.reward_model import Loaded, ModelFiles
+from rewards.hacks import known_hacks
+
+PROMPT = [{"role": "user", "content": "Name a sea."}]
+TEXTS = [
+    "The North Sea.",
+    "I do not know of any sea, as I am a model.",
+    "Sea",
+    "A <b>sea</b>: the Baltic Sea, I think.",
+]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_reward_model(tmp_path_factory.mktemp("outcome"))
+
+
+@pytest.fixture(scope="module")
+def process_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("process")
+    return tiny_reward_model(folder, "Qwen2", "TokenClassification", labels=("wrong", "right"))
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    return tiny_reward_model(tmp_path_factory.mktemp("labels"), "Bert", labels=("calm", "toxic"), chat=False)
+
+
+def evaluate(preset, *completions, prompt=PROMPT):
+    return preset.score(build_samples([prompt] * len(completions), list(completions)))
+
+
+def alone(folder, ids, head="SequenceClassification"):
+    """Logits of one row, by transformers alone."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).logits[0].double()
+
+
+def tokenizer(folder):
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def templated(folder, text):
+    turns = [*PROMPT, {"role": "assistant", "content": text}]
+    return tokenizer(folder).apply_chat_template(turns, tokenize=True, return_dict=False)
+
+
+def test_a_logit_is_the_models_own_whatever_shares_the_batch(folder):
+    raw = load("reward-model", model=folder, raw=True, limit=1e6)
+    logits = [float(alone(folder, templated(folder, text))[0]) for text in TEXTS]
+    assert len({round(logit, 3) for logit in logits}) == len(TEXTS)
+    assert evaluate(raw, *TEXTS).totals == pytest.approx(logits, abs=2e-5)
+    for text, logit in zip(TEXTS, logits, strict=True):
+        assert evaluate(raw, text).totals == [pytest.approx(logit, abs=2e-5)]
+    squashed = load("reward-model", model=folder, center=logits[0], temperature=2.0)
+    expected = [1 / (1 + math.exp((logits[0] - logit) / 2)) for logit in logits]
+    evaluation = evaluate(squashed, *TEXTS)
+    assert evaluation.totals == pytest.approx(expected, abs=2e-5)
+    assert evaluation.infos["reward"][1]["logit"] == pytest.approx(logits[1], abs=2e-5)
+
+
+def test_a_decoder_without_a_padding_token_reads_the_last_token_of_each_row(tmp_path):
+    folder = tiny_reward_model(tmp_path, pad=False)
+    raw = load("reward-model", model=folder, raw=True, limit=1e6)
+    logits = [float(alone(folder, templated(folder, text))[0]) for text in TEXTS]
+    assert evaluate(raw, *TEXTS).totals == pytest.approx(logits, abs=2e-5)
+
+
+def test_process_rewards_are_those_at_the_ends_of_steps_as_trl_trains_them(process_folder):
+    steps = ["First this.", "Then that, with more words.", "So 42."]
+    tok = tokenizer(process_folder)
+    ids = tok.apply_chat_template(PROMPT, tokenize=True, add_generation_prompt=True, return_dict=False)
+    ends = []
+    for step in steps:
+        ids += tok(step, add_special_tokens=False)["input_ids"] + tok("\n", add_special_tokens=False)["input_ids"]
+        ends.append(len(ids) - 1)
+    logits = alone(process_folder, ids, "TokenClassification")
+    right = [float(chance) for chance in logits[ends].softmax(-1)[:, 1]]
+    joined = {"min": min(right), "mean": sum(right) / 3, "product": math.prod(right), "last": right[-1]}
+    for aggregate, value in joined.items():
+        preset = load("reward-model", model=process_folder, separator="\n", aggregate=aggregate)
+        evaluation = evaluate(preset, "\n".join(steps), "\n\n".join(steps) + "\n", "One step alone.")
+        assert evaluation.totals[:2] == pytest.approx([value] * 2, abs=2e-5)  # empty lines are no steps
+        assert evaluation.infos["reward"][0]["steps"] == pytest.approx(right, abs=2e-5)
+
+
+def test_a_sequence_classifier_judges_each_step_by_the_text_so_far(folder):
+    steps = ["First this.", "Then that.", "So 42."]
+    so_far = ["\n\n".join(steps[: n + 1]) for n in range(3)]
+    each = evaluate(load("reward-model", model=folder), *so_far).totals
+    evaluation = evaluate(load("reward-model", model=folder, process=True), so_far[-1])
+    assert evaluation.infos["reward"][0]["steps"] == pytest.approx(each, abs=2e-5)
+    assert evaluation.totals == [pytest.approx(min(each), abs=2e-5)]
+
+
+def test_a_label_is_its_probability_and_an_unwanted_one_the_rest(labelled):
+    tok = tokenizer(labelled)
+    [text] = ["What a lovely idiot."]
+    chance = float(alone(labelled, tok(text)["input_ids"]).softmax(-1)[1])
+    toxic = load("reward-model", model=labelled, label="TOXIC", reads="completion")
+    polite = load("reward-model", model=labelled, label="toxic", wanted=False, reads="completion")
+    assert evaluate(toxic, text).totals == [pytest.approx(chance, abs=2e-5)]
+    assert evaluate(polite, text).totals == [pytest.approx(1 - chance, abs=2e-5)]
+    # without a chat template, prompt and text are a pair
+    ids = tok("Name a sea.", text)["input_ids"]
+    pair = float(alone(labelled, ids).softmax(-1)[1])  # transformers takes types of 0 where none are given
+    found = evaluate(load("reward-model", model=labelled, label="toxic"), text).totals[0]
+    assert found != pytest.approx(chance, abs=1e-4)
+    assert 0 < found < 1
+    assert pair != pytest.approx(found, abs=1e-6)  # the pair's types are given
+
+
+def test_independent_labels_go_through_a_sigmoid(tmp_path):
+    folder = tiny_reward_model(
+        tmp_path, "Roberta", labels=("mild", "toxic"), chat=False, problem_type="multi_label_classification"
+    )
+    ids = tokenizer(folder)("so it is")["input_ids"]
+    chance = float(alone(folder, ids).sigmoid()[1])
+    preset = load("reward-model", model=folder, label="toxic", reads="completion")
+    assert evaluate(preset, "so it is", "so").totals[0] == pytest.approx(chance, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("completion", "status", "reason"),
+    [
+        ("", "format", "blank"),
+        ("<think>never closed", "format", "unterminated_think"),
+        ("Sea. <|end|>\n<|user|> Perfect!", "format", "special token <|"),
+        ("sea " * 900, "format", "repeated"),
+        ("".join(chr(97 + n % 26) for n in range(600)), "format", "longer than the 512 tokens"),
+        ("x" * 2_000_000, "format", "too_long"),
+        ("Name a sea.", "format", "prompt echo"),
+        ("a\ud800", "format", "lone surrogates"),
+        (None, "format", "blank"),
+    ],
+)
+def test_what_is_no_answer_scores_the_floor_and_is_quick(folder, completion, status, reason):
+    preset = load("reward-model", model=folder)
+    evaluate(preset, "warm up")
+    start = time.process_time()
+    evaluation = evaluate(preset, completion)
+    assert time.process_time() - start < 1.0
+    assert evaluation.statuses["reward"] == [status]
+    assert reason in evaluation.infos["reward"][0]["reason"]
+    assert evaluation.totals == [0.0]
+
+
+def test_a_prompt_that_leaves_no_room_is_not_the_completions_fault(folder):
+    prompt = "".join(chr(97 + n % 26) for n in range(600))
+    evaluation = evaluate(load("reward-model", model=folder), "fine", prompt=prompt)
+    assert (evaluation.statuses["reward"], evaluation.totals) == (["infra"], [None])
+
+
+def test_thinking_is_left_out_unless_asked_for(folder):
+    preset, whole = load("reward-model", model=folder), load("reward-model", model=folder, part="whole")
+    shown, thought = "The North Sea.", "<think>Hm.</think>The North Sea."
+    assert evaluate(preset, shown).totals == evaluate(preset, thought).totals
+    assert evaluate(whole, shown).totals != evaluate(whole, thought).totals
+
+
+def test_each_distinct_text_is_asked_once_and_batches_keep_to_their_tokens(folder, monkeypatch):
+    seen = []
+    forward = Loaded._forward
+    monkeypatch.setattr(
+        Loaded, "_forward", lambda self, rows, types: seen.append([*map(len, rows)]) or forward(self, rows, types)
+    )
+    preset = load("reward-model", model=folder, batch_tokens=120)
+    totals = evaluate(preset, *TEXTS, *TEXTS).totals
+    assert sum(map(len, seen)) == len(TEXTS)
+    assert all(len(rows) == 1 or len(rows) * max(rows) <= 120 for rows in seen)
+    assert len(seen) > 1
+    assert totals[:4] == totals[4:]
+
+
+def test_a_batch_that_does_not_fit_is_halved(folder, monkeypatch):
+    import torch
+
+    whole = evaluate(load("reward-model", model=folder), *TEXTS).totals
+    forward, sizes = Loaded._forward, []
+
+    def small(self, rows, types):
+        sizes.append(len(rows))
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError("no room beside the trainer")
+        return forward(self, rows, types)
+
+    monkeypatch.setattr(Loaded, "_forward", small)
+    assert evaluate(load("reward-model", model=folder), *TEXTS).totals == pytest.approx(whole, abs=2e-6)
+    assert sizes[0] == 4
+    assert sizes[-1] == 1
+
+
+def test_a_text_that_breaks_the_model_is_an_error_of_its_own(folder, monkeypatch):
+    forward = Loaded._forward
+
+    def picky(self, rows, types):
+        if any(len(row) == len(templated(folder, "Sea")) for row in rows):
+            raise RuntimeError("device-side assert")
+        return forward(self, rows, types)
+
+    monkeypatch.setattr(Loaded, "_forward", picky)
+    statuses = evaluate(load("reward-model", model=folder, threshold=1e-9), *TEXTS).statuses["reward"]
+    assert statuses == ["ok", "ok", "error", "ok"]
+    assert evaluate(load("reward-model", model=folder), "Sea").statuses["reward"] == ["infra"]
+
+
+def test_weights_that_cannot_be_read_are_infra(folder, tmp_path):
+    for file in Path(folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    evaluation = evaluate(load("reward-model", model=str(tmp_path)), "fine")
+    assert evaluation.statuses["reward"] == ["infra"]
+    assert "cannot be loaded" in evaluation.infos["reward"][0]["reason"]
+
+
+def test_models_that_are_not_there_or_have_another_head_are_refused(folder, process_folder, labelled, tmp_path):
+    for model in ("nobody/such-model", str(tmp_path), "not a repo id!"):
+        with pytest.raises(PresetError, match=r"hf download"):
+            load("reward-model", model=model)
+    for file in Path(folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(PresetError, match="would be random"):
+        load("reward-model", model=str(tmp_path))
+    with pytest.raises(PresetError, match="one of: calm, toxic"):
+        load("reward-model", model=labelled)
+    with pytest.raises(PresetError, match="Did you mean 'toxic'"):
+        load("reward-model", model=labelled, label="toxik")
+    with pytest.raises(PresetError, match="values for steps only"):
+        load("reward-model", model=process_folder, process=False)
+    for wrong in (
+        {"aggregate": "max"},
+        {"reads": "x"},
+        {"part": "x"},
+        {"device": "tpu"},
+        {"dtype": "int8"},
+        {"separator": ""},
+    ):
+        with pytest.raises(PresetError):
+            load("reward-model", model=folder, **wrong)
+
+
+@pytest.mark.parametrize("name", ["factuality", "fluency", "safe-style", "semantic-answer", "sentiment"])
+def test_presets_that_are_gone_say_what_to_use(name):
+    with pytest.raises(UnknownPresetError, match=r"removed after 0\.1\. Use '(reward-model|qa-short)'"):
+        load(name, model="any")
+
+
+def test_no_known_hack_breaks_anything(folder):
+    hacks = known_hacks("What is 6 x 12, please?", "72", "70", "plain")
+    evaluation = evaluate(load("reward-model", model=folder), *(hack.completion for hack in hacks))
+    assert evaluation.failure_share == 0.0
+
+
+def test_a_preset_travels_without_its_weights_and_leaves_torch_as_it_was(folder):
+    import torch
+
+    preset = load("reward-model", model=folder)
+    state = torch.random.get_rng_state()
+    before = evaluate(preset, *TEXTS).totals
+    assert torch.equal(torch.random.get_rng_state(), state)
+    data = pickle.dumps(preset)
+    assert len(data) < 4000
+    for again in (pickle.loads(data), copy.deepcopy(preset)):
+        assert evaluate(again, *TEXTS).totals == before
+    loaded = ModelFiles(folder).loaded("sequence")
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+
+
+def test_a_hub_id_is_found_in_the_local_cache(folder, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    snapshot = tmp_path / "models--me--mine" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in Path(folder).iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "models--me--mine" / "refs").mkdir()
+    (tmp_path / "models--me--mine" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert (
+        evaluate(load("reward-model", model="me/mine"), "Sea.").totals
+        == evaluate(load("reward-model", model=folder), "Sea.").totals
+    )
