@@ -4,10 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from rewards.components.cosine import cosine_between
-from rewards.components.kimi_length import length_share
-from rewards.components.repetition import repeated_share
-from rewards.components.soft_overlong import overlong_penalty
+from rewards.components.lengths import cosine_between, length_share, overlong_penalty, repeated_share
 from rewards.errors import RewardsError
 from rewards.extract import MAX_CHARS
 from rewards.isolation import Task, shared_pool

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.compat.answers import Completions, within, without_trl
-from rewards.components.layouts import IntegerAnswer, XmlFormat, XmlTagCount
 from rewards.components.numeric_accuracy import NumericAccuracy
+from rewards.components.tags import IntegerAnswer, XmlFormat, XmlTagCount
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
 from rewards.extract import MAX_CHARS, think_answer_problem

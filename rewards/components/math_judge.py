@@ -10,14 +10,34 @@ import logging
 import re
 from collections.abc import Sequence
 
-from rewards.components.math_anywhere import found_anywhere, with_point
 from rewards.components.math_expressions import Unevaluated, approximates, same_expression
 from rewards.components.math_names import phrase, same_figure, same_order, same_text, words
 from rewards.components.math_numbers import decimals, number, numeral, same_number
 from rewards.components.math_parser import Opaque, TooLarge, Unreadable, parsed
 from rewards.components.math_text import Pieces, bare, clock, is_number, plain, split
 
-__all__ = ["judge", "warm_up"]
+__all__ = ["found_anywhere", "judge", "warm_up", "with_point"]
+
+_DECIMAL_COMMA = re.compile(r"^(-?\d{1,30}),(\d{1,30})$")
+_BROKEN_OFF = re.compile(r"(?<!\$)\$ *\n|\\\( *\n")  # mathematics within a line does not go on below it
+_EITHER_BEFORE, _EITHER_AFTER = re.compile(r"\b(?:or|either|and)\W{0,4}$"), re.compile(r"\W{0,4}(?:or|and)\b")
+
+
+def found_anywhere(text: str) -> str | None:
+    """The answer that Math-Verify takes out of a text, unless it is one of two: `70 or 72`."""
+    import math_verify
+
+    found = [part for part in math_verify.parse(text, parsing_timeout=None) if isinstance(part, str)]
+    if not found or _BROKEN_OFF.search(text):
+        return None
+    before, _, after = text.rpartition(found[0])
+    return None if _EITHER_BEFORE.search(before[-20:]) or _EITHER_AFTER.match(after[:20]) else found[0]
+
+
+def with_point(number: str) -> str:
+    """A decimal comma as a point: `2,74` is `2.74`."""
+    return _DECIMAL_COMMA.sub(r"\1.\2", number.strip("$ "))
+
 
 MAX_PARTS = 50
 _SIGNS = re.compile(r"[()\[\]{}=]|\\(?:approx|simeq)(?![a-z])")

@@ -1,13 +1,13 @@
-"""Does the answer mean the same as the reference, mathematically?"""
+"""Does the answer mean the same as the reference, mathematically; or is it at least written the same?"""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.math_echo import is_copied
+from rewards.components.math_form import is_copied
 from rewards.components.math_numbers import number, same_number
-from rewards.components.math_text import MAX_MATH_CHARS, is_number, plain, reference_text
+from rewards.components.math_text import MAX_MATH_CHARS, is_number, match_form, plain, reference_text
 from rewards.components.tags import opens_thinking
 from rewards.errors import PresetError
 from rewards.extract import (
@@ -21,10 +21,10 @@ from rewards.extract import (
     without_copied_boxes,
 )
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, Sample, Score, shown
+from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 from rewards.samples import prompt_text
 
-__all__ = ["ANSWER_PLACES", "BOXES", "MathVerify", "check_places", "find_answer"]
+__all__ = ["ANSWER_PLACES", "BOXES", "MathMatch", "MathVerify", "check_places", "find_answer"]
 
 _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "boxed": boxed_answer,
@@ -190,3 +190,38 @@ def _closing_brace(text: str, opened: int) -> int:
 def _no_reference(sample: Sample) -> Score:
     reason = f"reference cannot be read: {shown(sample.reference, 150)}"
     return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathMatch(ItemComponent):
+    r"""1 when answer and reference have one normalised spelling, or are the same number, else 0. Computes nothing else.
+
+    Normalised away: spaces but between digits or words, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`,
+    `\frac12`, `x =`.
+    """
+
+    name: str = "accuracy"
+    answer_in: str = "boxed"
+    boxes: str = "one"
+    lenient: bool = False
+
+    def __post_init__(self) -> None:
+        check_places(self.answer_in, self.boxes)
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        reference = reference_text(sample.reference)
+        if reference is None:
+            reason = f"reference cannot be read: {shown(sample.reference, 150)}"
+            return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
+        found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": found.value}
+        if len(found.value) > MAX_MATH_CHARS:
+            return Score(None, "format", {"reason": "too_long"})
+        expected = match_form(reference)
+        given = match_form(found.value, letters=is_number(expected))
+        value = number(expected)
+        if (expected and expected == given) or (value is not None and value == number(given)):
+            return Score(self.high, "ok", info)
+        return Score(None, "wrong", info)

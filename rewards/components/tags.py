@@ -1,11 +1,21 @@
-"""Does the completion keep the asked layout?"""
+"""Is the completion laid out as asked: tags, boxes, hashes, the XML of well-known notebooks?"""
 
+import re
 from dataclasses import dataclass
 
-from rewards.extract import MAX_CHARS, hash_answer, think_answer_problem
+from rewards.extract import MAX_CHARS, boxed_answer, hash_answer, tagged_answer, tags_problem, think_answer_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking
 
-__all__ = ["HashFormat", "TagCount", "ThinkAnswerFormat", "opens_thinking"]
+__all__ = [
+    "BoxFormat",
+    "HashFormat",
+    "IntegerAnswer",
+    "TagCount",
+    "ThinkAnswerFormat",
+    "XmlFormat",
+    "XmlTagCount",
+    "opens_thinking",
+]
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -50,3 +60,78 @@ class HashFormat(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         found = sample.once(hash_answer, True)
         return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
+
+
+_XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+_WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class XmlFormat(ItemComponent):
+    """1 for `<reasoning>…</reasoning><answer>…</answer>`, each tag once and both blocks filled, else 0.
+
+    Only white space may stand around and between the blocks. `lines` also asks for each tag on a line of its own; a
+    newline at the very end is not asked for.
+    """
+
+    name: str = "format"
+    lines: bool = False
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        problem = sample.once(tags_problem, "reasoning", "answer")
+        if problem is None and self.lines:
+            problem = next((f"{tag} shares its line" for tag in _XML_TAGS if not _alone(sample.text, tag)), None)
+        return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
+
+
+@dataclass(frozen=True, kw_only=True)
+class XmlTagCount(ItemComponent):
+    """A quarter for each of the four reasoning and answer tags that appears exactly once. Length does not matter."""
+
+    name: str = "tags"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        if len(sample.text) > MAX_CHARS:
+            return Score(None, "format", {"reason": "too_long"})
+        once = sum(sample.text.count(tag) == 1 for tag in _XML_TAGS)
+        if once == len(_XML_TAGS):
+            return Score(self.high)
+        return Score(once / len(_XML_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerAnswer(ItemComponent):
+    """1 when the content of `<answer>` is a whole number, with or without sign and thousands separators, else 0."""
+
+    name: str = "integer"
+    strict: bool = True
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = sample.once(tagged_answer, self.strict)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        return Score(self.high) if _WHOLE.fullmatch(found.value) else Score(None, "wrong", {"extracted": found.value})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxFormat(ItemComponent):
+    r"""1 when the last `\boxed{…}` after the reasoning is closed and not blank, else 0.
+
+    `strict` refuses boxes that hold different answers.
+    """
+
+    name: str = "format"
+    strict: bool = True
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = sample.once(boxed_answer, self.strict)
+        return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
+
+
+def _alone(text: str, tag: str) -> bool:
+    """Whether only spaces share the line with the first `tag`; looks at no more than a few characters."""
+    at = text.find(tag)
+    before = text[max(0, at - 16) : at].rpartition("\n")[2]
+    after = text[at + len(tag) : at + len(tag) + 16]
+    newline_before = "\n" in text[max(0, at - 16) : at] or at <= 16
+    return not before.strip() and newline_before and (not after.strip() or not after.partition("\n")[0].strip())

@@ -1,8 +1,7 @@
 """Word problems with one number as the answer, in three layouts."""
 
-from rewards.components.layouts import IntegerAnswer, XmlFormat, XmlTagCount
 from rewards.components.numeric_accuracy import NumericAccuracy
-from rewards.components.tags import HashFormat, TagCount, ThinkAnswerFormat
+from rewards.components.tags import HashFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
 from rewards.preset import Preset, Weighted
 
 __all__ = ["gsm8k_hash", "gsm8k_reasoning", "gsm8k_xml"]

@@ -1,6 +1,6 @@
 """Completions of a wanted length."""
 
-from rewards.components.length import LengthTarget
+from rewards.components.lengths import LengthTarget
 from rewards.preset import Preset, Weighted
 
 __all__ = ["length_target"]

@@ -1,9 +1,8 @@
 """Mathematics with one final answer, checked by spelling or by meaning."""
 
-from rewards.components.layouts import BoxFormat
-from rewards.components.math_match import MathMatch
-from rewards.components.math_verify import MathVerify
+from rewards.components.math_verify import MathMatch, MathVerify
 from rewards.components.packages import require
+from rewards.components.tags import BoxFormat
 from rewards.preset import Preset, Weighted
 
 __all__ = ["math_boxed", "math_match", "math_verify"]

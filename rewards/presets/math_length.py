@@ -1,12 +1,8 @@
 """Mathematics with a price on length."""
 
-from rewards.components.cosine import CosineLength
-from rewards.components.kimi_length import KimiLength
-from rewards.components.length_budget import LengthBudget
+from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, SoftOverlong
 from rewards.components.math_verify import MathVerify
 from rewards.components.packages import require
-from rewards.components.repetition import RepetitionPenalty
-from rewards.components.soft_overlong import SoftOverlong
 from rewards.components.verdicts import Shared
 from rewards.preset import Preset, Weighted
 

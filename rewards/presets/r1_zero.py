@@ -1,6 +1,6 @@
 """The rule-based reward of DeepSeek-R1."""
 
-from rewards.components.language import LanguageConsistency
+from rewards.components.languages import LanguageConsistency
 from rewards.components.math_verify import MathVerify
 from rewards.components.packages import require
 from rewards.components.tags import ThinkAnswerFormat

@@ -1,9 +1,8 @@
 """Texts judged by a reference text: summaries and translations."""
 
-from rewards.components.chrf import Chrf
-from rewards.components.language_id import TargetLanguage
+from rewards.components.languages import TargetLanguage
+from rewards.components.overlap import Chrf, LengthBand, RougeL
 from rewards.components.packages import require
-from rewards.components.rouge import LengthBand, RougeL
 from rewards.preset import Preset, Weighted, gate
 
 __all__ = ["summarize", "translate"]

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from rewards import PresetError, build_samples
-from rewards.components.language import LanguageConsistency, script_share
+from rewards.components.languages import LanguageConsistency, script_share
 from rewards.evaluation import run_component
 from rewards.protocol import Context
 

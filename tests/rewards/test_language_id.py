@@ -3,7 +3,7 @@ import time
 import pytest
 
 from rewards import Context, build_samples
-from rewards.components.language_id import TargetLanguage, language_code, language_of, language_probability
+from rewards.components.languages import TargetLanguage, language_code, language_of, language_probability
 
 SENTENCES = {
     "en": "The dog sleeps in the garden all day today.",

@@ -4,12 +4,19 @@ import time
 import pytest
 
 from rewards import Context, PresetError, build_samples, load
-from rewards.components.cosine import CosineLength, cosine_between
-from rewards.components.kimi_length import KimiLength, length_share
-from rewards.components.length import length_in_tokens
-from rewards.components.length_budget import LengthBudget
-from rewards.components.repetition import RepetitionPenalty, items_of, repeated_share
-from rewards.components.soft_overlong import SoftOverlong, overlong_penalty
+from rewards.components.lengths import (
+    CosineLength,
+    KimiLength,
+    LengthBudget,
+    RepetitionPenalty,
+    SoftOverlong,
+    cosine_between,
+    items_of,
+    length_in_tokens,
+    length_share,
+    overlong_penalty,
+    repeated_share,
+)
 from rewards.components.verdicts import Shared
 from rewards.evaluation import run_component
 from rewards.protocol import Score

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from rewards import PresetError, build_samples, load
-from rewards.components.rouge import split_words
+from rewards.components.overlap import split_words
 
 REFERENCE = "the council closed the old bridge after the flood"  # 9 words
 

@@ -137,7 +137,7 @@ def test_examples_in_docstrings_hold():
         "rewards.components.final_text",
         "rewards.components.ifeval.constraints",
         "rewards.components.json_values",
-        "rewards.components.language_id",
+        "rewards.components.languages",
         "rewards.components.sql_worker",
         "rewards.presets.instructions",
         "rewards.presets.qa",

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rewards.components.json_values import parse_json
-from rewards.components.language_id import language_code, language_of
+from rewards.components.languages import language_code, language_of
 
 __all__ = ["CONSTRAINTS", "follows"]
 

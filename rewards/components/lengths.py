@@ -1,0 +1,348 @@
+"""How long is the completion: about as long as asked, within its limit, shorter than its siblings, without repetition?
+
+Some scale another component's verdict by length. Lengths are in tokens where token ids are given.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from rewards.components.verdicts import is_right
+from rewards.errors import PresetError
+from rewards.evaluation import run_component
+from rewards.extract import MAX_CHARS
+from rewards.protocol import Component, Context, ItemComponent, Sample, Score, shown
+
+__all__ = [
+    "CHARACTERS_A_TOKEN",
+    "CosineLength",
+    "KimiLength",
+    "LengthBudget",
+    "LengthTarget",
+    "MAX_ITEMS",
+    "RepetitionPenalty",
+    "SoftOverlong",
+    "cosine_between",
+    "items_of",
+    "length_in_tokens",
+    "length_share",
+    "overlong_penalty",
+    "repeated_share",
+]
+
+CHARACTERS_A_TOKEN = 4  # of English, by common tokenizers
+
+
+def length_in_tokens(sample: Sample) -> tuple[int, str]:
+    """(length, what was counted): `tokens` when token ids are given, else `characters`, four to a token, rounded up."""
+    if sample.n_tokens is not None:
+        return sample.n_tokens, "tokens"
+    return -(-len(sample.text) // CHARACTERS_A_TOKEN), "characters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthTarget(ItemComponent):
+    """max(0, 1 − |n − target| / tolerance), n in tokens when token ids are given, else in words.
+
+    `ok` while the value is above 0; a blank completion is `format`.
+    """
+
+    name: str = "length"
+    target: int
+    tolerance: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance <= self.target:
+            raise PresetError(
+                f"length-target needs 0 < tolerance <= target, got tolerance {self.tolerance}, target {self.target}. "
+                "Lower tolerance, so that an empty completion earns nothing."
+            )
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        if not sample.text.strip():
+            return Score(None, "format", {"reason": "blank"})
+        unit, length = "tokens", sample.n_tokens
+        if length is None:
+            unit, length = "words", len(sample.text.split())
+        value = max(0.0, 1.0 - abs(length - self.target) / self.tolerance)
+        return Score(value, "ok" if value > 0 else "wrong", {unit: length})
+
+
+def overlong_penalty(length: float, max_length: float, cache: float) -> float:
+    """0 up to `max_length` − `cache`, −1 beyond `max_length`, a straight line between.
+
+    >>> [overlong_penalty(n, 100, 20) for n in (80, 85, 100, 101)]
+    [0.0, -0.25, -1.0, -1.0]
+    """
+    if length <= max_length - cache:
+        return 0.0
+    return -1.0 if length > max_length else (max_length - cache - length) / cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftOverlong(ItemComponent):
+    """0 while n <= L − c, (L − c − n) / c up to L, −1 beyond; L is `max_length`, c is `cache`, all in tokens.
+
+    n as in `length_in_tokens`. `ok` while nothing is taken off.
+
+    Source: DAPO, 2503.14476, equation 13.
+    """
+
+    name: str = "overlong"
+    floor: float = -1.0
+    low: float = -1.0
+    high: float = 0.0
+    max_length: int
+    cache: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cache <= self.max_length:
+            raise PresetError(f"Needs 0 < cache <= max_length, got cache {self.cache}, max_length {self.max_length}.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        length, unit = length_in_tokens(sample)
+        value = overlong_penalty(length, self.max_length, self.cache)
+        return Score(value, "ok" if value == 0 else "wrong", {"length": length, "counted": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBudget:
+    """The verdict of `checker` c (1 or 0), with n tokens against a budget of N.
+
+    `max`: c · clip(slope (N − n) + offset, 0, 1), so a right answer within the budget earns at least `offset` and one
+    far over it nothing. `exact`: c − min(1, slope |N − n|).
+    N is the row's column `column` where there is one, else `budget`; n as in `length_in_tokens`. `ok` says that the
+    checker found the answer right. A row without a usable budget is an `error`.
+
+    Source: L1, 2503.04697, equations 1 (exact, there not clipped) and 2 (max); slope 0.0003, offset 0.5.
+    """
+
+    checker: Component
+    mode: str = "max"
+    budget: int | None = None
+    column: str = "budget"
+    slope: float = 0.0003
+    offset: float = 0.5
+    name: str = "budget"
+    high: float = 1.0
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "exact"):
+            raise PresetError(f"mode is {self.mode!r}. Use one of: exact, max.")
+        if self.slope <= 0 or not 0 < self.offset <= 1:
+            raise PresetError(f"Needs slope > 0 and 0 < offset <= 1, got slope {self.slope}, offset {self.offset}.")
+        if self.budget is not None and self.budget <= 0:
+            raise PresetError(f"budget is {self.budget}. Give a number of tokens, or None to take it from each row.")
+
+    @property
+    def low(self) -> float:
+        return 0.0 if self.mode == "max" else -1.0
+
+    @property
+    def floor(self) -> float:
+        return self.low
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        verdicts = run_component(self.checker, samples, ctx)
+        return [self._score(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
+
+    def _score(self, sample: Sample, verdict: Score) -> Score:
+        right = is_right(verdict)
+        if right is None:
+            return verdict
+        budget = _budget(sample.columns.get(self.column), self.budget)
+        if budget is None:
+            reason = f"no budget: column {self.column!r} holds {shown(sample.columns.get(self.column), 100)}"
+            return Score(None, "error", {"reason": f"{reason}; give a positive number there, or budget="})
+        length, unit = length_in_tokens(sample)
+        if self.mode == "exact":
+            value = right - min(1.0, self.slope * abs(budget - length))
+        else:
+            value = right * min(1.0, max(0.0, self.slope * (budget - length) + self.offset))
+        info = {**verdict.info, "length": length, "counted": unit, "budget": budget}
+        return Score(value, verdict.status, info, verdict.seconds)
+
+
+def _budget(given: object, otherwise: int | None) -> float | None:
+    if given is None:
+        return otherwise
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        budget = float(given)
+    except (ValueError, OverflowError):
+        return None
+    return budget if math.isfinite(budget) and budget > 0 else None
+
+
+def length_share(length: float, shortest: float, longest: float) -> float:
+    """0.5 for the shortest of a group, −0.5 for the longest, 0 where all are equally long.
+
+    >>> [length_share(n, 100, 300) for n in (100, 150, 300)]
+    [0.5, 0.25, -0.5]
+    """
+    return 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiLength:
+    """λ = 0.5 − (n − n_min) / (n_max − n_min) within the group; λ for a right answer, min(0, λ) for a wrong one.
+
+    n in tokens (see `length_in_tokens`), n_min and n_max over the samples of one `group_id` in the batch; 0 for all
+    when they are equally long, as in a group of one. Where `checker` failed, so does this.
+
+    Source: Kimi k1.5, 2501.12599, section 2.3.3.
+    """
+
+    checker: Component
+    name: str = "length"
+    floor: float = -0.5
+    low: float = -0.5
+    high: float = 0.5
+    version: str = "1"
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        lengths: dict[int, list[int]] = {}
+        for sample in samples:
+            lengths.setdefault(sample.group_id, []).append(length_in_tokens(sample)[0])
+        ends = {group: (min(all_of_it), max(all_of_it)) for group, all_of_it in lengths.items()}
+        verdicts = run_component(self.checker, samples, ctx)
+        return [self._score(s, v, *ends[s.group_id]) for s, v in zip(samples, verdicts, strict=True)]
+
+    def _score(self, sample: Sample, verdict: Score, shortest: int, longest: int) -> Score:
+        right = is_right(verdict)
+        if right is None:
+            return Score(None, verdict.status, verdict.info, 0.0)
+        length, unit = length_in_tokens(sample)
+        share = length_share(length, shortest, longest)
+        value = share if right else min(0.0, share)
+        return Score(value, "ok" if value >= 0 else "wrong", {"length": length, "counted": unit}, 0.0)
+
+
+def cosine_between(length: float, max_length: float, at_zero: float, at_max: float) -> float:
+    """From `at_zero` at length 0 to `at_max` at `max_length`, along half a cosine; `at_max` for anything longer.
+
+    >>> [cosine_between(n, 100, 1.0, 0.5) for n in (0, 50, 100, 200)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+    share = min(max(length / max_length, 0.0), 1.0)
+    return at_max + 0.5 * (at_zero - at_max) * (1.0 + math.cos(math.pi * share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineLength:
+    """The verdict of `checker`, scaled: right answers fall with length, wrong ones rise.
+
+    right: η = correct_short at length 0, correct_long at max_length; wrong: wrong_short, wrong_long;
+    η(n) = η_long + ½(η_short − η_long)(1 + cos(π n / max_length)), n clamped to [0, max_length], in tokens
+    (see `length_in_tokens`). Beyond max_length the value is `exceeded` when that is given, whatever the answer.
+    `ok` says that the checker found the answer right.
+
+    Source: the cosine reward of 2502.03373, which gives `exceeded` for a completion that reaches the maximum. Without
+    the clamp the cosine turns back beyond it, and twice the maximum earns what nothing at all does.
+    """
+
+    checker: Component
+    max_length: int
+    correct_short: float = 1.0
+    correct_long: float = 0.5
+    wrong_short: float = -1.0
+    wrong_long: float = -0.5
+    exceeded: float | None = None
+    name: str = "cosine"
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        if self.max_length <= 0:
+            raise PresetError(f"max_length is {self.max_length}. Give the number of tokens a completion may have.")
+        if min(self.correct_short, self.correct_long) <= max(self.wrong_short, self.wrong_long):
+            raise PresetError(
+                "A wrong answer could earn as much as a right one: "
+                f"correct {self.correct_short} to {self.correct_long}, wrong {self.wrong_short} to {self.wrong_long}. "
+                "Set both correct values above both wrong ones."
+            )
+
+    @property
+    def low(self) -> float:
+        return min(self.wrong_short, self.wrong_long, *([] if self.exceeded is None else [self.exceeded]))
+
+    @property
+    def high(self) -> float:
+        return max(self.correct_short, self.correct_long)
+
+    @property
+    def floor(self) -> float:
+        return self.low
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        verdicts = run_component(self.checker, samples, ctx)
+        return [self._scaled(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
+
+    def _scaled(self, sample: Sample, verdict: Score) -> Score:
+        right = is_right(verdict)
+        if right is None:
+            return verdict
+        length, unit = length_in_tokens(sample)
+        info = {**verdict.info, "length": length, "counted": unit}
+        ends = (self.correct_short, self.correct_long) if right else (self.wrong_short, self.wrong_long)
+        value = cosine_between(length, self.max_length, *ends)
+        if self.exceeded is not None and length > self.max_length:
+            value = self.exceeded
+        return Score(value, verdict.status, info, verdict.seconds)
+
+
+MAX_ITEMS = 32_768  # tokens or words looked at, from the end, where loops are
+
+
+def repeated_share(items: Sequence[Hashable], ngram: int) -> float:
+    """1 − distinct n-grams / all n-grams, in [0, 1); 0 where there is no n-gram.
+
+    >>> repeated_share("the cat the cat the".split(), 2)  # the cat, cat the, the cat, cat the: 2 of 4 distinct
+    0.5
+    """
+    total = len(items) - ngram + 1
+    if total <= 0:
+        return 0.0
+    return 1.0 - len(set(zip(*(islice(items, at, None) for at in range(ngram)), strict=False))) / total
+
+
+def items_of(sample: Sample) -> tuple[Sequence[Hashable], str]:
+    """The last `MAX_ITEMS` (items, kind): tokens when their ids are given, else words, lower-cased.
+
+    Text with hardly any white space, as in Chinese or one endless word, is taken by characters.
+    """
+    if sample.token_ids is not None:
+        return sample.token_ids[-MAX_ITEMS:], "tokens"
+    text = sample.text[-MAX_CHARS:].lower()
+    found = text.split()
+    if len(found) * 20 < len(text.strip()):
+        return text.strip()[-MAX_ITEMS:], "characters"
+    return found[-MAX_ITEMS:], "words"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionPenalty(ItemComponent):
+    """−(share of n-grams that are repeated), in (−1, 0]; 0 for a completion of fewer than `ngram` items.
+
+    Items are tokens, words or characters, see `items_of`. `ok` while nothing is repeated.
+
+    Source: the n-gram repetition penalty of 2502.03373, there a process reward on each repeated token; as one number
+    for the whole completion it is what open-r1 uses.
+    """
+
+    name: str = "repetition"
+    floor: float = -1.0
+    low: float = -1.0
+    high: float = 0.0
+    ngram: int = 20
+
+    def __post_init__(self) -> None:
+        if self.ngram < 1:
+            raise PresetError(f"ngram is {self.ngram}. Give at least 1.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        items, kind = items_of(sample)
+        share = repeated_share(items, self.ngram)
+        return Score(-share, "ok" if share == 0 else "wrong", {"repeated": round(share, 4), "counted": kind})
