@@ -186,7 +186,7 @@ class Bench:
         loaded = load_model(self.files, config.model, loading(config, self.files.backend, self.files.context))
         from trl import GRPOTrainer
 
-        from kit.scoring.trl_kernel import install_torch_logprob_kernel
+        from kit.scoring.head import install_torch_logprob_kernel
         from kit.trainer.trainer import HookedGRPOTrainer
 
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])

@@ -73,7 +73,7 @@ def head(way: str, place: Path) -> dict[str, Any]:
     """Log-probabilities of 8,192 tokens over 128,256 words by a frozen head, forward and backward: `TRL`'s kernel, or `kit`."""
     from trl.trainer import utils
 
-    from kit.scoring.chunked_logprob import DEFAULT_CHUNK, ChunkedLogProb
+    from kit.scoring.head import DEFAULT_CHUNK, ChunkedLogProb
 
     tokens, width, words = (8192, 4096, 128256) if ON_GPU else (64, 32, 512)
     hidden, weight = drawn(0, tokens, width).requires_grad_(), drawn(1, words, width) / width**0.5

@@ -32,7 +32,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from stock_trl import trl_on_a_cpu  # noqa: E402
 
-from kit.scoring.chunked_logprob import token_logps_and_entropy  # noqa: E402
+from kit.scoring.head import token_logps_and_entropy  # noqa: E402
 
 TOKENS = 1024
 SIZES = ((512, 32768), (512, 151936))  # hidden, vocabulary

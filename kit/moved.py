@@ -25,6 +25,7 @@ MOVED = {
     "kit.planning.shapes": "kit.models.memory",
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
+    "kit.scoring.trl_kernel": "kit.scoring.head",
     "kit.sections.base": "kit.config.sections",
     "kit.sections.data": "kit.config.sections",
     "kit.sections.evaluation": "kit.config.sections",
@@ -45,7 +46,7 @@ MOVED = {
     "kit.training.evaluating": "kit.runner.evaluation",
     "kit.training.families": "kit.models.family",
     "kit.training.first_steps": "kit.trainer.sanity_checks",
-    "kit.training.logps": "kit.scoring.chunked_logprob",
+    "kit.training.logps": "kit.scoring.head",
     "kit.training.models": "kit.models.loading",
     "kit.training.out_of_memory": "kit.models.failures",
     "kit.training.packed_attention": "kit.scoring.packed_attention",
@@ -57,7 +58,7 @@ MOVED = {
     "kit.training.selection": "kit.trainer.selection",
     "kit.training.step_phases": "kit.trainer.metric_log",
     "kit.training.trainer": "kit.trainer.trainer",
-    "kit.training.trl_kernel": "kit.scoring.trl_kernel",
+    "kit.training.trl_kernel": "kit.scoring.head",
     "kit.training.unsloth_model": "kit.models.unsloth",
 }
 """What scripts outside may have imported: the public faces, and what docs, notebooks and benchmarks showed.

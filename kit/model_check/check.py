@@ -389,7 +389,7 @@ def fuse(model: Any) -> None:
     """TRL's fused head on `model`, over the kit's kernel; once."""
     from trl.trainer.utils import add_fused_lm_head
 
-    from kit.scoring.trl_kernel import install_torch_logprob_kernel
+    from kit.scoring.head import install_torch_logprob_kernel
 
     install_torch_logprob_kernel()
     if not getattr(model, "_kit_fused", False):

@@ -124,7 +124,7 @@ MIB, GIB = 1024**2, 1024**3
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """A weight in NF4 with double quantisation: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales."""
 TILE_BYTES = 2 * 8 * MIB
-"""Two buffers of the scorer's tiles (kit/scoring/logit_tiles.py)."""
+"""Two buffers of the scorer's tiles (kit/scoring/tiles.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
 CPU_BASELINE = 1060 * MIB
 """Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""

@@ -2,7 +2,7 @@
 
 With z the policy's logits, z' the reference's and d = z - z', the divergence is E_p[d] - lse(z) + lse(z') and its
 gradient dKL/dz_j = p_j (d_j - E_p[d]). Both sides are scanned together, tile by tile, with running statistics as in
-online softmax. As in `kit.scoring.chunked_logprob` there are two ways to the gradient:
+online softmax. As in `kit.scoring.head` there are two ways to the gradient:
 
 - frozen head (LoRA on the backbone): the forward folds the tiles into sum_j p_j d_j w_j and sum_j p_j w_j, (N, H)
   each, keeps their combination dKL/d hidden (N, H), and the backward only scales rows.
@@ -16,38 +16,13 @@ log(sum' / sum) comes from a running sum of the differences of their terms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kit.scoring.chunked_logprob import DEFAULT_CHUNK
-from kit.scoring.logit_tiles import Head, Tiles
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A language-model head and the hidden states that go through it.
-
-    z = softcap(scale * (hidden @ weight.T + bias)) / temperature, with softcap(a) = softcap * tanh(a / softcap).
-    """
-
-    hidden: Tensor  # (N, H)
-    weight: Tensor  # (V, H)
-    bias: Tensor | None  # (V)
-    temperature: float = 1.0
-    softcap: float | None = None
-    scale: float = 1.0
-
-    @property
-    def transform(self) -> tuple[float, float | None, float]:
-        return self.temperature, self.softcap, self.scale
-
-    def bare(self) -> Projection:
-        """The head alone, with hidden states of no token."""
-        return replace(self, hidden=self.hidden.new_empty(0, self.hidden.shape[-1]))
+from kit.scoring.head import DEFAULT_CHUNK, Head, Projection, Tiles
 
 
 def full_kl(policy: Projection, reference: Projection, chunk_size: int = DEFAULT_CHUNK) -> Tensor:

@@ -24,10 +24,9 @@ from torch.nn.functional import pad
 
 from kit.errors import ModelError, ObjectiveError
 from kit.models.inputs import COUNTS, joined, take
-from kit.scoring.full_kl import Projection
+from kit.scoring.head import Projection, asking_head
 from kit.scoring.packed_attention import KEYWORD, Layout
 from kit.scoring.packing import NO_LABEL, Pack
-from kit.scoring.trl_kernel import asking_head
 
 ROWWISE = ("token_type_ids", "mm_token_type_ids")
 """Inputs beside the ids with a value for each of them."""

@@ -14,7 +14,7 @@ from kit.errors import ObjectiveError, RewardError
 from kit.generation.multi_turn import finish_reason
 from kit.objective import Mean, Objective, RewardBatch
 from kit.objective.advantage import explained_variance
-from kit.scoring.full_kl import Projection
+from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores, scatter_to_tokens
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch

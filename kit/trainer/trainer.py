@@ -45,11 +45,11 @@ from kit.models.libraries import check_trl
 from kit.models.lora import lora_weight_norm
 from kit.objective import LossScale, Objective
 from kit.objective.objective import to_regrouping
+from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.layouts import Rows, Scores, Wanted
 from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import has_dropout
 from kit.scoring.scorer import Report, Scorer
-from kit.scoring.trl_kernel import install_torch_logprob_kernel
 from kit.trainer.advantages import (
     TOKEN_REWARDS,
     AdvantageComputer,

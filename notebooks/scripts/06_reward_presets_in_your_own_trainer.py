@@ -113,7 +113,7 @@ settings = GRPOConfig(
 )
 
 # %%
-from kit.scoring.trl_kernel import install_torch_logprob_kernel
+from kit.scoring.head import install_torch_logprob_kernel
 from trl import GRPOTrainer
 
 install_torch_logprob_kernel()  # TRL 1.15 scores with a Triton kernel; without a GPU this puts torch in its place

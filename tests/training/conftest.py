@@ -128,7 +128,7 @@ def new_trainer(
         from peft import LoraConfig
         from trl import GRPOTrainer
 
-        from kit.scoring.trl_kernel import install_torch_logprob_kernel
+        from kit.scoring.head import install_torch_logprob_kernel
         from kit.trainer.trainer import HookedGRPOTrainer
 
         install_torch_logprob_kernel()

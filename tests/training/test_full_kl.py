@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kit.scoring import logit_tiles
+from kit.scoring import head as tiles
 from kit.scoring.full_kl import Projection, full_kl
 
 
@@ -28,8 +28,8 @@ def one_thread():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
-    monkeypatch.setattr(logit_tiles, "TILE_ROWS", 3)
-    monkeypatch.setattr(logit_tiles, "TILE_ELEMENTS", 15)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 3)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 15)
 
 
 def log_probs(side: Projection) -> Tensor:

@@ -14,9 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from kit.errors import EnvironmentUnsupported, ModelError
 from kit.models.family import check_logit_transforms
-from kit.scoring import logit_tiles
-from kit.scoring.chunked_logprob import OPTIONAL_OUTPUTS, ChunkedLogProb, token_logps_and_entropy
-from kit.scoring.trl_kernel import LogProbDispatcher, asking_head, install_torch_logprob_kernel
+from kit.scoring import head as tiles
+from kit.scoring.head import (
+    OPTIONAL_OUTPUTS,
+    ChunkedLogProb,
+    LogProbDispatcher,
+    asking_head,
+    install_torch_logprob_kernel,
+    token_logps_and_entropy,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +37,8 @@ def one_thread():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
-    monkeypatch.setattr(logit_tiles, "TILE_ROWS", 3)
-    monkeypatch.setattr(logit_tiles, "TILE_ELEMENTS", 15)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 3)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 15)
 
 
 def plain(hidden, weight, bias, targets, temperature=1.0, softcap=None, scale=1.0):
@@ -302,7 +308,7 @@ def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
     with Largest() as ours:
         logps, entropy = token_logps_and_entropy(hidden, weight, targets)
         (logps.sum() + entropy.sum()).backward()
-    assert 0 < ours.elements <= logit_tiles.TILE_ELEMENTS < n * vocab
+    assert 0 < ours.elements <= tiles.TILE_ELEMENTS < n * vocab
     with Largest() as theirs:
         plain(hidden[:2], weight, None, targets[:2])
     assert theirs.elements >= 2 * vocab  # the counter does see logits

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.models.lora import lora_weight_norm
-from kit.scoring.chunked_logprob import ChunkedLogProb
-from kit.scoring.trl_kernel import LogProbDispatcher
+from kit.scoring.head import ChunkedLogProb, LogProbDispatcher
 from kit.trainer.checkpoint import restore_reference_head
 
 from .rollouts import (

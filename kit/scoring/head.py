@@ -13,18 +13,136 @@ terms instead of a cancelling difference, and stays exact when p(target) is 1 to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kit.scoring.logit_tiles import Head, Tiles
+from kit.errors import EnvironmentUnsupported
+from kit.models.libraries import TESTED_TRL
 
 OPTIONAL_OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 DEFAULT_CHUNK = 8192
 
 LogProbOutputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+# --- tiles of the (N, V) logits: the projection, the transform, and the walk over vocabulary and rows --------------
+
+TILE_ROWS = 1024
+TILE_ELEMENTS = 1 << 21  # 8 MiB of float32 per buffer, two buffers (three with a softcap)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The projection and the logit transform: z = softcap(scale * (h @ w.T + b)) / temperature."""
+
+    weight: Tensor  # (V, H)
+    bias: Tensor | None  # (V)
+    temperature: float
+    softcap: float | None
+    scale: float
+    compute_dtype: torch.dtype  # of the projection
+    stat_dtype: torch.dtype  # of everything after it
+
+    @property
+    def slope(self) -> float:
+        """dz / d(projection), up to the softcap's own slope."""
+        return self.scale / self.temperature
+
+    def columns(self, cols: slice) -> tuple[Tensor, Tensor | None]:
+        bias = None if self.bias is None else self.bias[cols].to(self.compute_dtype)
+        return self.weight[cols].to(self.compute_dtype), bias
+
+    def rows_of(self, targets: Tensor) -> Tensor:
+        """(N) -> (N, H), rounded like the columns are."""
+        return self.weight[targets].to(self.compute_dtype).to(self.stat_dtype)
+
+    def logits_(self, out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | None) -> None:
+        """Fill `out` (n, k) with z, and `slope` (n, k), if given, with the softcap's slope 1 - tanh^2."""
+        if out.dtype == hidden.dtype:
+            torch.mm(hidden, weight.t(), out=out)
+            if bias is not None:
+                out.add_(bias)
+        else:
+            projected = torch.mm(hidden, weight.t())
+            out.copy_(projected if bias is None else projected.add_(bias))
+        if self.softcap is None:
+            if self.slope != 1.0:
+                out.mul_(self.slope)
+            return
+        out.mul_(self.scale / self.softcap).tanh_()
+        if slope is not None:
+            torch.mul(out, out, out=slope).neg_().add_(1.0)
+        out.mul_(self.softcap / self.temperature)
+
+
+class Tiles:
+    """Walk over the (N, V) logits, vocabulary outside, so that each slice of the weight is cast once."""
+
+    def __init__(self, head: Head, hidden: Tensor, targets: Tensor, chunk_size: int, with_slope: bool) -> None:
+        self.head, self.hidden, self.targets = head, hidden, targets
+        self.n, self.vocab = hidden.shape[0], head.weight.shape[0]
+        self.rows = max(1, min(self.n, TILE_ROWS))
+        self.width = max(1, min(self.vocab, chunk_size, TILE_ELEMENTS // self.rows))
+        size = self.rows * self.width
+        self.x_buffer = hidden.new_empty(size, dtype=head.stat_dtype)
+        self.e_buffer = hidden.new_empty(size, dtype=head.stat_dtype)
+        self.slope_buffer = hidden.new_empty(size, dtype=head.stat_dtype) if with_slope else None
+
+    def column_slices(self) -> Iterator[slice]:
+        return (slice(start, min(start + self.width, self.vocab)) for start in range(0, self.vocab, self.width))
+
+    def row_slices(self) -> Iterator[slice]:
+        return (slice(start, min(start + self.rows, self.n)) for start in range(0, self.n, self.rows))
+
+    def logits(
+        self, rows: slice, cols: slice, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """z (n, k), scratch of the same shape, and the softcap's slope where there is one."""
+        shape = (rows.stop - rows.start, cols.stop - cols.start)
+        count = shape[0] * shape[1]
+        x, e = self.x_buffer[:count].view(shape), self.e_buffer[:count].view(shape)
+        slope = None if self.slope_buffer is None else self.slope_buffer[:count].view(shape)
+        self.head.logits_(x, self.hidden[rows], weight, bias, slope)
+        return x, e, slope
+
+    def hits(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+        """Row and column indices, inside the tile, of the targets that lie in it."""
+        local = self.targets[rows] - cols.start
+        row = ((local >= 0) & (local < cols.stop - cols.start)).nonzero().squeeze(1)
+        return row, local[row]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A language-model head and the hidden states that go through it.
+
+    z = softcap(scale * (hidden @ weight.T + bias)) / temperature, with softcap(a) = softcap * tanh(a / softcap).
+    """
+
+    hidden: Tensor  # (N, H)
+    weight: Tensor  # (V, H)
+    bias: Tensor | None  # (V)
+    temperature: float = 1.0
+    softcap: float | None = None
+    scale: float = 1.0
+
+    @property
+    def transform(self) -> tuple[float, float | None, float]:
+        return self.temperature, self.softcap, self.scale
+
+    def bare(self) -> Projection:
+        """The head alone, with hidden states of no token."""
+        return replace(self, hidden=self.hidden.new_empty(0, self.hidden.shape[-1]))
+
+
+# --- statistics of every row, and its gradient ---------------------------------------------------------------------
 
 
 class _Scan:
@@ -322,3 +440,97 @@ def token_logps_and_entropy(
         hidden, weight, bias, targets, temperature, DEFAULT_CHUNK, softcap, logit_scale, outputs, entropy_gradient
     )
     return logps, entropies
+
+
+# --- under TRL's fused head -------------------------------------------------------------------------------------------
+
+_NAME = "_ChunkedLogProbFunction"
+
+
+@dataclass
+class HeadRequest:
+    """What a scoring pass asks of the head beyond TRL's arguments, and what it is shown."""
+
+    entropy_gradient: bool = True
+    keep: bool = False
+    seen: Projection | None = None  # the head and the hidden states (N, H) that it was given, if they are kept
+
+
+# The head is reached through the model's own forward pass, which has no argument for it.
+_request: ContextVar[HeadRequest | None] = ContextVar("head_request", default=None)
+
+
+@contextmanager
+def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterator[HeadRequest]:
+    """Inside, the head that a forward pass ends in is asked for this.
+
+    entropy_gradient: whether entropies carry a gradient. TRL asks for entropies on every step, mostly to log them; with a
+    frozen head their gradient costs a matrix product more a tile. keep: the hidden states that go into it.
+    """
+    request = HeadRequest(entropy_gradient, keep)
+    token = _request.set(request)
+    try:
+        yield request
+    finally:
+        _request.reset(token)
+
+
+class LogProbDispatcher:
+    """Has the `apply` that TRL calls: the GPU kernel for CUDA tensors if there is one, else `ChunkedLogProb`.
+
+    Does what `asking_head` asks for.
+    """
+
+    def __init__(self, gpu_kernel: Any | None) -> None:
+        self.gpu_kernel = gpu_kernel
+
+    def apply(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = OPTIONAL_OUTPUTS,
+        *rest: Any,
+    ) -> LogProbOutputs:
+        request = _request.get() or HeadRequest()
+        if request.keep:
+            request.seen = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
+        args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
+        if hidden.device.type == "cuda" and self.gpu_kernel is not None:
+            result: LogProbOutputs = self.gpu_kernel.apply(hidden, *args, *rest)
+            return result
+        return ChunkedLogProb.apply(hidden, *args, request.entropy_gradient)
+
+
+def install_torch_logprob_kernel() -> None:
+    """Install the dispatcher under TRL's fused head for the rest of the process; calling it again changes nothing.
+
+    Call it after `import unsloth`, if that is used: Unsloth's own CUDA kernel is then the one that is dispatched to.
+
+    Raises:
+        EnvironmentUnsupported: this TRL has no such head.
+    """
+    module = _trl_module()
+    current = getattr(module, _NAME)
+    if not isinstance(current, LogProbDispatcher):
+        setattr(module, _NAME, LogProbDispatcher(current))
+
+
+def _trl_module() -> ModuleType:
+    import trl
+    from trl.trainer import utils
+
+    for name in (_NAME, "add_fused_lm_head"):
+        if hasattr(utils, name):
+            continue
+        raise EnvironmentUnsupported(
+            f"trl {trl.__version__} has no trainer.utils.{name}; grpo-kit was tested with trl {TESTED_TRL}.*. "
+            "Install trl>=1.15,<1.16."
+        )
+    module: ModuleType = utils
+    return module
