@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kit.scoring.head import DEFAULT_CHUNK, Head, Projection, Tiles
+from kit.scoring.head import (
+    DEFAULT_CHUNK,
+    Head,
+    Projection,
+    Tiles,
+    add_product,
+    compute_dtype,
+    gradients_by_tile,
+)
+from kit.scoring.head_softmax import transform_
 
 
 def full_kl(policy: Projection, reference: Projection, chunk_size: int = DEFAULT_CHUNK) -> Tensor:
@@ -73,11 +82,12 @@ class _Pair:
     """The tiles of both sides, which have the same borders."""
 
     def __init__(
-        self, policy: Head, hidden: Tensor, reference: Head, reference_hidden: Tensor, chunk_size: int, with_slope: bool
+        self, policy: Head, hidden: Tensor, reference: Head, reference_hidden: Tensor, chunk_size: int, slopes: bool
     ) -> None:
-        targets = torch.empty(0, dtype=torch.long, device=hidden.device)  # none: every token of the vocabulary counts
-        self.policy = Tiles(policy, hidden.to(policy.compute_dtype), targets, chunk_size, with_slope)
-        self.reference = Tiles(reference, reference_hidden.to(reference.compute_dtype), targets, chunk_size, False)
+        stat = policy.stat_dtype
+        self.policy = Tiles(policy, hidden, chunk_size, scratch=stat)
+        self.reference = Tiles(reference, reference_hidden, chunk_size, scratch=stat)
+        self.slopes = slopes
         self.shared = (
             policy.compute_dtype == reference.compute_dtype
             and _same_memory(policy.weight, reference.weight)
@@ -88,6 +98,16 @@ class _Pair:
         """Weight and bias slices of the policy and of the reference; a head that both share is cast once."""
         ours = self.policy.head.columns(cols)
         return ours, ours if self.shared else self.reference.head.columns(cols)
+
+    def logits(
+        self, rows: slice, cols: slice, ours: tuple[Tensor, Tensor | None], theirs: tuple[Tensor, Tensor | None]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """z and z' (n, k) of a tile, and the slope of the policy's softcap where there is one and it is asked for."""
+        z = self.policy.projected(rows, cols, ours[0])
+        slope = transform_(z, ours[1], *self.policy.head.transform, slopes=self.slopes)
+        other = self.reference.projected(rows, cols, theirs[0])
+        transform_(other, theirs[1], *self.reference.head.transform, slopes=False)
+        return z, other, slope
 
 
 class _Scan:
@@ -112,12 +132,10 @@ class _Scan:
         self.gap_rows = hidden.new_zeros(hidden.shape, dtype=stat) if store else None  # sum of e^(z - best) * gap * w
 
     def run(self) -> None:
-        stat = self.pair.policy.head.stat_dtype
         for cols in self.pair.policy.column_slices():
             ours, theirs = self.pair.columns(cols)
-            values = ours[0].to(stat) if self.prob_rows is not None else ours[0]
             for rows in self.pair.policy.row_slices():
-                self._fold(rows, cols, ours, theirs, values)
+                self._fold(rows, cols, ours, theirs)
 
     def _fold(
         self,
@@ -125,10 +143,9 @@ class _Scan:
         cols: slice,
         ours: tuple[Tensor, Tensor | None],
         theirs: tuple[Tensor, Tensor | None],
-        values: Tensor,
     ) -> None:
-        x, e, slope = self.pair.policy.logits(rows, cols, *ours)
-        y, f, _ = self.pair.reference.logits(rows, cols, *theirs)
+        x, y, slope = self.pair.logits(rows, cols, ours, theirs)
+        e, f = self.pair.policy.buffer("e", rows, cols), self.pair.reference.buffer("e", rows, cols)
         self._raise_best(rows, x, y)
 
         x.sub_(self.best[rows])
@@ -141,8 +158,8 @@ class _Scan:
         self.reference_total[rows] += f.sum(1, keepdim=True)
         self.excess[rows] += f.sub_(e).sum(1, keepdim=True)
         if self.prob_rows is not None and self.gap_rows is not None:
-            self.prob_rows[rows].addmm_(e if slope is None else e.mul_(slope), values)
-            self.gap_rows[rows].addmm_(x if slope is None else x.mul_(slope), values)
+            add_product(self.prob_rows[rows], e if slope is None else e.mul_(slope), ours[0])
+            add_product(self.gap_rows[rows], x if slope is None else x.mul_(slope), ours[0])
 
     def _raise_best(self, rows: slice, x: Tensor, y: Tensor) -> None:
         """Move the sums to the larger of the old and the new maximum, and the gaps to the token that has it."""
@@ -194,7 +211,7 @@ class _FullKL(torch.autograd.Function):
         chunk_size: int,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        dtypes = _compute_dtype(hidden), _compute_dtype(reference_hidden)
+        dtypes = compute_dtype(hidden), compute_dtype(reference_hidden)
         stat = torch.float64 if torch.float64 in dtypes else torch.float32
         ctx.head_args = (*transform, dtypes[0], stat), (*reference_transform, dtypes[1], stat)
 
@@ -227,49 +244,24 @@ class _FullKL(torch.autograd.Function):
         return ((grad.unsqueeze(1) * rows).to(ctx.hidden_dtype), *(None,) * 8)
 
 
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """The projection's: autocast's where it is on, which leaves float64 alone, else that of the hidden states."""
-    device = hidden.device.type
-    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
-        return hidden.dtype
-    return torch.get_autocast_dtype(device)
-
-
 def _recompute_gradients(ctx: Any, grad_kl: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias, one tile of d loss/d projection at a time, summed in `stat_dtype`."""
+    """Gradients of hidden, weight and bias, one tile of d loss/d projection at a time."""
     hidden, weight, bias, reference_hidden, reference_weight, reference_bias = ctx.saved_tensors[:6]
     best, at_best, total, mean_gap = ctx.saved_tensors[6:]
-    needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     policy = Head(weight, bias, *ctx.head_args[0])
     reference = Head(reference_weight, reference_bias, *ctx.head_args[1])
-    stat = policy.stat_dtype
-    grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needs_hidden else None
-    grad_weight = torch.empty_like(weight) if needs_weight else None
-    grad_bias = torch.empty_like(bias) if needs_bias else None
-    on_row = grad_kl.to(stat).unsqueeze(1) * (policy.slope / total)
+    on_row = grad_kl.to(policy.stat_dtype).unsqueeze(1) * (policy.slope / total)
 
     with torch.autocast(hidden.device.type, enabled=False):
         pair = _Pair(policy, hidden, reference, reference_hidden, ctx.chunk_size, policy.softcap is not None)
-        inputs = pair.policy.hidden.to(stat)
-        for cols in pair.policy.column_slices():
-            ours, theirs = pair.columns(cols)
-            values = ours[0].to(stat)
-            weight_sum, bias_sum = torch.zeros_like(values), values.new_zeros(values.shape[0])
-            for rows in pair.policy.row_slices():
-                x, grad, slope = pair.policy.logits(rows, cols, *ours)
-                y, _, _ = pair.reference.logits(rows, cols, *theirs)
-                torch.exp(x.sub_(best[rows]), out=grad).mul_(on_row[rows])  # p, scaled
-                grad.mul_(x.sub_(y.sub_(at_best[rows])).sub_(mean_gap[rows]))
-                if slope is not None:
-                    grad.mul_(slope)
-                if grad_hidden is not None:
-                    grad_hidden[rows].addmm_(grad, values)
-                if grad_weight is not None:
-                    weight_sum.addmm_(grad.t(), inputs[rows])
-                if grad_bias is not None:
-                    bias_sum.add_(grad.sum(0))
-            if grad_weight is not None:
-                grad_weight[cols] = weight_sum
-            if grad_bias is not None:
-                grad_bias[cols] = bias_sum
-    return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias
+
+        def grad_of(rows: slice, cols: slice, weight: Tensor, bias: Tensor | None) -> Tensor:
+            theirs = (weight, bias) if pair.shared else reference.columns(cols)
+            x, y, slope = pair.logits(rows, cols, (weight, bias), theirs)
+            grad = torch.exp(x.sub_(best[rows]), out=pair.policy.buffer("e", rows, cols)).mul_(
+                on_row[rows]
+            )  # p, scaled
+            grad.mul_(x.sub_(y.sub_(at_best[rows])).sub_(mean_gap[rows]))
+            return grad if slope is None else grad.mul_(slope)
+
+        return gradients_by_tile(pair.policy, grad_of, hidden, ctx.needs_input_grad[:3])

@@ -1,11 +1,13 @@
 """Log-probabilities and entropies of chosen tokens, straight from hidden states, without the (N, V) logits.
 
-The vocabulary is scanned in tiles with running statistics, as in online softmax. Two ways to the gradient:
+One head for every device. Matrix products are torch's, of tiles as large as the device likes (`TILES`); 16-bit inputs are
+summed in float32. What is between them, the softmax of a tile, is `kit.scoring.head_softmax`. Rows are taken in blocks, the
+vocabulary in columns, with running statistics as in online softmax. Two ways to the gradient:
 
-- frozen head (LoRA on the backbone): the forward folds the tiles into the row gradients d logp/d hidden (N, H), and
-  d entropy/d hidden (N, H) if asked for, so that the backward only scales rows. The running sums are rescaled when a
-  row meets a larger logit.
-- trainable head: the backward recomputes each tile once, and each slice of the weight's gradient is written once.
+- frozen head (LoRA on the backbone): two products a tile. The forward pass folds tiles into the row gradients
+  d logp/d hidden (N, H), so that the backward pass only scales rows. d entropy/d hidden (N, H), if asked for, is a third.
+- trainable head: one product a tile in the forward pass. The backward pass recomputes each tile, and takes one product
+  for the gradient of the hidden states and one for that of the weight, each slice of which is written once.
 
 Every running sum leaves the target out and lets it join at the end: 1 - p(target) is then a sum of small positive
 terms instead of a cancelling difference, and stays exact when p(target) is 1 to machine precision.
@@ -13,7 +15,9 @@ terms instead of a cancelling difference, and stays exact when p(target) is 1 to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -26,16 +30,32 @@ from torch.autograd.function import once_differentiable
 
 from kit.errors import EnvironmentUnsupported
 from kit.models.libraries import TESTED_TRL
+from kit.scoring.head_softmax import (
+    ARGMAX,
+    BEST,
+    OTHERS,
+    RISE,
+    SHIFTED,
+    SLOPE_TARGET,
+    SQUARES,
+    TOTAL,
+    Z_TARGET,
+    fold_tile,
+    grad_tile,
+)
 
+log = logging.getLogger("kit")
 OPTIONAL_OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 DEFAULT_CHUNK = 8192
 
 LogProbOutputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
-# --- tiles of the (N, V) logits: the projection, the transform, and the walk over vocabulary and rows --------------
+# --- tiles of the (N, V) logits: the projection, the transform, and the walk over rows and vocabulary ----------------
 
-TILE_ROWS = 1024
-TILE_ELEMENTS = 1 << 21  # 8 MiB of float32 per buffer, two buffers (three with a softcap)
+TILES = {"cpu": (1024, 1 << 21)}
+"""Rows of a tile, and entries: small enough for the caches of a CPU (8 MiB of float32 a buffer)."""
+GPU_TILES = (2048, 1 << 25)
+"""2,048 rows and 16,384 columns keep a matrix product of a GPU busy; 128 MiB of float32, and 64 MiB in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -47,53 +67,52 @@ class Head:
     temperature: float
     softcap: float | None
     scale: float
-    compute_dtype: torch.dtype  # of the projection
-    stat_dtype: torch.dtype  # of everything after it
+    compute_dtype: torch.dtype  # that hidden states and weights are rounded to
+    stat_dtype: torch.dtype  # of everything after that
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Of the operands of matrix products: only CUDA's sum 16-bit numbers into 32 bits."""
+        sums = self.weight.device.type == "cuda" and self.compute_dtype.itemsize == 2
+        return self.compute_dtype if sums else self.stat_dtype
 
     @property
     def slope(self) -> float:
         """dz / d(projection), up to the softcap's own slope."""
         return self.scale / self.temperature
 
+    @property
+    def transform(self) -> tuple[float, float | None, float]:
+        return self.temperature, self.softcap, self.scale
+
+    def operand(self, values: Tensor) -> Tensor:
+        """Hidden states or weights as they go into a product."""
+        return values.to(self.compute_dtype).to(self.product_dtype)
+
     def columns(self, cols: slice) -> tuple[Tensor, Tensor | None]:
-        bias = None if self.bias is None else self.bias[cols].to(self.compute_dtype)
-        return self.weight[cols].to(self.compute_dtype), bias
+        """The weight (k, H) and the bias (k) of these entries of the vocabulary."""
+        bias = None if self.bias is None else self.bias[cols].to(self.compute_dtype).to(self.stat_dtype)
+        return self.operand(self.weight[cols]), bias
 
     def rows_of(self, targets: Tensor) -> Tensor:
         """(N) -> (N, H), rounded like the columns are."""
         return self.weight[targets].to(self.compute_dtype).to(self.stat_dtype)
 
-    def logits_(self, out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | None) -> None:
-        """Fill `out` (n, k) with z, and `slope` (n, k), if given, with the softcap's slope 1 - tanh^2."""
-        if out.dtype == hidden.dtype:
-            torch.mm(hidden, weight.t(), out=out)
-            if bias is not None:
-                out.add_(bias)
-        else:
-            projected = torch.mm(hidden, weight.t())
-            out.copy_(projected if bias is None else projected.add_(bias))
-        if self.softcap is None:
-            if self.slope != 1.0:
-                out.mul_(self.slope)
-            return
-        out.mul_(self.scale / self.softcap).tanh_()
-        if slope is not None:
-            torch.mul(out, out, out=slope).neg_().add_(1.0)
-        out.mul_(self.softcap / self.temperature)
-
 
 class Tiles:
-    """Walk over the (N, V) logits, vocabulary outside, so that each slice of the weight is cast once."""
+    """Walk over the (N, V) logits of the (N, H) hidden states, and the buffers of one tile.
 
-    def __init__(self, head: Head, hidden: Tensor, targets: Tensor, chunk_size: int, with_slope: bool) -> None:
-        self.head, self.hidden, self.targets = head, hidden, targets
+    scratch: the type of the buffers beside the logits; None: that of the products' operands.
+    """
+
+    def __init__(self, head: Head, hidden: Tensor, chunk_size: int, scratch: torch.dtype | None = None) -> None:
+        rows, elements = TILES.get(hidden.device.type, GPU_TILES)
+        self.head, self.hidden = head, head.operand(hidden)
         self.n, self.vocab = hidden.shape[0], head.weight.shape[0]
-        self.rows = max(1, min(self.n, TILE_ROWS))
-        self.width = max(1, min(self.vocab, chunk_size, TILE_ELEMENTS // self.rows))
-        size = self.rows * self.width
-        self.x_buffer = hidden.new_empty(size, dtype=head.stat_dtype)
-        self.e_buffer = hidden.new_empty(size, dtype=head.stat_dtype)
-        self.slope_buffer = hidden.new_empty(size, dtype=head.stat_dtype) if with_slope else None
+        self.rows = max(1, min(self.n, rows))
+        self.width = max(1, min(self.vocab, chunk_size, elements // self.rows))
+        self.scratch = head.product_dtype if scratch is None else scratch
+        self._buffers: dict[str, Tensor] = {}
 
     def column_slices(self) -> Iterator[slice]:
         return (slice(start, min(start + self.width, self.vocab)) for start in range(0, self.vocab, self.width))
@@ -101,22 +120,29 @@ class Tiles:
     def row_slices(self) -> Iterator[slice]:
         return (slice(start, min(start + self.rows, self.n)) for start in range(0, self.n, self.rows))
 
-    def logits(
-        self, rows: slice, cols: slice, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """z (n, k), scratch of the same shape, and the softcap's slope where there is one."""
+    def buffer(self, name: str, rows: slice, cols: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """(n, k) without values, the same memory for every tile."""
+        if name not in self._buffers:
+            self._buffers[name] = self.hidden.new_empty(self.rows * self.width, dtype=dtype or self.scratch)
         shape = (rows.stop - rows.start, cols.stop - cols.start)
-        count = shape[0] * shape[1]
-        x, e = self.x_buffer[:count].view(shape), self.e_buffer[:count].view(shape)
-        slope = None if self.slope_buffer is None else self.slope_buffer[:count].view(shape)
-        self.head.logits_(x, self.hidden[rows], weight, bias, slope)
-        return x, e, slope
+        return self._buffers[name][: shape[0] * shape[1]].view(shape)
 
-    def hits(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
-        """Row and column indices, inside the tile, of the targets that lie in it."""
-        local = self.targets[rows] - cols.start
-        row = ((local >= 0) & (local < cols.stop - cols.start)).nonzero().squeeze(1)
-        return row, local[row]
+    def projected(self, rows: slice, cols: slice, weight: Tensor) -> Tensor:
+        """h @ w.T (n, k) of this tile, before the bias and the transform."""
+        out = self.buffer("logits", rows, cols, self.head.stat_dtype)
+        hidden = self.hidden[rows]
+        if hidden.dtype == out.dtype:
+            return torch.mm(hidden, weight.t(), out=out)
+        return torch.mm(hidden, weight.t(), out_dtype=out.dtype, out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, summed in the precision of `total`."""
+    a, b = a.to(b.dtype), b
+    if b.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
 @dataclass(frozen=True)
@@ -142,121 +168,114 @@ class Projection:
         return replace(self, hidden=self.hidden.new_empty(0, self.hidden.shape[-1]))
 
 
-# --- statistics of every row, and its gradient ---------------------------------------------------------------------
+# --- statistics of every row, and its gradient -------------------------------------------------------------------------
 
 
 class _Scan:
-    """Running statistics of every row, and the row gradients when they are to be stored."""
+    """Statistics of every row, block by block, and the row gradients when they are to be stored."""
 
-    def __init__(self, tiles: Tiles, outputs: tuple[str, ...], store_logp: bool, store_entropy: bool) -> None:
-        self.tiles, self.outputs = tiles, outputs
-        n, hidden_size = tiles.hidden.shape
+    def __init__(self, tiles: Tiles, targets: Tensor, outputs: tuple[str, ...], logp: bool, entropy: bool) -> None:
+        self.tiles, self.targets, self.outputs = tiles, targets, outputs
+        n, stat = tiles.n, tiles.head.stat_dtype
+        empty = functools.partial(tiles.hidden.new_empty, (n,), dtype=stat)
+        self.logps, self.best, self.sum_exp, self.mean_shifted = empty(), empty(), empty(), empty()
+        self.found = {name: empty() for name in outputs if name in OPTIONAL_OUTPUTS}
+        # bfloat16 has float32's range; in float16 what is small would be lost before the loss's scale reaches it.
+        kept = torch.bfloat16 if tiles.hidden.dtype == torch.bfloat16 else stat
+        shape = (n, tiles.hidden.shape[1])
+        self.logp_rows = tiles.hidden.new_empty(shape, dtype=kept) if logp else None
+        self.entropy_rows = tiles.hidden.new_empty(shape, dtype=kept) if entropy else None
 
-        def column(value: float = 0.0) -> Tensor:
-            return tiles.hidden.new_full((n, 1), value, dtype=tiles.head.stat_dtype)
+    def run(self) -> LogProbOutputs:
+        """The outputs (N)."""
+        for rows in self.tiles.row_slices():
+            self._block(rows)
+        top1 = self.found.get("is_top1")
+        found = [self.found.get(name) for name in OPTIONAL_OUTPUTS[:3]]
+        return self.logps, found[0], found[1], found[2], None if top1 is None else top1 == self.targets
 
-        self.best = column(torch.finfo(tiles.head.stat_dtype).min)  # max z; finite, so that 0 * rescale is 0
-        self.others = column()  # sum of e^(z - best), target left out
-        self.shifted = column()  # sum of e^(z - best) * (z - best), target left out
-        self.squares = column()  # sum of e^(2 (z - best)), target left out
-        self.total = column()  # sum of z
-        self.z_target = column()
-        self.slope_target = column(1.0)
-        self.argmax = torch.full((n, 1), -1, dtype=torch.long, device=tiles.hidden.device)
-        shape = (n, hidden_size)
-        self.logp_rows = tiles.hidden.new_zeros(shape, dtype=tiles.head.stat_dtype) if store_logp else None
-        self.entropy_rows = tiles.hidden.new_zeros(shape, dtype=tiles.head.stat_dtype) if store_entropy else None
+    def _block(self, rows: slice) -> None:
+        tiles, head, outputs = self.tiles, self.tiles.head, self.outputs
+        targets = self.targets[rows]
+        stats = tiles.hidden.new_zeros((9, len(targets)), dtype=head.stat_dtype)
+        stats[BEST] = torch.finfo(head.stat_dtype).min  # finite, so that 0 * rescale is 0
+        stats[SLOPE_TARGET], stats[ARGMAX] = 1.0, -1.0
+        sums = [self._sums(kept, rows) for kept in (self.logp_rows, self.entropy_rows)]
+        wide = sums[1] is not None and tiles.scratch != head.stat_dtype
+        for cols in tiles.column_slices():
+            weight, bias = head.columns(cols)
+            z, e = tiles.projected(rows, cols, weight), tiles.buffer("e", rows, cols)
+            weighted = tiles.buffer("weighted", rows, cols) if wide else None
+            flags = (
+                "entropy" in outputs,
+                "log_sum_sq_probs" in outputs,
+                "mean_logits" in outputs,
+                "is_top1" in outputs,
+            )
+            fold_tile(z, stats, e, weighted, bias, targets, cols.start, *head.transform, *flags)
+            if sums[0] is not None:
+                rise = stats[RISE].unsqueeze(1)
+                if sums[1] is not None:
+                    sums[1].addcmul_(sums[0], rise).mul_(rise.exp())
+                    add_product(sums[1], z if weighted is None else weighted, weight)
+                sums[0].mul_(rise.exp())
+                add_product(sums[0], e, weight)
+        self._finish(rows, stats.unsqueeze(2), sums)
 
-    def run(self) -> None:
-        for cols in self.tiles.column_slices():
-            weight, bias = self.tiles.head.columns(cols)
-            values = weight.to(self.tiles.head.stat_dtype) if self.logp_rows is not None else weight
-            for rows in self.tiles.row_slices():
-                self._fold(rows, cols, weight, bias, values)
+    def _sums(self, kept: Tensor | None, rows: slice) -> Tensor | None:
+        """(n, H) zeros to sum a row gradient in: where it is kept, or beside it."""
+        if kept is None:
+            return None
+        stat = self.tiles.head.stat_dtype
+        return kept[rows].zero_() if kept.dtype == stat else kept.new_zeros(kept[rows].shape, dtype=stat)
 
-    def _fold(self, rows: slice, cols: slice, weight: Tensor, bias: Tensor | None, values: Tensor) -> None:
-        x, e, slope = self.tiles.logits(rows, cols, weight, bias)
-        hit_row, hit_col = self.tiles.hits(rows, cols)
-        self.z_target[rows][hit_row] = x[hit_row, hit_col].unsqueeze(1)
-        if slope is not None:
-            self.slope_target[rows][hit_row] = slope[hit_row, hit_col].unsqueeze(1)
-        if "mean_logits" in self.outputs:
-            self.total[rows] += x.sum(1, keepdim=True)
-        self._raise_best(rows, cols, x)
-
-        x.sub_(self.best[rows])
-        torch.exp(x, out=e)
-        e[hit_row, hit_col] = 0.0
-        self.others[rows] += e.sum(1, keepdim=True)
-        if "log_sum_sq_probs" in self.outputs:
-            self.squares[rows] += torch.linalg.vector_norm(e, dim=1, keepdim=True).square_()
-        if "entropy" in self.outputs:
-            x.mul_(e)
-            self.shifted[rows] += x.sum(1, keepdim=True)
-        if self.logp_rows is not None:
-            self.logp_rows[rows].addmm_(e if slope is None else e.mul_(slope), values)
-        if self.entropy_rows is not None:
-            self.entropy_rows[rows].addmm_(x if slope is None else x.mul_(slope), values)
-
-    def _raise_best(self, rows: slice, cols: slice, x: Tensor) -> None:
-        """Move the sums to the larger of the old and the new maximum m: e^(z-m') = e^(z-m) * e^(m-m')."""
-        old = self.best[rows]
-        if "is_top1" in self.outputs:
-            tile_best, index = x.max(1, keepdim=True)  # the first of equal maxima
-            self.argmax[rows] = torch.where(tile_best > old, index + cols.start, self.argmax[rows])
-        else:
-            tile_best = x.amax(1, keepdim=True)
-        new = torch.maximum(old, tile_best)
-        shift = old - new  # <= 0
-        factor = shift.exp()
-        self.best[rows] = new
-        # sum of e (x + shift) = sum of e x + shift * sum of e
-        self.shifted[rows].addcmul_(self.others[rows], shift).mul_(factor)
-        self.others[rows].mul_(factor)
-        self.squares[rows].mul_(factor * factor)
-        if self.entropy_rows is not None and self.logp_rows is not None:
-            self.entropy_rows[rows].addcmul_(self.logp_rows[rows], shift).mul_(factor)
-        if self.logp_rows is not None:
-            self.logp_rows[rows].mul_(factor)
-
-    def finish(self) -> LogProbOutputs:
-        """Let the target join the sums; the outputs are (N)."""
-        x_target = self.z_target - self.best  # <= 0
+    def _finish(self, rows: slice, stats: Tensor, sums: list[Tensor | None]) -> None:
+        """Lets the target join the sums (9, n, 1), and writes this block's outputs."""
+        others = stats[OTHERS]
+        x_target = stats[Z_TARGET] - stats[BEST]  # <= 0
         e_target = x_target.exp()
-        self.sum_exp = self.others + e_target
-        is_best = x_target >= 0
-        log_sum = torch.where(is_best, torch.log1p(self.others), torch.log(self.sum_exp))
-        self.mean_shifted = (self.shifted + e_target * x_target) / self.sum_exp  # E[z - best]
-        self._finish_rows(x_target, e_target)
+        sum_exp = others + e_target
+        log_sum = torch.where(x_target >= 0, torch.log1p(others), torch.log(sum_exp))
+        mean_shifted = (stats[SHIFTED] + e_target * x_target) / sum_exp  # E[z - best]
+        self.best[rows], self.sum_exp[rows] = stats[BEST].squeeze(1), sum_exp.squeeze(1)
+        self.mean_shifted[rows], self.logps[rows] = mean_shifted.squeeze(1), (x_target - log_sum).squeeze(1)
+        if "entropy" in self.found:
+            self.found["entropy"][rows] = (log_sum - mean_shifted).squeeze(1)
+        if "log_sum_sq_probs" in self.found:
+            self.found["log_sum_sq_probs"][rows] = (
+                torch.log(stats[SQUARES] + e_target.square()) - 2 * log_sum
+            ).squeeze(1)
+        if "mean_logits" in self.found:
+            self.found["mean_logits"][rows] = (stats[TOTAL] / self.tiles.vocab).squeeze(1)
+        if "is_top1" in self.found:
+            self.found["is_top1"][rows] = stats[ARGMAX].squeeze(1)
 
-        logps = (x_target - log_sum).squeeze(1)
-        entropy = log_sq = mean = top1 = None
-        if "entropy" in self.outputs:
-            entropy = (log_sum - self.mean_shifted).squeeze(1)
-        if "log_sum_sq_probs" in self.outputs:
-            log_sq = (torch.log(self.squares + e_target.square()) - 2 * log_sum).squeeze(1)
-        if "mean_logits" in self.outputs:
-            mean = (self.total / self.tiles.vocab).squeeze(1)
-        if "is_top1" in self.outputs:
-            top1 = self.argmax.squeeze(1) == self.tiles.targets
-        return logps, entropy, log_sq, mean, top1
-
-    def _finish_rows(self, x_target: Tensor, e_target: Tensor) -> None:
-        if self.logp_rows is None:
+        logp_rows, entropy_rows = sums
+        if logp_rows is None or self.logp_rows is None:
             return
         head = self.tiles.head
-        scale = head.slope / self.sum_exp
-        for rows in self.tiles.row_slices():
-            w_target = head.rows_of(self.tiles.targets[rows])  # (n, H)
-            logp_rows = self.logp_rows[rows]
-            if self.entropy_rows is not None:
-                # dH/dz_j = -p_j (log p_j + H) = -p_j (x_j - E[x]), as x = z - best is log p plus a constant
-                centred = x_target[rows] - self.mean_shifted[rows]
-                entropy_rows = self.entropy_rows[rows].addcmul_(logp_rows, self.mean_shifted[rows], value=-1.0)
-                entropy_rows.addcmul_(centred * e_target[rows] * self.slope_target[rows], w_target)
-                entropy_rows.mul_(-scale[rows])
-            # dlogp/dz_target = 1 - p_target = others / sum, dlogp/dz_j = -p_j
-            logp_rows.neg_().addcmul_(self.others[rows] * self.slope_target[rows], w_target).mul_(scale[rows])
+        scale, slope = head.slope / sum_exp, stats[SLOPE_TARGET]
+        w_target = head.rows_of(self.targets[rows])  # (n, H)
+        if entropy_rows is not None and self.entropy_rows is not None:
+            # dH/dz_j = -p_j (log p_j + H) = -p_j (x_j - E[x]), as x = z - best is log p plus a constant
+            entropy_rows.addcmul_(logp_rows, mean_shifted, value=-1.0)
+            entropy_rows.addcmul_((x_target - mean_shifted) * e_target * slope, w_target)
+            _keep(entropy_rows.mul_(-scale), self.entropy_rows[rows])
+        # dlogp/dz_target = 1 - p_target = others / sum, dlogp/dz_j = -p_j
+        _keep(logp_rows.neg_().addcmul_(others * slope, w_target).mul_(scale), self.logp_rows[rows])
+
+
+def _keep(summed: Tensor, kept: Tensor) -> None:
+    if summed.dtype != kept.dtype:  # else it was summed in place
+        kept.copy_(summed)
+
+
+def compute_dtype(hidden: Tensor) -> torch.dtype:
+    """The projection's: autocast's where it is on, which leaves float64 alone, else that of the hidden states."""
+    device = hidden.device.type
+    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return hidden.dtype
+    return torch.get_autocast_dtype(device)
 
 
 class ChunkedLogProb(torch.autograd.Function):
@@ -310,29 +329,30 @@ class ChunkedLogProb(torch.autograd.Function):
         entropy_gradient: bool = True,
     ) -> LogProbOutputs:
         ctx.set_materialize_grads(False)
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < weight.shape[0]:
-            raise IndexError(f"targets must lie in [0, {weight.shape[0]}), saw {targets.min()} to {targets.max()}")
-        device = hidden.device.type
-        compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        vocab = weight.shape[0]
+        # On another device to ask would be to wait; there its own check of indices ends the process.
+        if (
+            targets.device.type == "cpu"
+            and targets.numel()
+            and not 0 <= int(targets.min()) <= int(targets.max()) < vocab
+        ):
+            raise IndexError(f"targets must lie in [0, {vocab}), saw {targets.min()} to {targets.max()}")
+        compute = compute_dtype(hidden)
         stat = torch.float64 if compute == torch.float64 else torch.float32
-        head = Head(weight, bias, temperature, final_logit_softcapping, logit_scale, compute, stat)
+        ctx.head_args = (temperature, final_logit_softcapping, logit_scale, compute, stat)
 
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         store = needs_hidden and not (needs_weight or needs_bias)
         keep_entropy = "entropy" in outputs and entropy_gradient
-        with torch.autocast(device, enabled=False):
-            with_slope = store and final_logit_softcapping is not None
-            tiles = Tiles(head, hidden.to(compute), targets, chunk_size, with_slope)
-            scan = _Scan(tiles, outputs, store_logp=store, store_entropy=store and keep_entropy)
-            scan.run()
-            results = scan.finish()
+        with torch.autocast(hidden.device.type, enabled=False):
+            tiles = Tiles(Head(weight, bias, *ctx.head_args), hidden, chunk_size)
+            scan = _Scan(tiles, targets, outputs, store, store and keep_entropy)
+            results = scan.run()
 
-        ctx.hidden_dtype, ctx.stored = hidden.dtype, store
+        ctx.hidden_dtype, ctx.stored, ctx.chunk_size = hidden.dtype, store, chunk_size
         if store:
             ctx.save_for_backward(scan.logp_rows, scan.entropy_rows)
         elif needs_weight or needs_bias:
-            ctx.head_args = (temperature, final_logit_softcapping, logit_scale, compute, stat)
-            ctx.chunk_size = chunk_size
             ctx.save_for_backward(hidden, weight, bias, targets, results[0], scan.best, scan.sum_exp, scan.mean_shifted)
         constant = results[2:] if keep_entropy else results[1:]
         ctx.mark_non_differentiable(*(value for value in constant if value is not None))
@@ -359,48 +379,54 @@ def _recompute_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias, one tile of d loss/d projection at a time, summed in `stat_dtype`."""
     hidden, weight, bias, targets, logps, best, sum_exp, mean_shifted = ctx.saved_tensors
-    needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     head = Head(weight, bias, *ctx.head_args)
-    stat = head.stat_dtype
-    grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needs_hidden else None
-    grad_weight = torch.empty_like(weight) if needs_weight else None
-    grad_bias = torch.empty_like(bias) if needs_bias else None
-    on_logp = torch.zeros_like(best) if grad_logps is None else grad_logps.to(stat).unsqueeze(1)
-    on_entropy = None if grad_entropy is None else grad_entropy.to(stat).unsqueeze(1)
-    miss = -torch.expm1(logps).unsqueeze(1)  # 1 - p_target
+    nothing = torch.zeros_like(best)
+    miss = -torch.expm1(logps)  # 1 - p_target
+    incoming = [nothing if grad is None else grad.to(head.stat_dtype) for grad in (grad_logps, grad_entropy)]
+    of_rows = torch.stack([best, sum_exp, mean_shifted, miss, *incoming])
 
     with torch.autocast(hidden.device.type, enabled=False):
-        tiles = Tiles(head, hidden.to(head.compute_dtype), targets, ctx.chunk_size, head.softcap is not None)
-        inputs = tiles.hidden.to(stat)
-        for cols in tiles.column_slices():
-            w, b = head.columns(cols)
-            values = w.to(stat)
-            weight_sum, bias_sum = torch.zeros_like(values), values.new_zeros(values.shape[0])
-            for rows in tiles.row_slices():
-                x, grad, slope = tiles.logits(rows, cols, w, b)
-                hit = tiles.hits(rows, cols)
-                torch.exp(x.sub_(best[rows]), out=grad).mul_(-head.slope / sum_exp[rows])  # -p, scaled
-                # d loss/dz_j = on_logp (1[j = target] - p_j) - on_entropy p_j (x_j - E[x])
-                at_target = head.slope * (on_logp * miss)[rows][hit[0]].squeeze(1)
-                if on_entropy is None:
-                    grad.mul_(on_logp[rows])
-                else:
-                    x.sub_(mean_shifted[rows]).mul_(on_entropy[rows])
-                    at_target = at_target + grad[hit] * x[hit]
-                    grad.mul_(x.add_(on_logp[rows]))
-                grad[hit] = at_target
-                if slope is not None:
-                    grad.mul_(slope)
-                if grad_hidden is not None:
-                    grad_hidden[rows].addmm_(grad, values)
-                if grad_weight is not None:
-                    weight_sum.addmm_(grad.t(), inputs[rows])
-                if grad_bias is not None:
-                    bias_sum.add_(grad.sum(0))
+        tiles = Tiles(head, hidden, ctx.chunk_size)
+
+        def grad_of(rows: slice, cols: slice, weight: Tensor, bias: Tensor | None) -> Tensor:
+            z, grad = tiles.projected(rows, cols, weight), tiles.buffer("e", rows, cols)
+            stats = of_rows[:, rows]
+            grad_tile(z, grad, stats, bias, targets[rows], cols.start, *head.transform, grad_entropy is not None)
+            return grad
+
+        return gradients_by_tile(tiles, grad_of, hidden, ctx.needs_input_grad[:3])
+
+
+def gradients_by_tile(
+    tiles: Tiles,
+    grad_of: Callable[[slice, slice, Tensor, Tensor | None], Tensor],
+    hidden: Tensor,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden (N, H), weight (V, H) and bias (V), those that are needed.
+
+    grad_of: d loss/d projection (n, k) of a tile, of these rows, columns, and the weight and bias of the columns.
+    """
+    head, stat = tiles.head, tiles.head.stat_dtype
+    grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needed[0] else None
+    grad_weight = torch.empty_like(head.weight) if needed[1] else None
+    grad_bias = torch.empty_like(head.bias) if needed[2] and head.bias is not None else None
+    for cols in tiles.column_slices():  # outside, so that each slice of the weight's gradient is written once
+        weight, bias = head.columns(cols)
+        weight_sum = weight.new_zeros(weight.shape, dtype=stat)
+        bias_sum = weight.new_zeros(len(weight), dtype=stat)
+        for rows in tiles.row_slices():
+            grad = grad_of(rows, cols, weight, bias)
+            if grad_hidden is not None:
+                add_product(grad_hidden[rows], grad, weight)
             if grad_weight is not None:
-                grad_weight[cols] = weight_sum
+                add_product(weight_sum, grad.t(), tiles.hidden[rows])
             if grad_bias is not None:
-                grad_bias[cols] = bias_sum
+                bias_sum.add_(grad.sum(0, dtype=stat))
+        if grad_weight is not None:
+            grad_weight[cols] = weight_sum
+        if grad_bias is not None:
+            grad_bias[cols] = bias_sum
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias
 
 
@@ -443,6 +469,10 @@ def token_logps_and_entropy(
 
 
 # --- under TRL's fused head -------------------------------------------------------------------------------------------
+#
+# TRL 1.15 calls its Triton function for tensors on any device: GRPO on a machine without a GPU stops with `RuntimeError: 0
+# active drivers` (or, where Triton is not installed, `'NoneType' object has no attribute 'apply'`), and on a GPU a frozen
+# head takes three products a tile where two are needed. This can go when TRL's head does both.
 
 _NAME = "_ChunkedLogProbFunction"
 
@@ -476,13 +506,15 @@ def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterato
 
 
 class LogProbDispatcher:
-    """Has the `apply` that TRL calls: the GPU kernel for CUDA tensors if there is one, else `ChunkedLogProb`.
+    """Has the `apply` that TRL calls: `ChunkedLogProb`, told what `asking_head` asks for.
 
-    Does what `asking_head` asks for.
+    gpu_kernel: the function that was there, TRL's or Unsloth's. It steps in for the rest of the process where ours cannot
+    run on a GPU; `reason` says why.
     """
 
     def __init__(self, gpu_kernel: Any | None) -> None:
         self.gpu_kernel = gpu_kernel
+        self.reason: str | None = None
 
     def apply(
         self,
@@ -501,10 +533,23 @@ class LogProbDispatcher:
         if request.keep:
             request.seen = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
         args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
-        if hidden.device.type == "cuda" and self.gpu_kernel is not None:
-            result: LogProbOutputs = self.gpu_kernel.apply(hidden, *args, *rest)
-            return result
-        return ChunkedLogProb.apply(hidden, *args, request.entropy_gradient)
+        if self.reason is None:
+            try:
+                return ChunkedLogProb.apply(hidden, *args, request.entropy_gradient)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                if hidden.device.type == "cpu" or self.gpu_kernel is None:
+                    raise
+                self.reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                log.warning("log-probabilities come from %s: %s", _named(self.gpu_kernel), self.reason)
+        assert self.gpu_kernel is not None
+        result: LogProbOutputs = self.gpu_kernel.apply(hidden, *args, *rest)
+        return result
+
+
+def _named(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', type(function).__name__)}"
 
 
 def install_torch_logprob_kernel() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +38,7 @@ def one_thread():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
-    monkeypatch.setattr(tiles, "TILE_ROWS", 3)
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 15)
+    monkeypatch.setitem(tiles.TILES, "cpu", (3, 15))
 
 
 def plain(hidden, weight, bias, targets, temperature=1.0, softcap=None, scale=1.0):
@@ -100,7 +100,7 @@ def test_values_and_gradients_equal_plain_float64(n, vocab, width, temperature, 
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("softcap", [None, 4.0])
 def test_gradcheck_across_tile_borders(small_tiles, trainable, softcap):
-    hidden, weight, bias, targets = problem(7, 23, 4, bias=True, trainable=trainable, dtype=torch.float64)
+    hidden, weight, bias, targets = problem(4, 11, 3, bias=True, trainable=trainable, dtype=torch.float64)
 
     def both(hidden, weight, bias):
         return ChunkedLogProb.apply(hidden, weight, bias, targets, 0.7, 1000, softcap, 1.5)[:2]
@@ -292,12 +292,14 @@ class Largest(TorchDispatchMode):
 
     elements = 0
     products = 0  # accumulating matrix products, i.e. row or weight gradients
+    all_products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         result = func(*args, **(kwargs or {}))
         sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         self.elements = max([self.elements, *sizes])
         self.products += func is torch.ops.aten.addmm_.default
+        self.all_products += func in (torch.ops.aten.addmm_.default, torch.ops.aten.mm.out, torch.ops.aten.mm.default)
         return result
 
 
@@ -308,7 +310,7 @@ def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
     with Largest() as ours:
         logps, entropy = token_logps_and_entropy(hidden, weight, targets)
         (logps.sum() + entropy.sum()).backward()
-    assert 0 < ours.elements <= tiles.TILE_ELEMENTS < n * vocab
+    assert 0 < ours.elements <= tiles.TILES["cpu"][1] < n * vocab
     with Largest() as theirs:
         plain(hidden[:2], weight, None, targets[:2])
     assert theirs.elements >= 2 * vocab  # the counter does see logits
@@ -399,14 +401,71 @@ def test_installing_twice_wraps_once(utils):
     assert first.gpu_kernel is stock
 
 
-def test_cuda_tensors_go_to_the_gpu_kernel_if_there_is_one(monkeypatch):
+class NoHead(RuntimeError):
+    """Why the head cannot run."""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "error", "reason"),
+    [
+        (True, "cuda", None, None),
+        (True, "cuda", NoHead("no such product\nat line 3"), "NoHead: no such product"),
+        (True, "cuda", torch.OutOfMemoryError("full"), None),  # which a smaller micro-batch cures
+        (False, "cuda", NoHead("no such product"), None),
+        (True, "cpu", NoHead("no such product"), None),
+    ],
+)
+def test_the_kernel_of_the_library_steps_in_with_a_reason(monkeypatch, caplog, kernel, device, error, reason):
     calls = []
-    gpu = SimpleNamespace(apply=lambda *a: calls.append("gpu"))
-    monkeypatch.setattr(ChunkedLogProb, "apply", lambda *a: calls.append("torch"))
-    cuda, cpu = (SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in ("cuda", "cpu"))
-    for kernel, tensor in ((gpu, cuda), (gpu, cpu), (None, cuda)):
-        LogProbDispatcher(kernel).apply(tensor, tensor, None, tensor, 1.0, 8192)
-    assert calls == ["gpu", "torch", "torch"]
+
+    def ours(*_):
+        calls.append("ours")
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(ChunkedLogProb, "apply", ours)
+    gpu = SimpleNamespace(apply=lambda *_: calls.append("theirs"), __name__="theirs")
+    head = LogProbDispatcher(gpu if kernel else None)
+    tensor = SimpleNamespace(device=SimpleNamespace(type=device))
+    for _ in range(2):
+        with pytest.raises(type(error)) if error and not reason else nullcontext():
+            head.apply(tensor, tensor, None, tensor, 1.0, 8192)
+    assert head.reason == reason
+    assert calls == (["ours", "theirs", "theirs"] if reason else ["ours", "ours"])
+    assert sum("log-probabilities come from" in record.message for record in caplog.records) == bool(reason)
+
+
+def products(**changes):
+    """Matrix products of a forward and backward pass over a single tile, with (hidden, weight) as they are made."""
+    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=changes.pop("trainable", False))
+    with Largest() as counted:
+        logps, entropy = token_logps_and_entropy(hidden, weight, targets, **changes)
+        (logps.sum() + (entropy.sum() if entropy.requires_grad else 0.0)).backward()
+    return counted.all_products
+
+
+def test_a_frozen_head_takes_two_products_a_tile():
+    assert products(entropy_gradient=False) == 2  # logits, and the row gradients
+    assert products() == 3  # and those of the entropy
+    assert products(trainable=True) == 4  # logits; once more in the backward pass, and the two gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_sixteen_bit_inputs_are_summed_in_32(dtype, trainable):
+    # Logits of size 20: rounded to bfloat16 they would be off by up to 0.06.
+    hidden, weight, bias, targets = problem(16, 3001, 128, bias=True, trainable=trainable)
+    inputs = [x.detach().to(dtype).requires_grad_(x.requires_grad) for x in (hidden, weight, bias)]
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    ours, want = ChunkedLogProb.apply(*inputs, targets, 0.7, 512), plain(*exact, targets, 0.7)
+    for a, b in zip(ours[:4], want[:4], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)
+    u, v = torch.randn(16), torch.randn(16)
+    got = gradients(ours[:2], (u, v), [x for x in inputs if x.requires_grad])
+    ref = gradients(want[:2], (u, v), [x for x in exact if x.requires_grad])
+    for a, b in zip(got, ref, strict=True):
+        assert a.dtype == dtype
+        assert relative(a, b) <= 2 * torch.finfo(dtype).eps  # of the result, and of a row gradient that is kept
 
 
 def test_a_trl_without_the_head_is_refused_with_the_range(utils, monkeypatch):

@@ -1,0 +1,172 @@
+"""The softmax of a tile on a GPU: `fold_tile` and `grad_tile` of `kit.scoring.head_softmax` as Triton kernels, a row a program.
+
+Each reads a tile once from memory, and a second time from the cache. Imported only where there is a GPU, or where
+TRITON_INTERPRET=1 runs them on a CPU.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped"
+# Triton reads the annotations of a kernel itself, and knows `tl.constexpr` alone.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+
+
+@triton.jit
+def _logits(
+    z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr
+):
+    """z of these columns, -inf beyond the last one, and the softcap's slope there."""
+    inside = columns < width
+    z = tl.load(z_ptr + columns, mask=inside, other=0.0)
+    if HAS_BIAS:
+        z += tl.load(bias_ptr + columns, mask=inside, other=0.0)
+    slope = tl.full(z.shape, 1.0, z.dtype)
+    if HAS_SOFTCAP:
+        tanh = 2.0 * tl.sigmoid(2.0 * (z * (scale / softcap))) - 1.0
+        slope = 1.0 - tanh * tanh
+        z = tanh * (softcap / temperature)
+    else:
+        z = z * (scale / temperature)
+    return tl.where(inside, z, -float("inf")), slope
+
+
+@triton.jit
+def _fold(
+    z_ptr, stats_ptr, e_ptr, weighted_ptr, bias_ptr, targets_ptr, rows, width, start, temperature, softcap, scale,
+    HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WEIGHTED: tl.constexpr, ENTROPY: tl.constexpr,
+    SQUARES: tl.constexpr, TOTAL: tl.constexpr, TOP1: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z_ptr += row * width
+    e_ptr += row * width
+    if HAS_WEIGHTED:
+        weighted_ptr += row * width
+    stats_ptr += row  # (9, rows): kit.scoring.head_softmax names its rows
+    target = tl.load(targets_ptr + row) - start
+    best = tl.load(stats_ptr)
+    new, argmax, total = best, tl.load(stats_ptr + 8 * rows), tl.load(stats_ptr + 4 * rows)
+    z_target, slope_target = tl.load(stats_ptr + 5 * rows), tl.load(stats_ptr + 6 * rows)
+    for at in range(0, width, BLOCK):
+        columns = at + tl.arange(0, BLOCK)
+        z, slope = _logits(z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS, HAS_SOFTCAP)
+        here = columns == target
+        if (target >= at) & (target < at + BLOCK) & (target < width):
+            z_target = tl.sum(tl.where(here, z, 0.0), 0)
+            slope_target = tl.sum(tl.where(here, slope, 0.0), 0)
+        if TOTAL:
+            total += tl.sum(tl.where(columns < width, z, 0.0), 0)
+        most = tl.max(z, 0)
+        if TOP1:  # the first of equal maxima
+            first = tl.min(tl.where(z == most, columns, 2147483647), 0)
+            argmax = tl.where(most > new, (first + start).to(argmax.dtype), argmax)
+        new = tl.maximum(new, most)
+
+    rise = best - new
+    factor = tl.exp(rise)
+    others = tl.load(stats_ptr + rows)
+    shifted = (tl.load(stats_ptr + 2 * rows) + others * rise) * factor
+    squares = tl.load(stats_ptr + 3 * rows) * factor * factor
+    others = others * factor
+    for at in range(0, width, BLOCK):
+        columns = at + tl.arange(0, BLOCK)
+        z, slope = _logits(z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS, HAS_SOFTCAP)
+        inside = columns < width
+        kept = inside & (columns != target)
+        e = tl.where(kept, tl.exp(z - new), 0.0)
+        others += tl.sum(e, 0)
+        if SQUARES:
+            squares += tl.sum(e * e, 0)
+        if ENTROPY:
+            product = e * tl.where(kept, z - new, 0.0)
+            shifted += tl.sum(product, 0)
+            if HAS_WEIGHTED:
+                tl.store(weighted_ptr + columns, product * slope, mask=inside)
+            else:
+                tl.store(z_ptr + columns, product * slope, mask=inside)
+        tl.store(e_ptr + columns, e * slope, mask=inside)
+
+    tl.store(stats_ptr, new)
+    tl.store(stats_ptr + rows, others)
+    tl.store(stats_ptr + 2 * rows, shifted)
+    tl.store(stats_ptr + 3 * rows, squares)
+    tl.store(stats_ptr + 4 * rows, total)
+    tl.store(stats_ptr + 5 * rows, z_target)
+    tl.store(stats_ptr + 6 * rows, slope_target)
+    tl.store(stats_ptr + 7 * rows, rise)
+    tl.store(stats_ptr + 8 * rows, argmax)
+
+
+def fold(
+    z: Tensor,
+    stats: Tensor,
+    e: Tensor,
+    weighted: Tensor | None,
+    bias: Tensor | None,
+    targets: Tensor,
+    start: int,
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+    entropy: bool,
+    squares: bool,
+    total: bool,
+    top1: bool,
+) -> None:
+    """`kit.scoring.head_softmax.fold_tile`."""
+    rows, width = z.shape
+    if rows == 0:
+        return
+    _fold[(rows,)](
+        z, stats, e, e if weighted is None else weighted, z if bias is None else bias, targets, rows, width, start,
+        temperature, 1.0 if softcap is None else softcap, scale, bias is not None, softcap is not None,
+        weighted is not None, entropy, squares, total, top1, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _grad(
+    z_ptr, grad_ptr, rows_ptr, bias_ptr, targets_ptr, rows_stride, width, start, temperature, softcap, scale,
+    HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z_ptr += row * width
+    grad_ptr += row * width
+    rows_ptr += row  # (6, rows): max z, sum of e^(z - max), E[z - max], 1 - p(target), gradients of logp and entropy
+    target = tl.load(targets_ptr + row) - start
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    z, slope = _logits(z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS, HAS_SOFTCAP)
+    inside = columns < width
+    x = tl.where(inside, z - tl.load(rows_ptr), 0.0)
+    p = tl.exp(x) / tl.load(rows_ptr + rows_stride)
+    on_logp = tl.load(rows_ptr + 4 * rows_stride)
+    grad = tl.where(columns == target, on_logp * tl.load(rows_ptr + 3 * rows_stride), -p * on_logp)
+    if ENTROPY:
+        grad -= p * (x - tl.load(rows_ptr + 2 * rows_stride)) * tl.load(rows_ptr + 5 * rows_stride)
+    tl.store(grad_ptr + columns, grad * slope * (scale / temperature), mask=inside)
+
+
+def grad(
+    z: Tensor,
+    grad: Tensor,
+    rows: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    start: int,
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+    entropy: bool,
+) -> None:
+    """`kit.scoring.head_softmax.grad_tile`."""
+    count, width = z.shape
+    if count == 0:
+        return
+    _grad[(count, triton.cdiv(width, BLOCK))](
+        z, grad, rows, z if bias is None else bias, targets, rows.stride(0), width, start, temperature,
+        1.0 if softcap is None else softcap, scale, bias is not None, softcap is not None, entropy, BLOCK,
+    )  # fmt: skip
