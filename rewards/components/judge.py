@@ -1,21 +1,25 @@
-"""Graded by a language model against a rubric, over an OpenAI-compatible endpoint."""
+"""Judged by a language model over an OpenAI-compatible endpoint: against a rubric, or against the rest of the group."""
 
 import asyncio
+import functools
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rewards.components.judge_prompt import (
+    DEFAULT_CRITERIA,
     DEFAULT_RUBRIC,
     RubricItem,
     messages,
     new_fence,
+    parse_ranking,
     parse_rubric,
     parse_verdict,
+    ranking_messages,
 )
 from rewards.components.readable import prompt_text, readable, reference_texts
 from rewards.errors import PresetError
@@ -23,7 +27,10 @@ from rewards.http import Chat, Endpoint, Reply
 from rewards.isolation import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, Sample, Score, failure_reason
 
-__all__ = ["JudgeRubric", "Question"]
+__all__ = ["JudgeRanking", "JudgeRubric", "Question"]
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -45,28 +52,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeRubric:
-    """sum of weight x points / scale over the rubric's items, divided by the sum of weights; in [0, 1].
-
-    `ok` from `threshold` on, else `wrong` with the value as partial credit. Only the final text is shown to the judge,
-    fenced as data, up to `max_chars` characters; what is no text to judge is `format` and not asked. No verdict, for
-    whatever reason, is `infra` and excluded: never 0. Verdicts are kept in memory, and in `cache` when it names a file.
+class _Judge:
+    """Where a judge is, and how patiently and at what cost it is asked.
 
     Args:
         endpoint: where the judge is.
         model: its name there.
-        rubric: what is graded, unless `rubric_column` names a column that holds a rubric of the row's own.
-        scale: points for full marks on an item.
-        needs_reference: rows without a reference are `not_applicable`.
         json_mode: ask for `response_format: json_object`; off for servers that do not know it.
         reasks: further questions after a verdict that cannot be read, each with a fence of its own.
+        max_chars: longest answer that is shown.
         max_tokens: limit on the judge's reply.
         max_requests: requests that this process may send to this endpoint and model; None for any number.
         batch_seconds: seconds for a whole batch; what is open then is `infra`.
         extra: further fields of the request body, such as `reasoning_effort`.
     """
-
-    itemwise: ClassVar[bool] = True
 
     name: str = "judge"
     floor: float = 0.0
@@ -75,19 +74,103 @@ class JudgeRubric:
     version: str = "1"
     endpoint: Endpoint
     model: str
-    rubric: tuple[RubricItem, ...] = DEFAULT_RUBRIC
-    rubric_column: str | None = None
-    scale: int = 10
-    threshold: float = 0.7
-    needs_reference: bool = False
     json_mode: bool = True
     reasks: int = 1
     max_chars: int = 20_000
     max_tokens: int = 1024
     max_requests: int | None = None
     batch_seconds: float = 600.0
-    cache: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def _shown(self, sample: Sample) -> tuple[str, str, str | None] | Score:
+        """Prompt, answer and reference as the judge is to see them; or the score of what is no text to judge."""
+        try:
+            reference = reference_texts(sample.reference)
+        except ValueError as failure:
+            return Score(None, "error", {"reason": failure_reason(failure)})
+        found = readable(sample.whole, min_words=0, prompt=sample.prompt)
+        reason = found.reason if found.text is None else _no_answer(found.text, self.max_chars)
+        if found.text is None or reason is not None:
+            return Score(None, "format", {"reason": reason})
+        prompt = prompt_text(sample.prompt).encode("utf-8", "replace").decode()
+        return prompt, found.text, None if reference is None else "\nor: ".join(reference)
+
+    def _converse(self, questions: Mapping[K, Callable[[Chat], Awaitable[V]]], ctx: Context) -> dict[K, V | str]:
+        """The outcome of each conversation, or why there is none."""
+        if not questions:
+            return {}
+        # A thread of its own: the caller may be inside an event loop.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge") as thread:
+            return thread.submit(asyncio.run, self._together(questions, ctx)).result()
+
+    async def _together(self, questions: Mapping[K, Callable[[Chat], Awaitable[V]]], ctx: Context) -> dict[K, V | str]:
+        tasks: dict[K, asyncio.Future[V]]
+        async with Chat(self.endpoint, hash((ctx.seed, ctx.step)), self._may_ask) as chat:
+            tasks = {key: asyncio.ensure_future(ask(chat)) for key, ask in questions.items()}
+            _, late = await asyncio.wait(tasks.values(), timeout=self.batch_seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+            return {key: _outcome(task, self.batch_seconds) for key, task in tasks.items()}
+
+    async def _read_reply(
+        self,
+        chat: Chat,
+        data: Sequence[str],
+        seeds: tuple[int, ...],
+        asked: Callable[[str], list[dict[str, str]]],
+        parse: Callable[[str, str], V],
+    ) -> tuple[V | None, dict[str, Any]]:
+        """What the judge says, read by `parse(content, fence)`, and the requests that it took; None with the reason.
+        `asked(fence)` are the messages about `data`."""
+        sent, problem = 0, ""
+        for attempt in range(self.reasks + 1):
+            fence = new_fence(data, *seeds, attempt)
+            body = {
+                "model": self.model, "messages": asked(fence), "temperature": 0, "max_tokens": self.max_tokens,
+                **({"response_format": {"type": "json_object"}} if self.json_mode else {}), **self.extra,
+            }  # fmt: skip
+            reply: Reply = await chat.ask(body)
+            sent += reply.attempts
+            if reply.content is None:
+                return None, {"reason": reply.problem, "requests": sent}
+            try:
+                return parse(reply.content, fence), {"requests": sent}
+            except ValueError as failure:
+                problem = f"unreadable verdict: {failure}"[:300]
+        return None, {"reason": problem, "requests": sent}
+
+    def _may_ask(self) -> bool:
+        with _LOCK:
+            spent = (self.endpoint.base_url, self.model)
+            if self.max_requests is not None and _SPENT[spent] >= self.max_requests:
+                return False
+            _SPENT[spent] += 1
+            return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeRubric(_Judge):
+    """sum of weight x points / scale over the rubric's items, divided by the sum of weights; in [0, 1].
+
+    `ok` from `threshold` on, else `wrong` with the value as partial credit. Only the final text is shown to the judge,
+    fenced as data, up to `max_chars` characters; what is no text to judge is `format` and not asked. No verdict, for
+    whatever reason, is `infra` and excluded: never 0. Verdicts are kept in memory, and in `cache` when it names a file.
+
+    Args:
+        rubric: what is graded, unless `rubric_column` names a column that holds a rubric of the row's own.
+        scale: points for full marks on an item.
+        needs_reference: rows without a reference are `not_applicable`.
+    """
+
+    itemwise: ClassVar[bool] = True
+
+    rubric: tuple[RubricItem, ...] = DEFAULT_RUBRIC
+    rubric_column: str | None = None
+    scale: int = 10
+    threshold: float = 0.7
+    needs_reference: bool = False
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.batch_seconds > 0 and self.reasks >= 0):
@@ -108,24 +191,19 @@ class JudgeRubric:
         ]
 
     def _question(self, sample: Sample) -> Question | Score:
-        try:
-            reference = reference_texts(sample.reference)
-            rubric = self.rubric
-            if self.rubric_column is not None:
-                given = sample.columns.get(self.rubric_column)
-                if given is None:
-                    return Score(None, "not_applicable", {"reason": f"no rubric in column {self.rubric_column!r}"})
+        rubric = self.rubric
+        if self.rubric_column is not None:
+            given = sample.columns.get(self.rubric_column)
+            if given is None:
+                return Score(None, "not_applicable", {"reason": f"no rubric in column {self.rubric_column!r}"})
+            try:
                 rubric = parse_rubric(given)
-        except ValueError as failure:
-            return Score(None, "error", {"reason": failure_reason(failure)})
-        if reference is None and self.needs_reference:
+            except ValueError as failure:
+                return Score(None, "error", {"reason": failure_reason(failure)})
+        if sample.reference is None and self.needs_reference:
             return Score(None, "not_applicable", {"reason": "no reference"})
-        found = readable(sample.whole, min_words=0, prompt=sample.prompt)
-        reason = found.reason if found.text is None else _no_answer(found.text, self.max_chars)
-        if found.text is None or reason is not None:
-            return Score(None, "format", {"reason": reason})
-        prompt = prompt_text(sample.prompt).encode("utf-8", "replace").decode()
-        return Question(prompt, found.text, None if reference is None else "\nor: ".join(reference), rubric)
+        shown = self._shown(sample)
+        return shown if isinstance(shown, Score) else Question(*shown, rubric)
 
     def _score(self, question: Question, verdict: Verdict) -> Score:
         if verdict.points is None:
@@ -142,7 +220,7 @@ class JudgeRubric:
         found = {
             q: Verdict(known[key], {"cached": True}) for q, key in keys.items() if key and _fits(known.get(key), q)
         }
-        fresh = self._ask_all({q: group for q, group in groups.items() if q not in found}, ctx)
+        fresh = self._asked({q: group for q, group in groups.items() if q not in found}, ctx)
         cache.put_many({key: v.points for q, v in fresh.items() if v.points is not None and (key := keys[q])})
         return found | fresh
 
@@ -153,53 +231,139 @@ class JudgeRubric:
         where = (self.version, self.endpoint.base_url, self.model, self.scale, self.max_tokens, self.json_mode, extra)
         return content_key("judge", *where, rubric, question.prompt, question.answer, question.reference)
 
-    def _ask_all(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
-        if not groups:
-            return {}
-        # A thread of its own: the caller may be inside an event loop.
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge") as thread:
-            return thread.submit(asyncio.run, self._converse(groups, ctx)).result()
+    def _asked(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
+        asks = {q: functools.partial(self._ask, q, (ctx.seed, ctx.step, group)) for q, group in groups.items()}
+        outcomes = self._converse(asks, ctx)
+        return {q: Verdict(None, {"reason": o}) if isinstance(o, str) else o for q, o in outcomes.items()}
 
-    async def _converse(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
-        async with Chat(self.endpoint, hash((ctx.seed, ctx.step)), self._may_ask) as chat:
-            tasks = {q: asyncio.create_task(self._ask(chat, q, (ctx.seed, ctx.step, g))) for q, g in groups.items()}
-            _, late = await asyncio.wait(tasks.values(), timeout=self.batch_seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-            return {question: _outcome(task, self.batch_seconds) for question, task in tasks.items()}
+    async def _ask(self, question: Question, seeds: tuple[int, ...], chat: Chat) -> Verdict:
+        def asked(fence: str) -> list[dict[str, str]]:
+            return messages(question.rubric, self.scale, fence, question.prompt, question.answer, question.reference)
 
-    async def _ask(self, chat: Chat, question: Question, seeds: tuple[int, ...]) -> Verdict:
+        def parse(content: str, fence: str) -> dict[str, int]:
+            return parse_verdict(content, question.rubric, self.scale, fence)
+
         data = [question.prompt, question.answer, question.reference or ""]
-        sent, problem = 0, ""
-        for attempt in range(self.reasks + 1):
-            fence = new_fence(data, *seeds, attempt)
-            reply: Reply = await chat.ask(self._body(question, fence))
-            sent += reply.attempts
-            if reply.content is None:
-                return Verdict(None, {"reason": reply.problem, "requests": sent})
-            try:
-                points = parse_verdict(reply.content, question.rubric, self.scale, fence)
-            except ValueError as failure:
-                problem = f"unreadable verdict: {failure}"[:300]
-            else:
-                return Verdict(points, {"requests": sent})
-        return Verdict(None, {"reason": problem, "requests": sent})
+        return Verdict(*await self._read_reply(chat, data, seeds, asked, parse))
 
-    def _body(self, question: Question, fence: str) -> dict[str, Any]:
-        asked = messages(question.rubric, self.scale, fence, question.prompt, question.answer, question.reference)
-        body = {"model": self.model, "messages": asked, "temperature": 0, "max_tokens": self.max_tokens}
-        if self.json_mode:
-            body["response_format"] = {"type": "json_object"}
-        return {**body, **self.extra}
 
-    def _may_ask(self) -> bool:
-        with _LOCK:
-            spent = (self.endpoint.base_url, self.model)
-            if self.max_requests is not None and _SPENT[spent] >= self.max_requests:
-                return False
-            _SPENT[spent] += 1
-            return True
+@dataclass(frozen=True)
+class Round:
+    """Answers to one prompt as the judge is shown them at once, in this order."""
+
+    prompt: str
+    reference: str | None
+    answers: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeRanking(_Judge):
+    """The share of a group's other answers that an answer is better than, equals counting half; in [0, 1].
+
+    The judge ranks the answers to one prompt, equals allowed, once for each of `orders` orders: one drawn at random and its
+    reverse, then another pair; the mean is taken, so that a judge that favours what it reads first or last favours nobody.
+    A group of more than `at_once` answers is ranked in parts of equal size, others in each pair of orders. Equal answers
+    are shown once. A group of one distinct answer is not asked about: 0.5. What is no text to judge is `format`, scores 0 and
+    is not shown. `ok` from the middle on, else `wrong` with the value as partial credit.
+
+    Where the judge gives no verdict on some part of a group, in any order, the whole group is `infra`: its values would not be
+    comparable. Nothing is kept between batches, as a value belongs to the group that it was made in.
+
+    Args:
+        criteria: what makes one answer better than another.
+        orders: even number of orders for each group.
+        at_once: most answers in one request.
+    """
+
+    criteria: str = DEFAULT_CRITERIA
+    orders: int = 2
+    at_once: int = 8
+
+    def __post_init__(self) -> None:
+        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.batch_seconds <= 0 or self.reasks < 0:
+            raise PresetError(
+                "A ranking needs orders that come in pairs (2, 4, ...), at_once >= 2, batch_seconds > 0 and reasks >= 0, got "
+                f"{self.orders}, {self.at_once}, {self.batch_seconds}, {self.reasks}."
+            )
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        shown = [self._shown(sample) for sample in samples]
+        groups: dict[int, dict[str, tuple[str, str | None]]] = {}
+        for sample, given in zip(samples, shown, strict=True):
+            if not isinstance(given, Score):
+                groups.setdefault(sample.group_id, {}).setdefault(given[1], (given[0], given[2]))
+        rounds = {group: self._rounds(group, answers, ctx) for group, answers in groups.items()}
+        asks = {each: functools.partial(self._rank, each) for some in rounds.values() for each in some}
+        verdicts = self._converse(asks, ctx)
+        judged = {group: self._group(list(groups[group]), rounds[group], verdicts) for group in groups}
+        return [
+            given if isinstance(given, Score) else judged[sample.group_id][given[1]]
+            for sample, given in zip(samples, shown, strict=True)
+        ]
+
+    def _rounds(self, group: int, answers: Mapping[str, tuple[str, str | None]], ctx: Context) -> list[Round]:
+        """What is asked about a group: each order of its answers, in parts."""
+        if len(answers) < 2:
+            return []
+        prompt, reference = next(iter(answers.values()))
+        parts = -(-len(answers) // self.at_once)
+        found = []
+        for order in range(0, self.orders, 2):
+            drawn = sorted(answers)  # not in the order of the batch: the same group is asked about in the same way
+            ctx.rng(group, f"ranking {order}").shuffle(drawn)
+            for part in range(parts):
+                some = tuple(drawn[part::parts])
+                for turn, shown in enumerate((some, some[::-1])):
+                    found.append(Round(prompt, reference, shown, (ctx.seed, ctx.step, group, order + turn, part)))
+        return found
+
+    async def _rank(self, asked: Round, chat: Chat) -> tuple[dict[str, float] | None, dict[str, Any]]:
+        """The share of the others that each answer beats."""
+
+        def messages_with(fence: str) -> list[dict[str, str]]:
+            return ranking_messages(self.criteria, fence, asked.prompt, asked.answers, asked.reference)
+
+        def parse(content: str, fence: str) -> dict[str, float]:
+            return _shares(asked.answers, parse_ranking(content, len(asked.answers), fence))
+
+        data = [asked.prompt, *asked.answers, asked.reference or ""]
+        return await self._read_reply(chat, data, asked.seeds, messages_with, parse)
+
+    def _group(
+        self, answers: Sequence[str], rounds: Sequence[Round], verdicts: Mapping[Round, Any]
+    ) -> dict[str, Score]:
+        if not rounds:
+            alone = Score(0.5, "ok", {"reason": "nothing to compare with", "shown": len(answers)})
+            return dict.fromkeys(answers, alone)
+        outcomes = [verdicts[each] for each in rounds]
+        for outcome in outcomes:
+            if isinstance(outcome, str) or outcome[0] is None:
+                info = {"reason": outcome} if isinstance(outcome, str) else outcome[1]
+                return dict.fromkeys(answers, Score(None, "infra", info))
+        requests = sum(info["requests"] for _, info in outcomes)
+        found = {}
+        for answer in answers:
+            shares = [found_shares[answer] for found_shares, _ in outcomes if answer in found_shares]
+            value = sum(shares) / len(shares)
+            info = {
+                "by order": [round(share, 3) for share in shares],
+                "shown": len(answers),
+                "group requests": requests,
+            }
+            found[answer] = Score(value, "ok" if value >= 0.5 else "wrong", info)
+        return found
+
+
+def _shares(answers: Sequence[str], ranking: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Out of places (from 0), best first, equals together: how many of the others each answer beats, equals half, as a share."""
+    shares, better = {}, 0
+    for equals in ranking:
+        beaten = len(answers) - better - len(equals) + (len(equals) - 1) / 2
+        for place in equals:
+            shares[answers[place]] = beaten / (len(answers) - 1)
+        better += len(equals)
+    return shares
 
 
 def _no_answer(text: str, max_chars: int) -> str | None:
@@ -216,11 +380,14 @@ def _fits(points: Any, question: Question) -> bool:
     return isinstance(points, dict) and set(points) == {item.name for item in question.rubric}
 
 
-def _outcome(task: "asyncio.Task[Verdict]", seconds: float) -> Verdict:
+def _outcome(task: "asyncio.Future[Any]", seconds: float) -> Any:
+    """What a conversation came to, or why it came to nothing."""
     if task.cancelled():
-        return Verdict(None, {"reason": f"the batch took longer than {seconds:g} s"})
+        return f"the batch took longer than {seconds:g} s"
     failure = task.exception()
-    return Verdict(None, {"reason": failure_reason(failure)}) if failure else task.result()
+    if failure is not None:
+        return failure_reason(failure)
+    return task.result()
 
 
 _MEMORY = MemoryCache()

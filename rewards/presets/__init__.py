@@ -25,6 +25,7 @@ _BUILDERS = MappingProxyType(
         "gsm8k-xml": "rewards.presets.gsm8k:gsm8k_xml",
         "ifeval": "rewards.presets.instructions:ifeval",
         "json-schema": "rewards.presets.structured:json_schema",
+        "judge-ranking": "rewards.presets.judge:judge_ranking",
         "judge-rubric": "rewards.presets.judge:judge_rubric",
         "length-target": "rewards.presets.length:length_target",
         "math-boxed": "rewards.presets.math:math_boxed",

@@ -1,15 +1,15 @@
-"""Open-ended answers, graded by a language model."""
+"""Open-ended answers, judged by a language model: graded one by one, or ranked within their group."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rewards.components.judge import JudgeRubric
-from rewards.components.judge_prompt import DEFAULT_RUBRIC, parse_rubric
+from rewards.components.judge import JudgeRanking, JudgeRubric
+from rewards.components.judge_prompt import DEFAULT_CRITERIA, DEFAULT_RUBRIC, parse_rubric
 from rewards.components.packages import require
 from rewards.http import Endpoint
 from rewards.preset import Preset, Weighted
 
-__all__ = ["judge_rubric"]
+__all__ = ["judge_ranking", "judge_rubric"]
 
 
 def judge_rubric(
@@ -110,3 +110,94 @@ def judge_rubric(
         extra=dict(extra or {}),
     )
     return Preset([Weighted(component, 1.0)], name="judge-rubric", checker="judge")
+
+
+def judge_ranking(
+    *,
+    base_url: str,
+    model: str,
+    api_key_env: str | None = None,
+    criteria: str | None = None,
+    orders: int = 2,
+    at_once: int = 8,
+    json_mode: bool = True,
+    timeout: float = 60.0,
+    retries: int = 3,
+    backoff: float = 0.5,
+    concurrency: int = 8,
+    batch_seconds: float = 600.0,
+    max_requests: int | None = None,
+    max_chars: int = 8_000,
+    max_tokens: int = 1024,
+    extra: Mapping[str, Any] | None = None,
+) -> Preset:
+    """The completions of a group ranked against one another, by a judge behind an OpenAI-compatible endpoint.
+
+    Formula: the share of the group's other answers that an answer is better than, equals counting half, as the mean over
+    `orders` orders in which they are shown: one drawn at random and its reverse, then the next pair. 0.5 where the group holds
+    one distinct answer; 0 for what is no text to judge.
+    Range: [0, 1]; None for a whole group on which the judge gives no complete verdict (status `infra`).
+    Checker: none: a value says how an answer compares within its group, and nothing of whether it is right.
+    Columns: none needed; `reference`, `answer`, `solution` or `ground_truth` is shown to the judge when it is there.
+    Source: comparing is easier for judges than grading, and they favour a position, 2306.05685; the mean over orders
+    2305.17926; data set off from instructions 2403.14720.
+    Hacks: an answer that gives orders to the judge or closes its own quotation: it stands between lines with a key made from
+    all the data, and the verdict must repeat that key; pleas that are known are refused unasked. Position: each order is shown
+    reversed, too. Copies of one good answer do not crowd others out: equal answers are shown once. Length and confident tone,
+    which judges favour: the instructions say they are no merit and `max_chars` caps them, but a bias remains: watch the
+    length, and add `length-target`. Breaking the judge: the whole group is then without a score, which earns nothing. A group
+    of nothing but poor answers still has a best one: the advantage is the same as if it were good, so add a reward for being
+    right where there is one.
+
+    Args:
+        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
+        model: the judge's name at that endpoint.
+        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
+        criteria: what makes one answer better than another, in a sentence or several; None for truth, completeness, clarity.
+        orders: orders in which each group is shown, in pairs: 2, 4, ...
+        at_once: most answers in one request; a larger group is ranked in parts, others for each pair of orders.
+        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
+        timeout: seconds for one attempt, from connecting to the last byte.
+        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
+        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
+        concurrency: requests under way at once.
+        batch_seconds: seconds for a whole batch; groups that are open then get no verdict.
+        max_requests: requests this process may send to this judge; then there are no verdicts any more. A request has at
+            most `at_once` × `max_chars` characters of answers and `max_tokens` tokens of reply, and a group takes
+            `orders` × (answers / `at_once`, rounded up) of them.
+        max_chars: longer answers are `format` and not sent.
+        max_tokens: limit on the judge's reply; raise it for judges that reason.
+        extra: further fields for the request body.
+
+    A judge that cannot be reached excludes the group; a group of one answer needs none:
+
+    >>> from rewards import build_samples, load
+    >>> preset = load("judge-ranking", base_url="http://127.0.0.1:9/v1", model="judge", retries=0)
+    >>> prompts = ["Why is the sky blue?"] * 2 + ["And the sea?"] * 2
+    >>> evaluation = preset.score(build_samples(prompts, ["Rayleigh scattering.", "It is not.", "Water absorbs red.", " "]))
+    >>> evaluation.statuses["judge"], evaluation.totals
+    (['infra', 'infra', 'ok', 'format'], [None, None, 0.5, 0.0])
+    """
+    require("judge-ranking", "httpx", "httpx")
+    endpoint = Endpoint(
+        base_url=base_url,
+        api_key_env=api_key_env,
+        timeout=timeout,
+        retries=retries,
+        backoff=backoff,
+        concurrency=concurrency,
+    )
+    component = JudgeRanking(
+        endpoint=endpoint,
+        model=model,
+        criteria=DEFAULT_CRITERIA if criteria is None else criteria,
+        orders=orders,
+        at_once=at_once,
+        json_mode=json_mode,
+        max_chars=max_chars,
+        max_tokens=max_tokens,
+        max_requests=max_requests,
+        batch_seconds=batch_seconds,
+        extra=dict(extra or {}),
+    )
+    return Preset([Weighted(component, 1.0)], name="judge-ranking")
