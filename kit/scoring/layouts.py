@@ -266,8 +266,8 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
         for pack in packs
     ]
     places = torch.cat([pack.places for pack in packs]).to(device)
-    for pack, (ids, positions, labels, labelled) in zip(packs, given, strict=True):
-        layout = Layout(pack.groups)
+    made = [Layout(pack.groups, device) for pack in packs]
+    for layout, (ids, positions, labels, labelled) in zip(made, given, strict=True):
         if layouts is not None:
             layouts.append(layout)
         found = run(

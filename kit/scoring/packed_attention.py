@@ -1,21 +1,35 @@
 """Attention over a pack: within each text, and from every completion to the prompt that it shares.
 
 The function that transformers' attention layers call is wrapped once, for the life of the process (gradient checkpointing
-calls it again in the backward pass). A call that carries a `Layout` is computed here, group by group, from the same
-keys and values; any other goes to the original function as it came.
+calls it again in the backward pass). A call that carries a `Layout` is computed here from the same keys and values; any
+other goes to the original function as it came. There are three ways, and the first that works on the device is taken:
+
+    flash      torch's varlen_attn, one call a pack: 16 bits, compute capability 8.0 and newer
+    efficient  the memory-efficient kernel, one call a pack: any CUDA device
+    grouped    torch's scaled_dot_product_attention, group by group: the CPU, and dropout
+
+The kernels of the first two know the causal mask, windows, and the lengths; each is tried on a small pack before it is
+used, its gradients included, and one that fails or is wrong is left out with a line in the log.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import embedding_bag, pad, scaled_dot_product_attention
 
+from kit.models.failures import first_line, is_out_of_memory
 from kit.scoring.packing import Group, NotPackable
 
 KEYWORD = "packed_layout"
@@ -29,25 +43,80 @@ KERNELS_ON = "cuda"
 """The kind of device whose kernels know the causal mask of more keys than queries."""
 FILLED = 0.75
 """Least share of tokens in a batch of segments of unequal lengths."""
+FROM_THE_END = 2
+"""The efficient kernel's name of the causal mask by which the last query sees the last key."""
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Of a kernel's results, relative to their norm; 0.02 in 16 bits. A window that is one token off is wrong by a tenth."""
 
 Function = Callable[..., tuple[Tensor, Tensor | None]]
+log = logging.getLogger("kit")
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A pack as kernels take it: n segments, whose keys are the prompt's and their own, K in all.
+
+    The prompt's queries belong to the first segment of its group. Token indices are of the pack, int32.
+    """
+
+    query_starts: Tensor  # (n + 1,)
+    key_starts: Tensor  # (n + 1,)
+    longest: tuple[int, ...]  # queries and keys of a segment
+    token_of: Tensor | None  # (K,) the token of each key; None: there is one key a token, in their order
+    keys_by_token: Tensor  # (K,)
+    token_starts: Tensor  # (S,) where the keys of each token begin in `keys_by_token`
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], device: torch.device) -> Segments:
+        """Computed on the CPU, and copied to the device at once, without waiting for it."""
+        queries, keys, pieces = [0], [0], []
+        for group in groups:
+            prompt, start = torch.arange(group.start, group.start + group.prompt), group.start + group.prompt
+            for number, length in enumerate(group.lengths):
+                pieces += [prompt, torch.arange(start, start + length)]
+                queries.append(queries[-1] + length + (0 if number else group.prompt))
+                keys.append(keys[-1] + group.prompt + length)
+                start += length
+        token_of = torch.cat(pieces)
+        counts = torch.bincount(token_of, minlength=queries[-1])
+        by_token = token_of.argsort(stable=True), counts.cumsum(0) - counts
+        parts = (torch.tensor(queries), torch.tensor(keys), token_of, *by_token)
+        whole = torch.cat(parts).int()
+        if device.type == KERNELS_ON and torch.cuda.is_available():
+            whole = whole.pin_memory()
+        found = whole.to(device, non_blocking=True).split([len(part) for part in parts])
+        longest = tuple(max(end - start for start, end in itertools.pairwise(ends)) for ends in (queries, keys))
+        return cls(found[0], found[1], longest, found[2] if keys[-1] > queries[-1] else None, found[3], found[4])
 
 
 class Layout:
-    """The groups of a pack, as its attention needs them, and what calls it has seen."""
+    """The groups of a pack, as its attention needs them, and what calls it has seen.
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    device: that of the model, where what its kernels need is copied to before it computes.
+    """
+
+    def __init__(self, groups: Sequence[Group], device: torch.device | None = None) -> None:
         self.groups = tuple(groups)
         self.tokens = sum(group.tokens for group in groups)
         self.windows: list[int | None] = []
         """The sliding window of every call so far, in order: one a layer."""
         self._masks: dict[tuple[int, int, int | None, torch.device], Tensor] = {}
+        self._segments: dict[torch.device, Segments] = {}
+        if device is not None and device.type == KERNELS_ON:
+            self.segments(device)
+
+    def segments(self, device: torch.device) -> Segments:
+        """The pack as kernels take it."""
+        if device not in self._segments:
+            self._segments[device] = Segments.of(self.groups, device)
+        return self._segments[device]
 
     def mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
         """(queries, keys) bool: which keys each of the last `queries` of `keys` tokens in a row sees.
 
-        Without a window, on CUDA, torch's name for it, with which the flash kernel needs no mask.
+        Without a window that matters, on CUDA, torch's name for it, with which the flash kernel needs no mask.
         """
+        window = None if window is not None and window >= keys else window
         if window is None and device.type == KERNELS_ON:
             return causal_lower_right(queries, keys)
         key = (queries, keys, window, device)
@@ -72,7 +141,8 @@ def _with_packs(name: str, original: Function) -> Function:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **keywords: Any) -> Any:
         layout = keywords.pop(KEYWORD, None)
         if layout is None:
-            return original(module, query, key, value, *rest, **keywords)
+            with without_cudnn(query):
+                return original(module, query, key, value, *rest, **keywords)
         _check(name, query, key, layout, keywords)
         scaling, dropout, window = (keywords.get(one) for one in ("scaling", "dropout", "sliding_window"))
         layout.windows.append(window)
@@ -96,6 +166,22 @@ def _check(name: str, query: Tensor, key: Tensor, layout: Layout, keywords: dict
         raise NotPackable(f"attention with {', '.join(found)}")
 
 
+@contextmanager
+def without_cudnn(query: Tensor) -> Iterator[None]:
+    """Inside, scaled_dot_product_attention takes a kernel other than cuDNN's, which plans anew for every new shape.
+
+    On compute capability 9.0 it comes first otherwise, and shapes change with every rollout and every generated token.
+    """
+    kept = query.device.type == KERNELS_ON and torch.backends.cuda.cudnn_sdp_enabled()
+    if kept:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        if kept:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -109,6 +195,165 @@ def packed_attention(
 
     window: how far back a token sees, itself included. dropout: share of the weights that are dropped.
     """
+    if query.device.type == KERNELS_ON:
+        if torch.is_autocast_enabled(KERNELS_ON):  # as for scaled_dot_product_attention
+            query, key, value = (one.to(torch.get_autocast_dtype(KERNELS_ON)) for one in (query, key, value))
+        kernel = _kernel(query.device, query.dtype, query.shape[3], dropout > 0)
+        if kernel is not None:
+            return _in_one_call(kernel, query, key, value, layout.segments(query.device), scaling, window)
+    with without_cudnn(query):
+        return _by_groups(query, key, value, layout, scaling, dropout, window)
+
+
+# --- one call a pack --------------------------------------------------------------------------------------------------
+
+
+def _in_one_call(
+    kernel: str, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
+) -> Tensor:
+    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    if segments.token_of is not None:
+        k, v = (_Keys.apply(one, segments) for one in (k, v))
+    return KERNELS[kernel](q, k, v, segments, scale, window)[None]  # type: ignore[no-any-return]
+
+
+class _Keys(torch.autograd.Function):
+    """Keys or values of tokens (S, h, d), as segments have them (K, h, d).
+
+    Backward, a prompt's tokens get the sum over the segments: in float32, and in the same order every time, as the bags of
+    `embedding_bag` are summed; `index_add` would round after every term, in any order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        assert segments.token_of is not None
+        return tokens.index_select(0, segments.token_of)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        segments: Segments = ctx.segments
+        summed = embedding_bag(segments.keys_by_token, grad.flatten(1), segments.token_starts, mode="sum")
+        return summed.view(-1, *grad.shape[1:]), None
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    more: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0), "scale": scale}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        more["enable_gqa"] = k.shape[1] < q.shape[1]
+    else:
+        k, v = (_for_every_head(one, q) for one in (k, v))
+    found: Tensor = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **more)
+    return found
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
+    found: Tensor = _Efficient.apply(q, _for_every_head(k, q), _for_every_head(v, q), segments, scale, window)
+    return found
+
+
+class _Efficient(torch.autograd.Function):
+    """The memory-efficient kernel over segments; torch's own gradient of it forgets the window."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None
+    ) -> Tensor:
+        starts = segments.query_starts, segments.key_starts, *segments.longest
+        out, *stats = torch.ops.aten._efficient_attention_forward(
+            q[None], k[None], v[None], None, *starts, 0.0, FROM_THE_END, True, scale=scale, window_size=window
+        )
+        ctx.segments, ctx.scale, ctx.window = segments, scale, window
+        ctx.save_for_backward(q, k, v, out, *stats[:3])
+        return out[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, logsumexp, seed, offset = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        starts = segments.query_starts, segments.key_starts, *segments.longest
+        grads = torch.ops.aten._efficient_attention_backward(
+            grad[None], q[None], k[None], v[None], None, out, *starts, logsumexp, 0.0, seed, offset, FROM_THE_END, False,
+            scale=ctx.scale, window_size=ctx.window,
+        )  # fmt: skip
+        return grads[0][0], grads[1][0], grads[2][0], None, None, None
+
+
+def _for_every_head(keys: Tensor, queries: Tensor) -> Tensor:
+    """(K, fewer, d) -> (K, h, d)."""
+    repeats = queries.shape[1] // keys.shape[1]
+    return keys.repeat_interleave(repeats, 1) if repeats > 1 else keys
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {"flash": _flash, "efficient": _efficient}
+
+
+@functools.lru_cache
+def _kernel(device: torch.device, dtype: torch.dtype, width: int, dropout: bool) -> str | None:
+    """The first kernel that is right on this device; None where none is, or takes dropout. Says so once."""
+    refused = []
+    for name in () if dropout else KERNELS:
+        reason = _refusal(name, device, dtype, width)
+        if reason is None:
+            log.info("attention of packs: %s, one call a layer%s", name, "".join(refused))
+            return name
+        refused.append(f"; not {name}: {reason}")
+    why = "; dropout" if dropout else "".join(refused)
+    log.warning("attention of packs: group by group, sliding windows as dense masks%s", why)
+    return None
+
+
+def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Why this kernel is not used; None where it gives what groups give, on a small pack, forward and backward."""
+    layout = Layout([Group(0, 4, (9, 8, 3)), Group(24, 0, (5,)), Group(29, 6, (2, 1))])
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(1, heads, layout.tokens, width, generator=draw) for heads in (4, 2, 2, 4)]
+    *given, pull = (one.to(device, dtype) for one in drawn)
+
+    def results(by_kernel: bool, window: int | None) -> list[Tensor]:
+        leaves = [one.detach().requires_grad_() for one in given]
+        if by_kernel:
+            found = _in_one_call(name, *leaves, layout.segments(device), 0.3, window)
+        else:
+            found = _by_groups(*(one.float() for one in leaves), layout, 0.3, 0.0, window)
+        return [found.detach(), *torch.autograd.grad(found, leaves, pull.transpose(1, 2).to(found.dtype))]
+
+    limit = ROUNDING.get(dtype, 0.02)
+    try:
+        # Hooks of its own, as those of gradient checkpointing count what is saved inside.
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False), _unhooked():
+            for window in (None, 5):
+                for ours, wanted in zip(results(True, window), results(False, window), strict=True):
+                    off = float((ours.float() - wanted.float()).norm() / wanted.float().norm())
+                    if not off <= limit:
+                        return f"its results are off by {off:.2g} of their norm (window {window})"
+    except Exception as error:  # kernels raise what they like
+        if is_out_of_memory(error):
+            raise
+        return first_line(error)
+    return None
+
+
+def _unhooked() -> torch.autograd.graph.saved_tensors_hooks:
+    return torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)
+
+
+# --- group by group ---------------------------------------------------------------------------------------------------
+
+
+def _by_groups(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    scaling: float | None,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from kit.scoring import packed_attention as module
 from kit.scoring.packed_attention import KEYWORD, WRAPPED, Layout, install_packed_attention, packed_attention
 from kit.scoring.packing import Group, NotPackable, lay_out
 
@@ -44,13 +49,86 @@ def tensors(tokens: int, key_heads: int = HEADS) -> list[Tensor]:
     return [torch.randn(1, heads, tokens, WIDTH, generator=draw, dtype=torch.float64) for heads in shapes]
 
 
+# --- stand-ins for the kernels, which have no CPU version: what their documentation says, one text at a time -------------
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Of torch.nn.attention.varlen: (T, h, d); the last query of a text sees its last key, and `window_size[0]` before it."""
+    assert query.shape[1] == key.shape[1] or enable_gqa
+    done = []
+    for (a, b), (c, d) in zip(
+        itertools.pairwise(cu_seq_q.tolist()), itertools.pairwise(cu_seq_k.tolist()), strict=True
+    ):
+        assert b - a <= max_q
+        assert d - c <= max_k
+        q, k, v = (one.transpose(0, 1) for one in (query[a:b], key[c:d], value[c:d]))
+        k, v = (one.repeat_interleave(q.shape[0] // k.shape[0], 0) for one in (k, v))
+        behind = torch.arange(d - c - (b - a), d - c)[:, None] - torch.arange(d - c)
+        left, right = (99 if side < 0 else side for side in window_size)
+        weights = (q @ k.transpose(1, 2)) * (q.shape[2] ** -0.5 if scale is None else scale)
+        weights = weights.masked_fill((behind > left) | (behind < -right), -torch.inf)
+        done.append((weights.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(done)
+
+
+def efficient(
+    q: Tensor, k: Tensor, v: Tensor, starts: tuple[Any, ...], scale: float | None, window: int | None
+) -> Tensor:
+    assert q.shape == (1, q.shape[1], HEADS, q.shape[3])
+    assert k.shape[2] == HEADS  # it knows no grouped heads
+    left = -1 if window is None else window - 1
+    return varlen_attn(q[0], k[0], v[0], *starts, scale=scale, window_size=(left, 0))[None]
+
+
+def efficient_forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: None, *rest: Any, scale: float | None = None, window_size: int | None = None
+) -> tuple[Tensor, ...]:
+    assert rest[4:] == (0.0, 2, True)
+    return efficient(q, k, v, rest[:4], scale, window_size), *(torch.empty(0) for _ in range(3)), rest[2], rest[3]
+
+
+def efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: None, out: Tensor, *rest: Any, scale: Any, window_size: Any
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        leaves = [one.detach().requires_grad_() for one in (q, k, v)]
+        found = efficient(*leaves, rest[:4], scale, window_size)
+    torch.testing.assert_close(found, out, equal_nan=True)
+    return *torch.autograd.grad(found, leaves, grad), None
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A GPU's way on this machine: a kernel by its name, or torch's own attention by groups."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient_forward)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", efficient_backward)
+    monkeypatch.setattr(module, "KERNELS_ON", "cuda" if request.param == "cpu" else "cpu")
+    kept = {name: kernel for name, kernel in module.KERNELS.items() if name == request.param}
+    monkeypatch.setattr(module, "KERNELS", kept)
+    module._kernel.cache_clear()
+    yield request.param
+    if request.param != "cpu":
+        assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) == next(iter(kept), None)
+    module._kernel.cache_clear()
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 11, 50])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-@pytest.mark.parametrize("kernels_on", ["cuda", "cpu"])
-def test_each_token_sees_its_own_text_and_nothing_else(
-    window: int | None, key_heads: int, kernels_on: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kit.scoring.packed_attention.KERNELS_ON", kernels_on)  # cpu: a GPU's way, on this machine
+@pytest.mark.parametrize("way", ["cpu", "groups", "flash", "efficient"], indirect=True)
+def test_each_token_sees_its_own_text_and_nothing_else(window: int | None, key_heads: int, way: str) -> None:
     layout, seen = layouts(window)
     found = []
     for packed in (True, False):
@@ -68,6 +146,82 @@ def test_each_token_sees_its_own_text_and_nothing_else(
     assert len(found[0]) == 4
     for ours, wanted in zip(*found, strict=True):
         assert (ours - wanted).norm() <= 1e-10 * wanted.norm().clamp(min=1e-3)  # a window of 1 has no weights to learn
+
+
+@pytest.mark.parametrize("way", ["flash", "efficient"], indirect=True)
+@pytest.mark.parametrize("wrong", ["window", "starts", "gradient", "raises"])
+def test_a_kernel_that_is_wrong_is_not_used(
+    way: str, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = module.KERNELS[way]
+
+    def planted(q: Tensor, k: Tensor, v: Tensor, segments: module.Segments, scale: Any, window: Any) -> Tensor:
+        if wrong == "window":
+            window = window and window + 1
+        elif wrong == "starts":
+            starts = segments.key_starts.clone()
+            starts[1] -= 1
+            segments = dataclasses.replace(segments, key_starts=starts, longest=(99, 99))
+        elif wrong == "gradient":
+            k = k.detach()[:, :1] + 0.0 * k + k.detach() - k.detach()[:, :1]
+        else:
+            raise RuntimeError("only Ampere GPUs or newer\nfurther lines")
+        return right(q, k, v, segments, scale, window)
+
+    assert module._refusal(way, torch.device("cpu"), torch.float64, WIDTH) is None
+    with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "kit"):
+        patched.setitem(module.KERNELS, way, planted)
+        assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
+        assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
+    (record,) = caplog.records  # once
+    told = {
+        "window": "(window 5)",
+        "starts": "(window None)",
+        "gradient": "(window None)",
+        "raises": "only Ampere GPUs or newer",
+    }
+    assert record.getMessage().startswith(
+        "attention of packs: group by group, sliding windows as dense masks; not " + way
+    )
+    assert record.getMessage().endswith(told[wrong])
+    module._kernel.cache_clear()
+
+
+def test_keys_of_a_prompt_get_the_sum_of_all_segments_in_single_precision() -> None:
+    """Of 40 segments in 16 bits: rounded once, where every term would round if they were added one by one."""
+    layout = Layout([Group(0, 3, (2,) * 40)])
+    segments = layout.segments(torch.device("cpu"))
+    tokens = torch.randn(layout.tokens, 2, 4, dtype=torch.bfloat16, requires_grad=True)
+    keys = module._Keys.apply(tokens, segments)
+    assert torch.equal(keys[5:8], tokens[:3])
+    pull = torch.randn(keys.shape, dtype=torch.bfloat16)
+    (found,) = torch.autograd.grad(keys, tokens, pull)
+    token_of = torch.cat([torch.tensor([0, 1, 2, 3 + 2 * n, 4 + 2 * n]) for n in range(40)])
+    wanted = torch.zeros(tokens.shape).index_add(0, token_of, pull.float())
+    torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-4)
+    assert (torch.zeros_like(tokens).index_add(0, token_of, pull) - wanted).abs().max() > 0.02
+
+
+def test_cudnn_is_off_inside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KERNELS_ON", "cpu")
+    install_packed_attention()
+    seen = []
+
+    def original(*_: Any, **__: Any) -> Any:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        raise KeyError
+
+    attend = module._with_packs("sdpa", original)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for allowed in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(allowed)
+            with pytest.raises(KeyError):
+                attend(Module(), *tensors(7))
+            assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert seen == [False, False]
 
 
 def test_dropout_is_honoured() -> None:

@@ -121,8 +121,8 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
     given = layouts.Layout
 
     class Blind(given):  # type: ignore[misc, valid-type]
-        def __init__(self, groups: Any) -> None:
-            super().__init__(groups)
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
             self.windows = _Nothing()
 
     class _Nothing(list[Any]):
