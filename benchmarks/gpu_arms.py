@@ -107,7 +107,7 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
     """The run that `grpo-kit train` would make of this row. longest: prompt and completion, in tokens."""
     work, more = WORKS[row.work], dict(row.more)
     engine = more.pop("engine", "hf")
-    for switch in ("cudnn", "peft_casts"):
+    for switch in ("kernel", "fused"):
         more.pop(switch, None)
     return {
         "model": {
@@ -370,19 +370,22 @@ def generate(bench: Bench, row: Row) -> dict[str, Any]:
 
 @contextmanager
 def differing(row: Row, trainer: Any = None) -> Iterator[None]:
-    """What a row asks for that is no setting of a run: `cudnn` for attention, and PEFT's casts of inputs, off."""
-    import torch
+    """What a row asks for that is no setting of a run: one `kernel` of packed attention alone, or no `fused` operations."""
+    from kit.scoring import packed_attention
 
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(before and row.more.get("cudnn", True))
-    if trainer is not None and not row.more.get("peft_casts", True):
-        for module in trainer.model.modules():
-            if hasattr(module, "lora_A"):
-                module.cast_input_dtype_enabled = False
+    kept, name = dict(packed_attention.KERNELS), row.more.get("kernel", row.more.get("way"))
+    if name in ("groups", *kept):  # `groups` is none of them
+        for other in kept.keys() - {name}:
+            del packed_attention.KERNELS[other]
+    packed_attention._kernel.cache_clear()
+    if trainer is not None:
+        trainer.scorer.fuses = trainer.scorer.fuses and row.more.get("fused", True)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+        packed_attention.KERNELS.clear()  # their order counts
+        packed_attention.KERNELS.update(kept)
+        packed_attention._kernel.cache_clear()
 
 
 class Desk:

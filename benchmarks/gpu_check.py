@@ -111,10 +111,10 @@ def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
     kernels = [
         Row(5, "attention", work, more=more)
         for work in ("gsm8k", "reasoning")
-        for more in ({"way": "packed"}, {"way": "packed", "cudnn": False}, {"way": "varlen"})
+        for more in ({"way": "varlen"}, {"way": "packed"}, {"way": "efficient"}, {"way": "groups"})
     ] + [Row(5, "head", more={"way": way}) for way in ("TRL", "kit")]
     differ: tuple[dict[str, Any], ...] = (
-        {}, {"cudnn": False}, {"token_budget": 8192}, {"peft_casts": False}, {"packing": False}
+        {}, {"kernel": "efficient"}, {"kernel": "groups"}, {"token_budget": 8192}, {"fused": False}, {"packing": False}
     )  # fmt: skip
     variants = [
         Row(5, "update", work, first, bits=least, more=more) for more in differ for work in ("gsm8k", "reasoning")
@@ -128,7 +128,7 @@ def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
 def smoke_rows() -> list[Row]:
     """What a CPU can do: a run, and everything else in one process."""
     like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "limit": 600}
-    ours: tuple[dict[str, Any], ...] = ({}, {"packing": False}, {"token_budget": 40}, {"peft_casts": False})
+    ours: tuple[dict[str, Any], ...] = ({}, {"packing": False}, {"token_budget": 40}, {"fused": False})
     return [
         Row(1, "train", model="tiny", **like),
         Row(2, "update", model="tiny", loss="own", counts=True, **like),

@@ -21,7 +21,7 @@ LIKE: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if ON_GPU els
 
 
 def attention(way: str, prompt: int, lengths: Callable[[int], list[list[int]]], place: Path) -> dict[str, Any]:
-    """One layer's attention over a pack, forward and backward: `packed` is the kit's, `varlen` one call of torch's.
+    """One layer's attention over a pack, forward and backward: `varlen` is one call of torch's, anything else the kit's.
 
     prompt: tokens of each. lengths: of the completions of each prompt, from a seed. `new_seconds` is the mean over lengths
     that were not seen before, as every step brings them.

@@ -84,7 +84,7 @@ class Segments:
         whole = torch.cat(parts).int()
         if device.type == KERNELS_ON and torch.cuda.is_available():
             whole = whole.pin_memory()
-        found = whole.to(device, non_blocking=True).split([len(part) for part in parts])
+        found = torch.split(whole.to(device, non_blocking=True), [len(part) for part in parts])
         longest = tuple(max(end - start for start, end in itertools.pairwise(ends)) for ends in (queries, keys))
         return cls(found[0], found[1], longest, found[2] if keys[-1] > queries[-1] else None, found[3], found[4])
 
@@ -172,7 +172,7 @@ def without_cudnn(query: Tensor) -> Iterator[None]:
 
     On compute capability 9.0 it comes first otherwise, and shapes change with every rollout and every generated token.
     """
-    kept = query.device.type == KERNELS_ON and torch.backends.cuda.cudnn_sdp_enabled()
+    kept = query.device.type == KERNELS_ON and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     if kept:
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -213,8 +213,8 @@ def _in_one_call(
 ) -> Tensor:
     q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
     if segments.token_of is not None:
-        k, v = (_Keys.apply(one, segments) for one in (k, v))
-    return KERNELS[kernel](q, k, v, segments, scale, window)[None]  # type: ignore[no-any-return]
+        k, v = (_Keys.apply(one, segments) for one in (k, v))  # type: ignore[no-untyped-call]
+    return KERNELS[kernel](q, k, v, segments, scale, window)[None]
 
 
 class _Keys(torch.autograd.Function):
@@ -246,12 +246,14 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | N
         more["enable_gqa"] = k.shape[1] < q.shape[1]
     else:
         k, v = (_for_every_head(one, q) for one in (k, v))
-    found: Tensor = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **more)
+    found = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **more)
+    assert isinstance(found, Tensor)  # alone, as nothing beside it is asked for
     return found
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
-    found: Tensor = _Efficient.apply(q, _for_every_head(k, q), _for_every_head(v, q), segments, scale, window)
+    k, v = (_for_every_head(one, q) for one in (k, v))
+    found: Tensor = _Efficient.apply(q, k, v, segments, scale, window)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -268,7 +270,8 @@ class _Efficient(torch.autograd.Function):
         )
         ctx.segments, ctx.scale, ctx.window = segments, scale, window
         ctx.save_for_backward(q, k, v, out, *stats[:3])
-        return out[0]
+        result: Tensor = out[0]
+        return result
 
     @staticmethod
     @once_differentiable
@@ -295,7 +298,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {"flash": _flash, "efficient": _effi
 @functools.lru_cache
 def _kernel(device: torch.device, dtype: torch.dtype, width: int, dropout: bool) -> str | None:
     """The first kernel that is right on this device; None where none is, or takes dropout. Says so once."""
-    refused = []
+    refused: list[str] = []
     for name in () if dropout else KERNELS:
         reason = _refusal(name, device, dtype, width)
         if reason is None:
@@ -315,11 +318,11 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) ->
     *given, pull = (one.to(device, dtype) for one in drawn)
 
     def results(by_kernel: bool, window: int | None) -> list[Tensor]:
-        leaves = [one.detach().requires_grad_() for one in given]
+        q, k, v = leaves = [one.detach().requires_grad_() for one in given]
         if by_kernel:
-            found = _in_one_call(name, *leaves, layout.segments(device), 0.3, window)
+            found = _in_one_call(name, q, k, v, layout.segments(device), 0.3, window)
         else:
-            found = _by_groups(*(one.float() for one in leaves), layout, 0.3, 0.0, window)
+            found = _by_groups(q.float(), k.float(), v.float(), layout, 0.3, 0.0, window)
         return [found.detach(), *torch.autograd.grad(found, leaves, pull.transpose(1, 2).to(found.dtype))]
 
     limit = ROUNDING.get(dtype, 0.02)

@@ -7,6 +7,7 @@ pass from one completion to another: when the tokens of one change, the scores o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kit.models.failures import first_line, is_out_of_memory
+from kit.models.fused import Fused
 from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trimmed
 from kit.scoring.packed_attention import WRAPPED, Layout
 from kit.scoring.packing import lay_out
@@ -33,6 +35,7 @@ HALF_TOLERANCE = 0.15
 misreads padding is wrong by whole nats."""
 
 Plain = Callable[[ModelPass, Rows], Scores]
+log = logging.getLogger("kit")
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,44 @@ class Examined:
         return self.base.config.get_text_config()
 
 
+def fuse(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool) -> Fused | None:
+    """Puts fewer kernels under this model, and takes them away again where the first completion's scores then differ.
+
+    Arguments as of `examine`. None while no row has a completion.
+    """
+    row = next((one for one in rows.chunks(1) if bool(one.live.any())), None)
+    if row is None:
+        return None
+    model, training = _examined(run, bare, half), bare.training
+    try:
+        bare.train(training and not has_dropout(model.base))
+        with torch.no_grad():
+            wanted = plain(run, row).logps
+            fused = Fused(bare)
+            reason = _attempt(lambda: _difference(model, plain(run, row).logps, wanted, row)) if fused.names else None
+    finally:
+        bare.train(training)
+    if reason is not None:
+        fused.remove()
+        log.warning("%s keeps its own operations, without %s: %s", type(model.base).__name__, fused, reason)
+    elif fused.names:
+        log.info("%s: %s", type(model.base).__name__, fused)
+    return fused
+
+
 def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool, divided: bool = False) -> Verdict:
     """How this model is scored.
 
     run: brings rows through it. bare: the module itself. rows: real ones, at least one with a completion. plain: the way that
     is taken for right. half: mixed precision in 16 bits. divided: its weights are spread over processes.
     """
-    base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
-    weights = (weight.dtype for weight in base.parameters() if weight.is_floating_point())
-    model = Examined(run, bare, base, half or next(weights, torch.float32).itemsize < 4)
+    model = _examined(run, bare, half)
     hindrance = "the model is divided between processes" if divided else _hindrance(model)
     if hindrance is not None:
         return Verdict("plain", hindrance)
     probe, training = probe_rows(rows), bare.training
     try:
-        bare.train(training and not has_dropout(base))
+        bare.train(training and not has_dropout(model.base))
         with torch.no_grad():
             wanted = plain(run, probe).logps
             hindrance = _hindrance_to_packs(model.text) or _attempt(lambda: _packs_differ(model, probe, wanted))
@@ -82,6 +108,12 @@ def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool, 
     finally:
         bare.train(training)
     return Verdict("trimmed", hindrance) if padding is None else Verdict("plain", f"{hindrance}; {padding}")
+
+
+def _examined(run: ModelPass, bare: Any, half: bool) -> Examined:
+    base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
+    weights = (weight.dtype for weight in base.parameters() if weight.is_floating_point())
+    return Examined(run, bare, base, half or next(weights, torch.float32).itemsize < 4)
 
 
 def probe_rows(rows: Rows) -> Rows:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypedDict
 from torch.nn.parallel import DistributedDataParallel
 
 from kit.models.family import FamilyAdapter
+from kit.models.fused import Fused
 from kit.models.inputs import COUNTS
 from kit.scoring.layouts import (
     ModelPass,
@@ -32,7 +33,7 @@ from kit.scoring.layouts import (
 )
 from kit.scoring.packed_attention import install_packed_attention
 from kit.scoring.packing import NotPackable, Pack, lay_out
-from kit.scoring.proof import Verdict, examine
+from kit.scoring.proof import Verdict, examine, fuse
 
 log = logging.getLogger("kit")
 PACK_TOKENS = {"cpu": 2048}
@@ -82,8 +83,10 @@ class Scorer:
         self.pack_tokens = PACK_TOKENS.get(device, GPU_PACK_TOKENS)
         """Tokens of a pack, at most; more only beside a long prompt, and for a single longer row."""
         self.verdicts: dict[int, Verdict] = {}  # by model: the policy's, and that of a reference with its own weights
-        if packing:
-            install_packed_attention()
+        self.fuses = device == "cuda" and not divided
+        """Whether models get fewer kernels (`kit.models.fused`) at their first rows."""
+        self.fused: dict[int, Fused] = {}  # by model
+        install_packed_attention()
 
     @property
     def report(self) -> Report:
@@ -105,6 +108,7 @@ class Scorer:
         """
         run = ModelPass(self.family.completed(model), self.autocast, wanted, REMEDY[self.padding])
         rows = Rows(rows.ids, rows.mask, rows.completion, self._accepted(rows.fields))
+        self._fuse(model, rows)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"
         if way == "plain":
             return self._plain(run, rows, batch_size)
@@ -122,6 +126,15 @@ class Scorer:
         """Those that are there and that the model takes."""
         given = {name: value for name, value in fields.items() if value is not None}
         return {name: value for name, value in given.items() if name in COUNTS or self.family.rule(name) != "drop"}
+
+    def _fuse(self, model: Any, rows: Rows) -> None:
+        """Once for every model, while `fuses`."""
+        if not self.fuses or id(bare := self.unwrap(model)) in self.fused:
+            return
+        run = ModelPass(self.family.completed(bare), self.autocast)
+        found = fuse(run, bare, rows, plain=self._plain, half=self.half)
+        if found is not None:
+            self.fused[id(bare)] = found
 
     def _way(self, model: Any, rows: Rows) -> str:
         """How the rows of this model are scored; plainly, as long as none of them has a completion."""

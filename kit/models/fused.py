@@ -1,0 +1,195 @@
+"""A transformers model in fewer kernels on a GPU, for the same numbers: its LoRA layers, and Liger's kernels where installed.
+
+A plain LoRA layer becomes two autograd nodes. The first computes the adapter's part, keeps all that the layer keeps, and
+later sends back the gradient of the whole layer; the second adds the frozen product to its output, in place. So
+
+- nothing is copied to float32 and there are no temporaries of the output's size, of which PEFT's forward makes three;
+- gradient checkpointing, which stops recomputing once everything kept is there, does not recompute a block's last product.
+
+Any other layer keeps PEFT's forward pass (`_plain` says which is plain), without its casts to float32 under autocast, which
+rounds the input back to 16 bits in the next operation.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+log = logging.getLogger("kit")
+LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
+"""Liger's kernels that are taken; its head and its loss are others' than the kit's."""
+
+
+class Fused:
+    """What was put under a model, to be taken away again. names: what it is, for the log."""
+
+    def __init__(self, model: Any) -> None:
+        self.names: list[str] = []
+        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        if any(type(module).forward.__module__.startswith("unsloth") for module in model.modules()):
+            return  # its own kernels are there
+        if count := self._lora(model):
+            self.names.append(f"{count} LoRA layers of one node")
+        if self._liger(model):
+            self.names.append("Liger's norms, rope and gated products")
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+    def remove(self) -> None:
+        """Everything as it was."""
+        for namespace, before in self._before:
+            for name in namespace.keys() - before.keys():
+                del namespace[name]
+            namespace.update(before)
+
+    def _keep(self, namespace: dict[str, Any]) -> None:
+        self._before.append((namespace, dict(namespace)))
+
+    def _lora(self, model: Any) -> int:
+        from peft.tuners.lora import LoraLayer
+
+        count = 0
+        for module in model.modules():
+            if not isinstance(module, LoraLayer) or "forward" in vars(module):
+                continue
+            self._keep(vars(module))
+            module._cast_input_dtype = functools.partial(_cast_input, module)
+            if _frozen(module.get_base_layer()):
+                module.forward = functools.partial(_forward, module)
+                count += 1
+        return count
+
+    def _liger(self, model: Any) -> bool:
+        """Liger's kernels under this model alone, but for the rotary embedding, which is a function of its module."""
+        if find_spec("liger_kernel") is None:
+            return False
+        from transformers.integrations.liger import apply_liger_kernel
+
+        known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if base.config.model_type not in known:
+            return False
+        namespace = vars(sys.modules[type(base).__module__])
+        for module in base.modules():
+            self._keep(vars(module))
+        self._keep(namespace)
+        classes = {name: value for name, value in namespace.items() if isinstance(value, type)}
+        apply_liger_kernel(base, LIGER | {"cross_entropy": False, "fused_linear_cross_entropy": False})
+        namespace.update(classes)  # so that models made later are as they were
+        return True
+
+
+def _cast_input(module: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """PEFT's `_cast_input_dtype`, but under autocast, which casts the product's operands itself."""
+    if x is not None and torch.is_autocast_enabled(x.device.type):
+        return x
+    found: Tensor = type(module)._cast_input_dtype(module, x, dtype)
+    return found
+
+
+def _frozen(base: Any) -> bool:
+    """Whether this is a linear layer that does not train, of 16 or 32 bits or of bitsandbytes' 4."""
+    weight, bias = getattr(base, "weight", None), getattr(base, "bias", None)
+    if weight is None or weight.requires_grad or (bias is not None and bias.requires_grad):
+        return False
+    return type(base) is torch.nn.Linear or (type(base).__name__ == "Linear4bit" and hasattr(weight, "quant_state"))
+
+
+def _plain(module: Any, x: Tensor) -> tuple[torch.dtype, Any, Any, float] | None:
+    """The precision, A, B and scaling of a layer that is nothing but W x + scaling B A x now; None for any other."""
+    if module.disable_adapters or module.merged or len(module.active_adapters) != 1:
+        return None
+    (name,) = module.active_adapters
+    if name not in module.lora_A or name in module.lora_variant:
+        return None
+    a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
+    if type(a) is not torch.nn.Linear or b.bias is not None or (dropout.training and getattr(dropout, "p", 0.0) > 0.0):
+        return None
+    base = module.base_layer
+    if not _frozen(base):
+        return None
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    elif x.dtype == a.weight.dtype == (base.weight.dtype if type(base) is torch.nn.Linear else x.dtype):
+        dtype = x.dtype
+    else:
+        return None
+    if type(base) is not torch.nn.Linear:
+        state = base.weight.quant_state
+        if state is None or getattr(state, "packing_format_for_cpu", False) or base.compute_dtype not in (None, dtype):
+            return None
+        if x.numel() == x.shape[-1]:  # a single token has a kernel of its own
+            return None
+    return dtype, a.weight, b.weight, module.scaling[name]
+
+
+def _forward(module: Any, x: Tensor, *rest: Any, **keywords: Any) -> Tensor:
+    plain = None if rest or keywords else _plain(module, x)
+    if plain is None:
+        found: Tensor = type(module).forward(module, x, *rest, **keywords)
+        return found
+    dtype, a, b, scaling = plain
+    flat = x.reshape(-1, x.shape[-1]).to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        adapted = _Adapter.apply(flat, a, b, module.base_layer, scaling)  # type: ignore[no-untyped-call]
+        result: Tensor = _Base.apply(adapted, flat.detach(), module.base_layer)  # type: ignore[no-untyped-call]
+    return result.view(*x.shape[:-1], -1)
+
+
+def _weight(base: Any, dtype: torch.dtype) -> Tensor:
+    """(out, in) in this precision."""
+    if type(base) is torch.nn.Linear:
+        return base.weight.to(dtype)
+    from bitsandbytes.functional import dequantize_4bit
+
+    found: Tensor = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    return found.to(dtype)
+
+
+class _Adapter(torch.autograd.Function):
+    """(T, in) -> bias + scaling B A x, (T, out). Its gradient is that of the layer, W x included: see `_Base`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Any, scaling: float) -> Tensor:
+        dtypes = a.dtype, b.dtype
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        low = torch.mm(x, a.t()).mul_(scaling)  # (T, r)
+        ctx.base, ctx.scaling, ctx.dtypes = base, scaling, dtypes
+        ctx.save_for_backward(x, low, a, b)
+        return torch.mm(low, b.t()) if base.bias is None else torch.addmm(base.bias.to(x.dtype), low, b.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, low, a, b = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            grad_low = torch.mm(grad, b).mul_(ctx.scaling)  # (T, r)
+            grad_x = None
+            if ctx.needs_input_grad[0]:
+                grad_x = torch.mm(grad, _weight(ctx.base, grad.dtype)).addmm_(grad_low, a)
+            grad_a, grad_b = torch.mm(grad_low.t(), x), torch.mm(grad.t(), low)
+        return grad_x, grad_a.to(ctx.dtypes[0]), grad_b.to(ctx.dtypes[1]), None, None
+
+
+class _Base(torch.autograd.Function):
+    """Adds the frozen product x W^T to the adapter's (T, out), in place; keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, adapted: Tensor, x: Tensor, base: Any) -> Tensor:
+        ctx.mark_dirty(adapted)
+        return adapted.addmm_(x, _weight(base, x.dtype).t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None

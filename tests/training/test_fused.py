@@ -1,0 +1,376 @@
+"""The fused LoRA layer against PEFT's forward pass: values, every gradient, and what gradient checkpointing recomputes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.machinery
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from kit.models import fused
+from kit.models.fused import Fused
+
+from .packs import assert_same, rows_of, score
+from .rollouts import NewTrainer
+
+IN, HIDDEN, TOKENS = 24, 40, 200
+
+
+class Block(nn.Module):
+    """A gated product with a residual, as at the end of a decoder's layer."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(IN, HIDDEN, bias), nn.Linear(IN, HIDDEN, bias)
+        self.down = nn.Linear(HIDDEN, IN, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def adapted(
+    dtype: torch.dtype = torch.float32, *, bias: bool = True, block: nn.Module | None = None, **lora: Any
+) -> Any:
+    """A block with adapters that are not zero, in float32; the weights below in `dtype`."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    block = Block(bias).to(dtype) if block is None else block
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["gate", "up", "down"], init_lora_weights=False, **lora)
+    model = get_peft_model(block, config, autocast_adapter_dtype=False)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+    return model.train()
+
+
+def run(model: Any, autocast: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output, and the gradients of the input and of every adapter."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(2, TOKENS // 2, IN, generator=draw).to(dtype).requires_grad_()
+    torch.manual_seed(2)
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        found = model(x)
+    found.float().square().sum().backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+    assert all(gradient is not None for gradient in gradients.values())
+    return {"output": found.detach(), "input": x.grad} | gradients  # type: ignore[dict-item]
+
+
+def assert_like(ours: dict[str, Tensor], wanted: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
+    """As near to the exact result as PEFT's own, but for `limit` of its norm."""
+    assert ours.keys() == wanted.keys() == exact.keys()
+    for name, right in exact.items():
+        assert ours[name].dtype == wanted[name].dtype, name
+        off = [float((one[name].float() - right).norm() / right.norm()) for one in (ours, wanted)]
+        assert off[0] <= 1.2 * off[1] + limit, (name, off)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16 under autocast", "float32 under autocast"])
+def test_outputs_and_gradients_are_pefts(precision: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    autocast, dtype = "autocast" in precision, getattr(torch, precision.split()[0])
+    wanted, exact = (
+        run(adapted(dtype, bias=bias), autocast, dtype),
+        run(adapted(dtype, bias=bias).float(), False, torch.float32),
+    )
+    model = adapted(dtype, bias=bias)
+    assert Fused(model).names == ["3 LoRA layers of one node"]
+    calls = counted(monkeypatch)
+    ours = run(model, autocast, dtype)
+    assert calls["_Adapter"] == 3
+    assert_like(ours, wanted, exact, 1e-3 if autocast else 1e-6)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    calls: Counter[str] = Counter()
+    apply = fused._Adapter.apply
+
+    def noted(*given: Any) -> Any:
+        calls["_Adapter"] += 1
+        return apply(*given)
+
+    monkeypatch.setattr(fused._Adapter, "apply", noted)
+    return calls
+
+
+def disabled(model: Any) -> None:
+    model.base_model.disable_adapter_layers()
+
+
+def second(model: Any) -> None:
+    from peft import LoraConfig
+
+    model.add_adapter("second", LoraConfig(r=2, target_modules=["down"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "second"])
+
+
+@pytest.mark.parametrize(
+    ("lora", "change"),
+    [
+        ({"lora_dropout": 0.5}, None),
+        ({"use_dora": True}, None),
+        ({"lora_bias": True}, None),
+        ({}, disabled),
+        ({}, second),
+        ({}, lambda model: model.merge_adapter()),
+    ],
+)
+def test_what_is_not_plain_goes_pefts_way(
+    lora: dict[str, Any], change: Callable[[Any], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for fuse in (False, True):
+        model = adapted(**lora)
+        if fuse:
+            Fused(model)
+            calls = counted(monkeypatch)
+        if change is not None:
+            change(model)
+        torch.manual_seed(3)
+        found.append(model(torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(1))))
+    assert torch.equal(*found)
+    assert calls["_Adapter"] in (0, 2 if change is second else 0)  # of `second`, the two that have one adapter
+
+
+def test_dropout_that_is_off_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted(lora_dropout=0.5).eval()
+    wanted = run(copy.deepcopy(model), False, torch.float32)
+    Fused(model)
+    calls = counted(monkeypatch)
+    assert_like(run(model, False, torch.float32), wanted, wanted, 1e-6)
+    assert calls["_Adapter"] == 3
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products of all tokens by what they go from and to, and copies to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in ("aten::mm", "aten::addmm", "aten::addmm_") and found.shape[0] == TOKENS:
+            self.seen["product", args[-2].shape[1], found.shape[1]] += 1
+        if name == "aten::_to_copy" and found.dtype == torch.float32 and found.numel() >= TOKENS * IN:
+            self.seen["to float32"] += 1
+        return found
+
+
+def test_checkpointing_does_not_recompute_the_last_product() -> None:
+    seen = []
+    for fuse in (False, True):
+        model = adapted(torch.bfloat16, bias=False)
+        if fuse:
+            Fused(model)
+        x = torch.randn(TOKENS, IN, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = checkpoint(model, x, use_reentrant=False)
+        with Products() as products:
+            found.sum().backward()
+        seen.append(products.seen)
+    (before, after) = seen
+    assert before["product", HIDDEN, IN] == 3  # recomputed, and the gradients of gate and up
+    assert after["product", HIDDEN, IN] == 2
+    assert (
+        after["product", IN, HIDDEN] == before["product", IN, HIDDEN] == 3
+    )  # gate and up recomputed, the gradient of down
+    assert seen[0]["to float32"] > seen[1]["to float32"] == 0
+
+
+def test_casts_to_float32_go_under_autocast_alone() -> None:
+    """Of a layer that keeps PEFT's forward: the same bits."""
+    found = []
+    for fuse in (False, True):
+        model = adapted(torch.bfloat16, lora_dropout=0.5)
+        if fuse:
+            Fused(model)
+        for autocast in (True, False):
+            with Products() as products:
+                found.append(run(model, autocast, torch.bfloat16))
+            found[-1]["casts"] = torch.tensor(products.seen["to float32"])
+            model.zero_grad()
+    for before, after in ((found[0], found[2]), (found[1], found[3])):
+        for name, value in before.items():
+            assert name == "casts" or torch.equal(value, after[name]), name
+    assert found[2]["casts"] < found[0]["casts"]
+    assert found[3]["casts"] == found[1]["casts"]
+
+
+def test_it_can_be_removed_and_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    put = Fused(model)
+    twin = copy.deepcopy(model)
+    calls = counted(monkeypatch)
+    with torch.no_grad():
+        for name, weight in twin.named_parameters():
+            weight.zero_() if "lora" in name else None
+    x = torch.ones(1, IN)
+    assert not torch.equal(twin(x), model(x))  # the copy's layers use the copy's weights
+    assert calls["_Adapter"] == 6
+    put.remove()
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert torch.equal(model(x), adapted()(x))
+    assert calls["_Adapter"] == 6
+
+
+def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    found = []
+    for fuse in (False, True):
+        torch.manual_seed(0)
+        block = Block(bias=True)
+        for name in ("gate", "up", "down"):
+            old = getattr(block, name)
+            new = bnb.nn.Linear4bit(old.in_features, old.out_features, compute_dtype=torch.float32, quant_type="nf4")
+            new.load_state_dict(old.state_dict())
+            setattr(block, name, new)
+        block.to("cpu").is_loaded_in_4bit = True  # type: ignore[assignment]
+        model = adapted(block=block)
+        if fuse:
+            assert Fused(model).names == ["3 LoRA layers of one node"]
+            calls = counted(monkeypatch)
+        found.append(run(model, False, torch.float32))
+    assert calls["_Adapter"] == 3
+    assert_like(found[1], found[0], found[0], 1e-5)
+    with torch.no_grad():
+        model(torch.ones(1, IN))
+    assert calls["_Adapter"] == 3  # a single token has bitsandbytes' own kernel
+
+
+class Theirs(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_unsloths_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Theirs.forward, "__module__", "unsloth.models.llama")
+    model = adapted(block=Theirs(bias=True))
+    assert Fused(model).names == []
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("wrong", ["scaling", "bias", "base"])
+def test_a_planted_defect_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fused._plain
+
+    def planted(module: Any, x: Tensor) -> Any:
+        dtype, a, b, scaling = plain(module, x)  # type: ignore[misc]
+        return dtype, a, b, scaling * (1.02 if wrong == "scaling" else 1.0)
+
+    monkeypatch.setattr(fused, "_plain", planted)
+    if wrong == "base":
+        weight = fused._weight
+        monkeypatch.setattr(fused, "_weight", lambda base, dtype: 1.01 * weight(base, dtype))
+    model, wanted = adapted(), run(adapted(), False, torch.float32)
+    Fused(model)
+    if wrong == "bias":
+        monkeypatch.setattr(model.base_model.model.down.base_layer, "bias", None)
+    with pytest.raises(AssertionError):
+        assert_like(run(model, False, torch.float32), wanted, wanted, 1e-6)
+
+
+# --- at the first rows of a run -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer(new_trainer: NewTrainer, tokenizer: Any) -> Any:
+    """Of a tiny Llama, as on a GPU."""
+    from peft import LoraConfig
+    from transformers import AutoConfig
+
+    from kit.model_check.tiny import tiny_config, tiny_model
+
+    torch.manual_seed(0)
+    model = tiny_model(tiny_config(AutoConfig.for_model("llama"), len(tokenizer)))
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    made = new_trainer(objective="grpo", unchecked=True, extra={"model": model, "peft_config": lora})
+    made.model.train()
+    made.scorer.fuses = True
+    return made
+
+
+def test_a_run_scores_as_without(trainer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rows = rows_of()
+    trainer.scorer.fuses = False
+    wanted = score(trainer, rows)
+    trainer.scorer.fuses = True
+    with caplog.at_level("INFO", "kit"):
+        found = score(trainer, rows), score(trainer, rows)
+    for one in found:
+        assert_same(one, wanted)
+    (record,) = (one for one in caplog.records if "LoRA" in one.getMessage())
+    assert record.getMessage() == "LlamaForCausalLM: 14 LoRA layers of one node"
+    assert trainer.packing_report["packing"] == "packed"
+
+
+def test_what_changes_scores_is_taken_away(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, weight = rows_of(), fused._weight
+    trainer.scorer.fuses = False
+    wanted = score(trainer, rows)
+    trainer.scorer.fuses = True
+    monkeypatch.setattr(fused, "_weight", lambda base, dtype: 1.1 * weight(base, dtype))
+    assert_same(score(trainer, rows), wanted)
+    (told,) = (one.getMessage() for one in caplog.records if "LoRA" in one.getMessage())
+    assert told.startswith(
+        "LlamaForCausalLM keeps its own operations, without 14 LoRA layers of one node: log-probabilities differ"
+    )
+    assert not any("forward" in vars(module) for module in trainer.model.get_base_model().model.modules())
+
+
+def test_ligers_kernels_are_this_models_alone(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that patches what Liger does: instances, classes in the module, and the rotary function."""
+    from transformers.models.llama import modeling_llama as module
+
+    given: dict[str, Any] = {}
+    norm_class, rotary = module.LlamaRMSNorm, module.apply_rotary_pos_emb
+
+    def doubled(*arguments: Any) -> Any:
+        return rotary(*arguments)
+
+    def apply(model: Any, **kernels: Any) -> None:
+        given.update(kernels)
+        module.LlamaRMSNorm, module.apply_rotary_pos_emb = nn.Identity, doubled
+        model.model.norm.offset, model.model.norm.forward = (
+            0.0,
+            lambda x: type(model.model.norm).forward(model.model.norm, x),
+        )
+
+    for name in ("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch"):
+        library = types.ModuleType(name)
+        library.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, library)
+    library.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply}  # type: ignore[attr-defined]
+    sys.modules["liger_kernel.transformers"]._apply_liger_kernel_to_instance = apply  # type: ignore[attr-defined]
+    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
+
+    model = trainer.model
+    norm = model.get_base_model().model.norm
+    before = dict(vars(norm))
+    put = Fused(model)
+    try:
+        assert put.names[1:] == ["Liger's norms, rope and gated products"]
+        assert given["rms_norm"] is given["rope"] is True
+        assert given["cross_entropy"] is given["fused_linear_cross_entropy"] is False
+        assert module.LlamaRMSNorm is norm_class
+        assert module.apply_rotary_pos_emb is doubled
+        assert "forward" in vars(norm)
+    finally:
+        put.remove()
+    assert module.apply_rotary_pos_emb is rotary
+    assert vars(norm) == before
