@@ -14,7 +14,7 @@ from rewards.components.math_expressions import Unevaluated, approximates, same_
 from rewards.components.math_names import phrase, same_figure, same_order, same_text, words
 from rewards.components.math_numbers import decimals, number, numeral, same_number
 from rewards.components.math_parser import Opaque, TooLarge, Unreadable, parsed
-from rewards.components.math_text import Pieces, bare, clock, is_number, plain, split
+from rewards.components.math_text import Pieces, bare, clock, is_number, plain, split, units_differ
 
 __all__ = ["found_anywhere", "judge", "warm_up", "with_point"]
 
@@ -50,6 +50,7 @@ _DENIALS = re.compile(r"(?<![A-Za-z])(?:not|no|never|wrong|false|isn't)(?![A-Za-
 _LETTER = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z]|\\(?!frac|sqrt|log|ln|sin|cos|tan|sec|csc|cot|arc|pi|cdot|times|left|right)[a-z]"
 )
+_INEQUALITY = re.compile(r"[<>]|\\[lg]e")
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
@@ -74,6 +75,8 @@ def judge(answer: str, reference: str, final: bool = False, anywhere: bool = Fal
 def _verdict(answer: str, reference: str, final: bool) -> str:
     expected = plain(reference)
     given = plain(answer, letters=is_number(expected))
+    if units_differ(reference, answer):
+        return "different"
     if bare(expected) == bare(given):
         return "equal"
     try:
@@ -105,8 +108,17 @@ def warm_up() -> None:
 
 
 def _same(expected: str, given: str, final: bool) -> bool:
+    (name, expected), (other, given) = _whole_by_name(expected), _whole_by_name(given)
+    if name and other and bare(name) != bare(other):
+        return False
     left, right = _unfolded(expected), _unfolded(given)
     kinds = {left.kind, right.kind}
+    if kinds == {"matrix", "tuple"}:
+        left, right = _as_tuple(left), _as_tuple(right)
+        kinds = {left.kind, right.kind}
+    if kinds == {"union", "list"}:
+        listed = left if left.kind == "list" else right
+        return all(map(_INEQUALITY.search, listed.parts)) and _matching(left.parts, right.parts, final)
     if kinds == {"scalar"}:
         return _same_scalar(left.parts[0], right.parts[0], final)
     if kinds == {"matrix"}:
@@ -129,6 +141,21 @@ def _same(expected: str, given: str, final: bool) -> bool:
     if named is not None:
         return named
     return (_matching if kinds <= {"list", "set"} else _in_order)(left.parts, right.parts, final)
+
+
+def _whole_by_name(text: str) -> tuple[str, str]:
+    """`v` and `(1, 2)` of `v = (1, 2)`: a name, and what is no single value; else no name, and the text."""
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not equals or not _is_name(name) or split(text).kind != "scalar" or split(name).kind != "scalar":
+        return "", text
+    return (name, value) if split(value).kind not in ("scalar", "list") else ("", text)
+
+
+def _as_tuple(pieces: Pieces) -> Pieces:
+    """A matrix of one column or row as the tuple of its entries."""
+    one_line = pieces.kind == "matrix" and "1" in pieces.brackets.split("x")
+    return Pieces("tuple", pieces.parts, "()") if one_line else pieces
 
 
 def _same_in_groups(expected: str, given: Pieces, final: bool) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "plain",
     "reference_text",
     "split",
+    "units_differ",
     "without_layout",
 ]
 
@@ -73,9 +74,13 @@ _POWER = r"(?:\^\{?[23]\}?)?"
 _UNIT = (
     rf"(?:[cdkmn]m|[km]g|m[ls]|ft|in|yd|mi|lbs?|oz|mph|kph|hrs?|min|sec|deg|pct|Hz|Pa|kW)(?:/(?:hr?|s|min|m))?{_POWER}"
 )
+_RATE = rf"(?:m|km|mi|ft|cm)/(?:s|h|hr|min){_POWER}"
 _LETTER = rf"[mgshlLNJWVAKCF](?:/(?:h|s))?{_POWER}"  # a unit where the reference is a number, else a variable
 _UNIT_TEXT = re.compile(rf"\s*{TEXT}{_POWER}$")
-_UNIT_GLUED = re.compile(rf"(?<=[\d}}]){_UNIT}$"), re.compile(rf"(?<=[\d}}])(?:{_UNIT}|{_LETTER})$")
+_UNIT_GLUED = (
+    re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE})$"),
+    re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE}|{_LETTER})$"),
+)
 _UNIT_WORD = (
     re.compile(rf"[A-Za-z]{{4,}}[A-Za-z/.]*|{_UNIT}"),
     re.compile(rf"[A-Za-z]{{3,}}[A-Za-z/.]*|{_UNIT}|{_LETTER}"),
@@ -92,6 +97,25 @@ _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?:m\.?)?", re.I
 _HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s?m\.?", re.IGNORECASE)
 _MULTIPLIED = re.compile(r"(?<=\d) (?=[A-Za-z])")
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s|\s(?![0-9A-Za-z])")
+_VECTOR = re.compile(r"\\langle(?![A-Za-z])((?:[^<>|\\]|\\(?!langle|rangle))*+)\\rangle(?![A-Za-z])")
+_VECTOR_IN_SIGNS = re.compile(r"<([^<>=]*,[^<>=]*)>")
+_NATURAL = re.compile(r"\\log\s?_\s?(?:\{\s?e\s?\}|e)(?![A-Za-z])")
+_BUILT = re.compile(
+    r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))([^|:,{}]*)\\\}"
+)
+_INEQUALITY = re.compile(r"[<>]|\\[lg]e")
+_MEASURE = re.compile(r"(?<![A-Za-z])([A-Za-z]+|¢)\.?(?:\s?\^?\s?\{?[23]\}?)?$")
+# Names of units of measure that exclude one another: an answer in another one is another answer.
+_MEASURES = {
+    name: names.split()[0]
+    for names in (
+        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "inch in inche",
+        "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound", "oz ounce", "ml milliliter",
+        "l liter litre", "sec s second", "min minute", "h hr hour", "day", "week", "month", "year", "dollar", "cent ¢",
+        "degree deg", "radian rad",
+    )
+    for name in names.split()
+}  # fmt: skip
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
     north south east west left right up down upward downward upwards downwards above below ahead behind before after
     increase decrease more less profit loss gain inside outside odd even
@@ -123,7 +147,10 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     Repeating decimals become fractions. `join_groups` reads `1,234` as one number, unless it stands within brackets.
     `letters` takes a letter behind a number for its unit (`5m`): right for an answer whose reference `is_number`.
     """
-    text = _AND.sub(",", _laid_out(_unwrapped(_ascii(text))))
+    text = _NATURAL.sub(r"\\ln ", _AND.sub(",", _laid_out(_unwrapped(_ascii(text)))))
+    text = (
+        _VECTOR_IN_SIGNS.sub(r"(\1)", text) if _VECTOR_IN_SIGNS.fullmatch(text) else _VECTOR.sub(_in_parentheses, text)
+    )
     text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
     if join_groups and not text.startswith(("(", "[", "\\{")):
         text = _COMMA_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
@@ -131,6 +158,41 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
     return _whole(_without_unit(written_out(text), letters)).replace(_ROW, "\\\\")
+
+
+def units_differ(expected: str, given: str) -> bool:
+    r"""Whether both are measured, in units of which one excludes the other: `3 hours` is not `3 minutes`.
+
+    Squares and cubes are not told from lengths, and what only one of them says counts for nothing.
+    """
+    one, other = _measure(expected), _measure(given)
+    return one is not None and other is not None and one != other
+
+
+def _measure(text: str) -> str | None:
+    """The unit behind the only number of a text, by its shortest name, or None."""
+    text = _TEXT.sub(r" \1 ", _laid_out_but_dollars(text)).strip().removesuffix(".").strip()
+    if "$" in text or text.endswith(("^\\circ", "^{\\circ}")):
+        return "dollar" if "$" in text else "degree"
+    found = _MEASURE.search(text)
+    if (
+        found is None
+        or not is_number(text[: found.start()].strip())
+        or not any(c.isdigit() for c in text[: found.start()])
+    ):
+        return None
+    name = found[1] if len(found[1]) == 1 else found[1].lower()
+    return _MEASURES.get(name) or _MEASURES.get(name.removesuffix("s"))
+
+
+def _laid_out_but_dollars(text: str) -> str:
+    """As `_laid_out`, with the sign of the currency, which `\\$` writes, as `$`; others around the text are taken off."""
+    text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
+    return _laid_out(text).replace("\0", "$")
+
+
+def _in_parentheses(vector: re.Match[str]) -> str:
+    return f"({vector[1]})" if "," in vector[1] else vector[0]
 
 
 def without_layout(text: str) -> str:
@@ -171,6 +233,10 @@ def bare(text: str) -> str:
 def _whole(text: str) -> str:
     """One spelling for answers that are one symbol or begin with a sign of equality."""
     text = text.removeprefix("=").strip() if text[:2] != "==" else text
+    built = _BUILT.fullmatch(text)
+    if built and _INEQUALITY.search(built[2]):
+        letter = re.compile(rf"(?<![A-Za-z\\]){built[1]}(?![A-Za-z])")
+        return letter.sub("x", built[2].strip()) if letter.search(built[2]) else text
     if _REALS.fullmatch(text):
         return "(-\\infty,\\infty)"
     return "\\emptyset" if bare(text) in ("\\{\\}", "\\varnothing") else text

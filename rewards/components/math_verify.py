@@ -7,7 +7,7 @@ from typing import Any
 
 from rewards.components.math_form import is_copied
 from rewards.components.math_numbers import number, same_number
-from rewards.components.math_text import MAX_MATH_CHARS, is_number, match_form, plain, reference_text
+from rewards.components.math_text import MAX_MATH_CHARS, is_number, match_form, plain, reference_text, units_differ
 from rewards.components.tags import opens_thinking
 from rewards.errors import PresetError
 from rewards.extract import (
@@ -102,6 +102,8 @@ class MathVerify(IsolatedComponent):
             return Score(None, "format", {"reason": "too_long"})
         one = plain(expected)
         other = plain(found.value, letters=is_number(one))
+        if units_differ(expected, found.value):
+            return self._settled("different", sample, found.value)
         if one == other and one:
             return Score(self.high, "ok", info)
         if (equal := same_number(one, other)) is not None and "," not in expected:

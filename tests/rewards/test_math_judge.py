@@ -32,6 +32,17 @@ EQUAL = [
     (r"(-\infty,2]\cup(3,4)", r"(3,4)\cup(-\infty,2]"), ("1<x<2", "(1,2)"), ("[1,2]", r"1\le x\le 2"), ("x>2", "2<x"),
     ("(-2,3)", r"x \in (-2, 3)"), (r"\emptyset", "∅"), ("x=1,y=2", "y=2, x=1"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    # a name in front of a whole, and a whole behind a name
+    ("v=(1,2)", "(1,2)"), (r"\vec{v}=(1,2)", "(1,2)"), ("(1,2)", "v=(1,2)"), (r"S=\{1,2\}", r"\{2,1\}"), ("[1,2]", "D=[1,2]"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A=\begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("v=(1,2)", "v=(1,2.0)"),
+    # vectors in other brackets, sets by a condition, unions of inequalities
+    (r"\langle 1,2\rangle", "(1,2)"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\left\langle 1, 2\right\rangle"),
+    ("(3,-1,2)", r"\begin{bmatrix} 3 \\ -1 \\ 2 \end{bmatrix}"), ("<1,2>", "(1,2)"),
+    (r"\{x|-2\leq x < 1\}", "[-2,1)"), ("[-2,1)", r"\{x \mid -2 \le x < 1\}"), (r"\{x\in\mathbb{R} : x>2\}", r"(2,\infty)"),
+    (r"\{x|x>2\}", r"\{ y \mid y > 2 \}"), (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>3"),
+    (r"x>3 \text{ or } x \le 2", r"(-\infty,2]\cup(3,\infty)"), (r"\ln 2", r"\log_e 2"), ("9.8 m/s^2", "9.8"),
+    ("9.8", r"9.8\ m/s^2"), ("30 minutes", "30 min"), ("5 ft", r"5\text{ feet}"), ("12 cm", r"12\text{ cm}^2"), ("3 hours", "3"),
+    (r"90^\circ", "90 degrees"),
     # times and words
     ("10:30", "10:30"), ("10:30 PM", "22:30"), ("10:30", r"10:30\text{ a.m.}"), ("1:3", "1:3"), ("A", r"\text{A}"),
     (r"\text{Monday}", "Monday"), (r"\text{even}", "even."),
@@ -54,6 +65,19 @@ DIFFERENT = [
     # order and brackets
     ("(1,2)", "(2,1)"), ("(3,1)", "(5,2)"), ("(1,2)", "[1,2]"), ("[1,2)", "(1,2]"), (r"\{1,2\}", "(1,2)"),
     ("(1,2)", r"1<x\le 2"), ("x>2", "x<2"), ("x>2", r"x\ge 2"),
+    # a name in front of a whole
+    ("v=(1,2)", "w=(1,2)"), ("v=(1,2)", "(2,1)"), ("(1,2)", "v=(1,3)"), (r"S=\{1,2\}", "1"), ("(1,2)", "(x,y)=(2,1)"),
+    ("(1,2)", "5=(1,2)"), ("[1,2]", "x=(1,2)"), (r"\{1,2\}", r"\{1\}=\{1,2\}"),
+    # vectors, sets by a condition, unions of inequalities
+    (r"\langle 1,2\rangle", "(2,1)"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2,1)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "[1,2]"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "(1,2,3,4)"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1,2\}"),
+    (r"\{x|-2\leq x < 1\}", "(-2,1)"), ("[-2,1)", r"\{x \mid -2 \le x \le 1\}"), (r"(2,\infty)", r"\{x \mid y > 2\}"),
+    (r"\{x|x>2\}", "2"), ("2", r"\{x|x>2\}"), (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>4"),
+    (r"(-\infty,2)\cup(3,\infty)", r"x \le 2 \text{ or } x>3"), (r"(-\infty,2)\cup(3,\infty)", "x<2"), (r"\ln 2", r"\log_3 2"),
+    # another unit of measure
+    ("3 hours", "3 minutes"), (r"3\text{ cm}", r"3\text{ m}"), ("30 minutes", "30 hours"), (r"\$5", r"5\text{ cents}"),
+    (r"90^\circ", r"90\text{ radians}"), ("5 kg", "5 g"), ("2 weeks", r"2\text{ days}"),
     # times and words
     ("10:30", "1:3"), ("10:30", "10:31"), ("10:30 AM", "22:30"), ("A", "B"), ("Monday", r"\text{dayMon}"),
     ("x+1", "y+1"), ("2ab", "2cd"), ("12", "13 cm"), ("7", "seven"), ("7", "answer"), ("7", ""), ("1,234", "2,341"),

@@ -198,11 +198,8 @@ def test_every_checker_says_whether_a_completion_is_correct():
 @pytest.mark.parametrize(
     "module",
     [
-        *(f"rewards.components.{name}" for name in ("choice", "cosine", "countdown", "kimi_length", "language")),
-        *(
-            f"rewards.components.{name}"
-            for name in ("math_names", "math_numbers", "math_text", "repetition", "soft_overlong")
-        ),
+        *(f"rewards.components.{name}" for name in ("choice", "countdown", "languages", "lengths")),
+        *(f"rewards.components.{name}" for name in ("math_names", "math_numbers", "math_text")),
         *(f"rewards.presets.{name}" for name in ("choice", "countdown", "gsm8k", "math", "math_length", "r1_zero")),
     ],
 )
