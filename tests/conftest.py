@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 import kit  # noqa: F401  (before any torch: its threads sleep while they wait, here and in what tests start)
+
+warm_processes.install()
 
 ROOT = Path(__file__).parents[1]
 Tree = dict[str, Any]
@@ -48,6 +51,13 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def cold_processes() -> Iterator[None]:
+    """Processes that a test starts import what they need themselves, as anywhere but in these tests."""
+    with warm_processes.cold():
+        yield
 
 
 @pytest.fixture(scope="session")

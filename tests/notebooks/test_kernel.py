@@ -52,6 +52,7 @@ def of_kind(messages: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]
     return [message["content"] for message in messages if message["msg_type"] in kinds]
 
 
+@pytest.mark.usefixtures("cold_processes")
 def test_a_card_follows_the_run_in_one_place_and_nothing_else_is_printed(kernel: Kernel) -> None:
     messages = kernel.run("run = kit.train(TREE, run_id='it')")
     cards = of_kind(messages, "display_data", "update_display_data")

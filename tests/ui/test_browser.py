@@ -287,6 +287,7 @@ def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
     assert status(page, "twice")["state"] == "stopped"
 
 
+@pytest.mark.usefixtures("cold_processes")
 def test_it_is_there_soon_and_idle_when_nobody_touches_it(page: Any, tab: Callable[..., Tab], open_page: Any) -> None:
     """Bounds for a busy machine; on a quiet one it is up in 5 s, painted in 1 s, and takes under 2 % of a core."""
     import psutil

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cold() -> Iterator[None]:
+    """Unsloth has to come before TRL, which warm processes have imported."""
+    with warm_processes.cold():
+        yield
 
 
 @pytest.fixture(scope="session")

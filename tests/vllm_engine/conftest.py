@@ -7,6 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import warm_processes
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cold() -> Iterator[None]:
+    """This environment has not all that warm processes import, and an engine wants a process of its own."""
+    with warm_processes.cold():
+        yield
 
 
 @pytest.fixture
