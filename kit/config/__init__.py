@@ -5,6 +5,7 @@
     ├── data          where prompts and references come from, how they are split
     ├── reward        a preset by name, or your own functions
     ├── objective     recipe and hooks (resolved in kit.objective)
+    ├── teacher       whom the policy learns from beside its rewards
     ├── generation    how completions are sampled
     ├── selection     which of them are trained on
     ├── optimisation  steps, batch, learning rate
@@ -40,6 +41,7 @@ from kit.config.sections import (
     RunSection,
     Section,
     SelectionConfig,
+    TeacherConfig,
 )
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
@@ -60,6 +62,7 @@ __all__ = [
     "RunSection",
     "Section",
     "SelectionConfig",
+    "TeacherConfig",
     "find_config",
     "load_config",
     "preset_names",
@@ -75,6 +78,7 @@ class RunConfig(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     selection: SelectionConfig = Field(default_factory=SelectionConfig)
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig)

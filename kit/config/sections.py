@@ -160,6 +160,45 @@ class ObjectiveConfig(Section):
     """From per-token losses to one number. Null: the recipe's."""
 
 
+class TeacherConfig(Section):
+    """Whom the policy learns from, token by token, beside its rewards: needed by `sdpo`, `teacher_reweight` and `distill`."""
+
+    model: str | None = None
+    """`self`: the policy itself, shown more than its prompt (`prompt`). Or a model folder or hub id with the same tokenizer.
+    Null: no teacher."""
+    weights: Literal["current", "base", "ema"] = "current"
+    """Of `model: self`: the policy as it is at the rollout, without its adapters, or with the moving average of its weights."""
+    ema_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Share of the current weights that the moving average takes in after every optimiser step (`weights: ema`)."""
+    prompt: str | None = None
+    """What the teacher reads in place of the last message of the user: a template with {prompt}, {completion}, {reward},
+    {feedback} (what the verifier says of this completion), {demonstration} (a better completion of the same prompt) and every
+    column of the data such as {reference}. A completion for which one of them is not there has no teacher. Or a function of
+    yours, `file.py:function`, called with these as keywords and `row`, that returns a text, messages, or None for no teacher.
+    Null: the prompt itself."""
+    demonstration_reward: float = 1.0
+    """Least reward, in the weighted sum, of a completion that is shown as {demonstration}."""
+    revision: str | None = None
+    """Branch, tag or commit of another model on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of another model's weights, as `model.dtype`."""
+    load_in_4bit: bool = False
+    """Quantise another model to 4-bit NF4 with bitsandbytes."""
+
+    @model_validator(mode="after")
+    def _knows_more(self) -> TeacherConfig:
+        if self.model == "self" and self.weights == "current" and self.prompt is None:
+            raise ValueError(
+                "teacher.prompt: the policy as it is, with the prompt that it had, has nothing to teach. Show it more, e.g. "
+                "prompt: '{prompt} The answer is {reference}.', or set teacher.weights or teacher.model"
+            )
+        if self.model not in (None, "self") and self.weights != "current":
+            raise ValueError(
+                f"teacher.weights: {self.weights} is for teacher.model: self; another model does not change"
+            )
+        return self
+
+
 class VllmConfig(Section):
     """The engine vLLM; read only where completions come from it."""
 

@@ -10,12 +10,13 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kit.errors import ConfigError
-from kit.objective.batch import RewardBatch
+from kit.objective.batch import RewardBatch, bounded_exp
 from kit.objective.hook import check_range
 from kit.objective.registry import HookRegistry
 
@@ -435,6 +436,79 @@ def gae(
     function.returns = returns  # type: ignore[attr-defined]
     function.value = settings  # type: ignore[attr-defined]
     return function
+
+
+# --- with a teacher ---------------------------------------------------------------------------------------------------
+#
+# A teacher gives every token of a completion a log-probability: another model, or the policy itself shown more
+# (`kit.trainer.teacher`). Its gap to the policy, log p_teacher - log p_old, says of each token whether the teacher would
+# rather have written it. A completion without a teacher, and a token whose log-probability is not known, has gap 0.
+
+
+@advantages.register("none", formula="A = 0", source="for losses made of regularizers alone, e.g. distillation")
+def none() -> AdvantageFunction:
+    """0 for every completion, whatever its reward: the clip has no gradient, and regularizers are the whole loss."""
+    return lambda batch: torch.zeros_like(batch.rewards)
+
+
+@advantages.register(
+    "sdpo",
+    needs={"old_logps", "teacher_logps"},
+    formula="A_t = {mix}·A + (1 - {mix})·(log p_teacher - log p_old),  A of {base}",
+    source="SDPO, arXiv 2601.20802, on sampled tokens; on-policy distillation where mix is 0",
+)
+def sdpo(mix: float = 0.0, base: Literal["group_zscore", "group_mean"] = "group_zscore") -> AdvantageFunction:
+    """mix·A_group + (1 - mix)·(log p_teacher - log p_old) at each token, in nats; (N, T).
+
+    `mix` 0: the gradient is that of the reverse KL to the teacher, estimated from the sampled tokens. `mix` 1: `base` to the
+    bit. In between, the verifier and the teacher both have a say; `mix` may follow a schedule. 0 <= mix <= 1. A completion
+    without a teacher keeps mix·A. Source: SDPO, arXiv 2601.20802, and its mix with GRPO's advantage there.
+    """
+    _check_share("sdpo", "mix", mix)
+    estimate = _BASES[base]
+
+    def function(batch: RewardBatch) -> Tensor:
+        return mix * estimate(batch)[:, None] + (1.0 - mix) * teacher_gap(batch)
+
+    return function
+
+
+@advantages.register(
+    "teacher_reweight",
+    needs={"old_logps", "teacher_logps"},
+    formula="A_t = A·(1 - {strength} + {strength}·w_t),  w_t = clip(exp(sign(A)·(log p_teacher - log p_old)), 1 ± {eps})",
+    source="RLSD, arXiv 2604.03128",
+)
+def teacher_reweight(
+    strength: float = 0.5, eps: float = 0.2, base: Literal["group_zscore", "group_mean"] = "group_zscore"
+) -> AdvantageFunction:
+    """The group's advantage, more of it at tokens where the teacher agrees with its sign; (N, T).
+
+    The verifier alone says whether a completion was good; the teacher says which of its tokens made it so. The sign never
+    changes. `strength` 0: `base` to the bit; it may follow a schedule. 0 <= strength <= 1, 0 < eps < 1. Without a teacher the
+    weight is 1. Source: RLSD, arXiv 2604.03128.
+    """
+    _check_share("teacher_reweight", "strength", strength)
+    check_range("teacher_reweight", "eps", eps, 0.0, 1.0, open_low=True)
+    estimate = _BASES[base]
+
+    def function(batch: RewardBatch) -> Tensor:
+        advantages = estimate(batch)[:, None]
+        evidence = bounded_exp(torch.sign(advantages) * teacher_gap(batch)).clamp(1.0 - eps, 1.0 + eps)
+        return advantages + strength * advantages * (evidence - 1.0)
+
+    return function
+
+
+def teacher_gap(batch: RewardBatch) -> Tensor:
+    """(N, T) nats: log p_teacher - log p_old at tokens that train; 0 where one of them is not known."""
+    assert batch.teacher_logps is not None
+    assert batch.old_logps is not None
+    assert batch.mask is not None, "RewardBatch has one whenever it has teacher_logps"
+    return (batch.teacher_logps - batch.old_logps).nan_to_num(nan=0.0).masked_fill(~batch.mask, 0.0)
+
+
+_BASES: dict[str, AdvantageFunction] = {"group_zscore": group_zscore.build(), "group_mean": group_mean.build()}
 
 
 def _live(batch: RewardBatch) -> Tensor:

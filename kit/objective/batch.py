@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from kit.errors import ObjectiveError
 
+OVER_TOKENS = ("token_rewards", "values", "old_logps", "teacher_logps")
+"""Fields of a `RewardBatch` with a number for each token."""
 LOG_RATIO_LIMIT = 20.0
 """Nats. Up to here `bounded_exp` is `exp`. Squares of e^20 = 4.9e8 still add up in float32: finite gradient norms."""
 
@@ -59,13 +61,30 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * live).sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp(min=1.0)
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """Which divergence from the teacher `TokenBatch.teacher_kl` holds, between distributions of the next token.
+
+    kind: `reverse` KL(policy || teacher), `forward` KL(teacher || policy), or `jensen_shannon`, the mean of the KLs of policy
+    and teacher to their even mixture. top_k: of the so many tokens that the policy finds likeliest and one for all others
+    together; None: of the whole vocabulary.
+    """
+
+    kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    top_k: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.top_k is None else f"{self.kind}, top {self.top_k}"
+
+
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
     """`B` completions of one micro-batch, `T` completion tokens, right-padded.
 
     Half precision is raised to float32; float64 is kept. At padding (mask False) every field is replaced by 0, which
     keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever
-    finite gradient a hook has there (`shielded`: whatever gradient). `sampler_logps` keeps NaN (unknown) at live positions.
+    finite gradient a hook has there (`shielded`: whatever gradient). `sampler_logps` and `teacher_logps` keep NaN (unknown) at
+    live positions.
 
     A completion that was not `scored` has stand-ins for what the policy says of it (log ratio 0, entropy 0). It counts in
     the denominators of the loss as any other; what is logged of the policy is of the scored ones.
@@ -81,6 +100,10 @@ class TokenBatch:
     sampler_logps: Tensor | None = None  # (B, T) nats, as the generation engine reported them; NaN where unknown
     entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if asked
     full_kl: Tensor | None = None  # (B, T) nats, KL(policy || reference) over the whole vocabulary; carries gradient
+    teacher_logps: Tensor | None = (
+        None  # (B, T) nats, the teacher's at the rollout; NaN where a completion has no teacher
+    )
+    teacher_kl: Tensor | None = None  # (B, T) nats, divergence from the teacher; 0 without one; carries gradient
     rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
     all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch, this micro-batch's too
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
@@ -101,7 +124,7 @@ class TokenBatch:
         self._fill("logps", self.logps)
         _check_shape("old_logps", self.old_logps, full)
         self._fill("old_logps", self.old_logps)
-        for name in ("ref_logps", "sampler_logps", "entropy", "full_kl"):
+        for name in ("ref_logps", "sampler_logps", "entropy", "full_kl", "teacher_logps", "teacher_kl"):
             value = getattr(self, name)
             if value is not None:
                 _check_shape(name, value, full)
@@ -146,6 +169,7 @@ class TokenBatch:
                 logps=self.logps.masked_fill(~self.mask, 0.0),
                 entropy=None if self.entropy is None else self.entropy.masked_fill(~self.mask, 0.0),
                 full_kl=None if self.full_kl is None else self.full_kl.masked_fill(~self.mask, 0.0),
+                teacher_kl=None if self.teacher_kl is None else self.teacher_kl.masked_fill(~self.mask, 0.0),
             )
 
     # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
@@ -185,6 +209,8 @@ class RewardBatch:
     mask: Tensor | None = None  # (N, T) bool: tokens that train; there whenever a field below is
     token_rewards: Tensor | None = None  # (N, T) reward given at each token, the completion's own at its last one
     values: Tensor | None = None  # (N, T) value of the state in which each token was chosen, at the rollout
+    old_logps: Tensor | None = None  # (N, T) nats, policy at the rollout
+    teacher_logps: Tensor | None = None  # (N, T) nats, the teacher's of the same tokens; NaN where there is none
     step: int = 0  # optimiser step
 
     def __post_init__(self) -> None:
@@ -205,7 +231,7 @@ class RewardBatch:
         self._check_tokens(size)
 
     def _check_tokens(self, size: int) -> None:
-        given = [name for name in ("token_rewards", "values") if getattr(self, name) is not None]
+        given = [name for name in OVER_TOKENS if getattr(self, name) is not None]
         if self.mask is None:
             if given:
                 raise ObjectiveError(f"RewardBatch.{given[0]} is given without mask, which tells its live tokens.")

@@ -45,7 +45,7 @@ from torch.overrides import TorchFunctionMode
 
 from kit.errors import KitError
 from kit.objective import check_inputs as inputs
-from kit.objective.batch import TokenBatch
+from kit.objective.batch import OVER_TOKENS, TokenBatch
 from kit.objective.check_inputs import TOKENS, Fields
 from kit.objective.hook import REWARD_REMEDIES, TOKEN_REMEDIES, Hook, underlying
 from kit.objective.objective import Objective
@@ -501,7 +501,7 @@ def _unscorable(subject: Subject) -> str:
     if not (before[unknown] == 0).all():
         raise Fault("a completion whose reward is NaN has an advantage other than 0.")
     changed = dict(fields)
-    for name in ("components", "greedy_rewards", "token_rewards", "values"):
+    for name in ("components", "greedy_rewards", *OVER_TOKENS):
         value = fields[name].clone()
         value[unknown] = value[unknown] + 3.0
         changed[name] = value

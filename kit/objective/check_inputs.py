@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kit.objective.batch import OVER_TOKENS as TOKEN_FIELDS
 from kit.objective.batch import RewardBatch, TokenBatch
 from kit.objective.reduction import LossScale
 
 Fields = dict[str, Any]
 
-WITH_GRADIENT = ("logps", "entropy", "full_kl", "weight_norm")
+WITH_GRADIENT = ("logps", "entropy", "full_kl", "teacher_kl", "weight_norm")
 """Fields of a `TokenBatch` that carry gradient."""
-OVER_TOKENS = ("logps", "old_logps", "ref_logps", "sampler_logps", "entropy", "full_kl")
+OVER_TOKENS = ("logps", "old_logps", "ref_logps", "sampler_logps", "teacher_logps", "entropy", "full_kl", "teacher_kl")
 TOKENS = 9
 _LENGTHS = (TOKENS, 5, 1, 7, 0)
 _RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
@@ -49,7 +50,11 @@ def token_fields(
         "full_kl": normal(*size).abs(),
         "rewards": torch.tensor([[1.0], [0.0], [torch.nan], [2.0], [1.0]]),
         "weight_norm": torch.tensor(0.7),
+        "teacher_logps": old + 0.3 * normal(*size),
+        "teacher_kl": normal(*size).abs(),
     }
+    fields["teacher_logps"][3] = torch.nan  # no teacher
+    fields["teacher_kl"][3] = 0.0
     fields["sampler_logps"][1, 0] = torch.nan  # not reported
     fields = {name: value.to(dtype) for name, value in fields.items()}
     truncated = torch.tensor([[False], [True], [False], [False], [True]])
@@ -66,7 +71,8 @@ def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
     high, low = torch.tensor(-0.1), torch.tensor(-0.1 - reach)
     current, other = torch.where(sign > 0, high, low), torch.where(sign > 0, low, high)
     changes = {"logps": current, "old_logps": other, "ref_logps": other.clone(), "sampler_logps": current.clone()}
-    changes["full_kl"] = torch.full_like(current, reach)
+    changes["full_kl"] = changes["teacher_kl"] = torch.full_like(current, reach)
+    changes["teacher_logps"] = other.clone()
     return with_rubbish(fields | changes)
 
 
@@ -138,7 +144,10 @@ def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
         "greedy_rewards": greedy,
         "token_rewards": token_rewards,
         "values": normal(size, TOKENS),
+        "old_logps": -normal(size, TOKENS).abs() - 0.1,
+        "teacher_logps": -normal(size, TOKENS).abs() - 0.1,
     }
+    fields["teacher_logps"][2] = torch.nan  # no teacher
     fields = {name: value.to(dtype) for name, value in fields.items()}
     return with_rubbish(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
 
@@ -146,7 +155,7 @@ def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
 def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
     """A `RewardBatch`. `keep`: leave out all optional fields but these."""
     wanted = None if keep is None else {"rewards", "group", "step", *keep}
-    if wanted is not None and wanted & {"token_rewards", "values"}:
+    if wanted is not None and wanted & set(TOKEN_FIELDS):
         wanted.add("mask")
     if wanted is not None and "components" in wanted:
         wanted.add("component_weights")

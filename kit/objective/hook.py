@@ -160,6 +160,7 @@ def _spell(annotation: Any) -> str:
 
 # --- what a hook may need, what to do without it, and what it costs ---------------------------------------------------
 
+NO_TEACHER = "the run has no teacher. Set teacher.model: self, or to a model's folder or hub id"
 TOKEN_REMEDIES: Mapping[str, str] = {
     "ref_logps": "the run has no reference policy. Set model.reference: base",
     "full_kl": "the run has no reference policy. Set model.reference: base",
@@ -169,6 +170,8 @@ TOKEN_REMEDIES: Mapping[str, str] = {
     "all_lengths": "the batch does not know the lengths of its generation batch. Fill in TokenBatch.all_lengths",
     "truncated": "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
     "weight_norm": "the model has no LoRA weights. Set model.lora",
+    "teacher_logps": NO_TEACHER,
+    "teacher_kl": NO_TEACHER,
 }
 REWARD_REMEDIES: Mapping[str, str] = {
     "components": "the rewards come without their components. Pass RewardBatch.components",
@@ -176,6 +179,8 @@ REWARD_REMEDIES: Mapping[str, str] = {
     "greedy_rewards": "no greedy completion was scored. Let the trainer make one for each prompt",
     "token_rewards": "the rewards are not laid out over tokens. Pass RewardBatch.token_rewards and mask",
     "values": "there is no value head. Let the trainer make one, or pass RewardBatch.values and mask",
+    "old_logps": "the rollout was not scored by the policy. Let the trainer do it, or pass RewardBatch.old_logps and mask",
+    "teacher_logps": NO_TEACHER,
 }
 REMEDIES: Mapping[str, str] = {**TOKEN_REMEDIES, **REWARD_REMEDIES}
 """What a hook may need of a `TokenBatch`, or an advantage of a `RewardBatch`, and what to do when the run lacks it."""
@@ -202,6 +207,12 @@ COSTS: Mapping[str, str] = {
     "values": (
         "a linear head on the policy's hidden states, and one scoring pass without gradient per generation batch unless "
         "optimisation.iterations > 1"
+    ),
+    "old_logps": "one scoring pass of the policy per generation batch unless optimisation.iterations > 1",
+    "teacher_logps": "one scoring pass of the teacher per generation batch",
+    "teacher_kl": (
+        "one scoring pass of the teacher per generation batch, its hidden states kept (B x T x H), and both models' logits, a "
+        "slice of the tokens at a time"
     ),
 }
 """Each need of `REMEDIES`, with what a run does beyond a run without it."""
@@ -485,7 +496,8 @@ def _check_term(hook: Hook, out: Tensor, batch: TokenBatch) -> None:
 
     It may pull on the log-probabilities, or on what else it needs that carries gradient.
     """
-    others = [getattr(batch, name) for name in ("entropy", "full_kl", "weight_norm") if name in hook.needs]
+    carrying = ("entropy", "full_kl", "teacher_kl", "weight_norm")
+    others = [getattr(batch, name) for name in carrying if name in hook.needs]
     sources = [value for value in others if value is not None] or [batch.logps]
     if torch.is_grad_enabled() and any(value.requires_grad for value in sources) and not out.requires_grad:
         raise ObjectiveError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kit.errors import ConfigError, ObjectiveError
 from kit.objective.advantage import ValueSettings, advantages, discounted_returns
-from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.batch import Divergence, RewardBatch, TokenBatch
 from kit.objective.clip import clips
 from kit.objective.hook import (
     REMEDIES,
@@ -136,6 +136,19 @@ class Objective:
                 raise ConfigError(f"{hook.title}: {name} is the same at every step, got {hook.values[name]}.")
         settings = attribute(hook.at(0), "value")
         return settings if isinstance(settings, ValueSettings) else ValueSettings()
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """What `TokenBatch.teacher_kl` is, or None where no hook needs it. `function.divergence` of the hook says it, else it is
+        KL(policy || teacher) over the whole vocabulary. Raises `ConfigError` where two hooks want different ones."""
+        hooks = [hook for hook in (self.clip, *self.weights, *self.regularizers) if "teacher_kl" in hook.needs]
+        found = {attribute(hook.at(0), "divergence", Divergence()): hook for hook in hooks}
+        if len(found) > 1:
+            raise ConfigError(
+                f"{' and '.join(hook.title for hook in found.values())} want different divergences from the teacher "
+                f"({', '.join(map(str, found))}); one is computed. Leave one of them out."
+            )
+        return next(iter(found), None)
 
     def value_targets(self, batch: RewardBatch) -> Tensor:
         """(N, T), detached: what the value head learns; 0 at tokens that do not train.

@@ -17,12 +17,18 @@
     reinforce_pp  reinforce_pp   ppo_clip(0.2, 0.2)     global_token_mean  REINFORCE++, arXiv 2501.03262
     remax         remax          reinforce              global_token_mean  ReMax, arXiv 2310.10505
     ppo           gae            ppo_clip(0.2, 0.2)     global_token_mean  PPO, arXiv 1707.06347
+    opd           none           ppo_clip(0.2, 0.2)     global_token_mean  on-policy distillation, arXiv 2306.13649
+    sdpo          none           ppo_clip(0.2, 0.2)     global_token_mean  SDPO, arXiv 2601.20802
+    grpo_sdpo     sdpo(0.5)      ppo_clip(0.2, 0.2)     global_token_mean  its mix with GRPO, arXiv 2601.20802
 
 RLOO treats a whole completion as one action: its loss is -A · (sum of the token logps), averaged over completions,
 which is `reinforce` under `sequence_sum`. There is no ratio, so it is meant for one optimiser step per rollout, as in
 the paper, where clipping was found to be hardly ever active. `remax` and `opo` are on-policy too; there every token
 counts alike, so that over a whole batch the direction is that of the sum of the token logps. `ppo` trains a value head.
-No recipe has a KL term; add one to `regularizers`.
+No recipe has a KL term to a reference; add one to `regularizers`.
+
+`opd`, `sdpo` and `grpo_sdpo` learn from a teacher (section `teacher`). In the first two the divergence from it is the whole
+loss: the reverse KL of `distill`, and Jensen-Shannon's. `grpo_sdpo` has the teacher in the advantage.
 
 A spec is the name of a recipe, or a dict that changes one (`resolve`):
 
@@ -122,6 +128,23 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
     "ppo": {
         "advantage": {"name": "gae"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "reduction": {"name": "global_token_mean"},
+    },
+    "opd": {
+        "advantage": {"name": "none"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "regularizers": [{"name": "distill", "coef": 1.0, "divergence": "reverse"}],
+        "reduction": {"name": "global_token_mean"},
+    },
+    "sdpo": {
+        "advantage": {"name": "none"},
+        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
+        "regularizers": [{"name": "distill", "coef": 1.0, "divergence": "jensen_shannon"}],
+        "reduction": {"name": "global_token_mean"},
+    },
+    "grpo_sdpo": {
+        "advantage": {"name": "sdpo", "mix": 0.5},
         "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
         "reduction": {"name": "global_token_mean"},
     },

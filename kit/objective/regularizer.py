@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kit.objective.batch import TokenBatch, bounded_exp
+from kit.errors import ConfigError
+from kit.objective.batch import Divergence, TokenBatch, bounded_exp
 from kit.objective.hook import check_range
 from kit.objective.registry import HookRegistry
 
@@ -187,6 +188,52 @@ def reference_free_l2() -> RegularizerFunction:
         assert batch.weight_norm is not None
         return batch.weight_norm
 
+    return function
+
+
+@regularizers.register(
+    "distill",
+    row_separable=True,
+    filled=True,
+    coef=1.0,
+    formula="{coef} · {divergence} divergence from the teacher, {tokens} tokens",
+    source="on-policy distillation, arXiv 2306.13649 and 2601.20802; TRL's SDPO, distillation_mode",
+)
+def distill(
+    divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse",
+    tokens: Literal["full", "top_k", "sampled"] = "full",
+    k: int = 100,
+) -> RegularizerFunction:
+    """The divergence of the policy's next-token distribution from the teacher's, at the tokens that the policy wrote, in nats.
+
+    - `reverse`: KL(policy || teacher), which seeks one of the teacher's ways; `forward`: KL(teacher || policy), which covers
+      them all; `jensen_shannon`: the mean of the KLs of both to their even mixture, at most ln 2.
+    - tokens `full`: over the whole vocabulary. `top_k`: over the `k` >= 1 tokens that the policy finds likeliest, and one for
+      all others together. `sampled`: sg(log p - log p_teacher)·ratio at the token that was sampled, whose gradient is that of
+      the reverse KL in expectation, and only of that.
+
+    The teacher is a constant. Completions without a teacher add 0. Raises `ConfigError` for `sampled` with another divergence.
+    Sources: GKD, arXiv 2306.13649; SDPO, arXiv 2601.20802.
+    """
+    check_range("distill", "k", k, 1)
+    if tokens == "sampled" and divergence != "reverse":
+        raise ConfigError(
+            f"distill: the sampled tokens estimate the reverse KL only, got divergence {divergence}. Set tokens: full or top_k."
+        )
+
+    def over_the_vocabulary(batch: TokenBatch) -> Tensor:
+        assert batch.teacher_kl is not None
+        return batch.teacher_kl
+
+    def of_sampled_tokens(batch: TokenBatch) -> Tensor:
+        assert batch.teacher_logps is not None
+        gap = (batch.logps - batch.teacher_logps).detach().nan_to_num(nan=0.0)
+        return gap * batch.ratio
+
+    function = of_sampled_tokens if tokens == "sampled" else over_the_vocabulary
+    function.needs = {"teacher_logps" if tokens == "sampled" else "teacher_kl"}  # type: ignore[attr-defined]
+    function.divergence = Divergence(divergence, k if tokens == "top_k" else None)  # type: ignore[attr-defined]
+    function.label = f"distill/{divergence}"  # type: ignore[attr-defined]
     return function
 
 

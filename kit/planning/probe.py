@@ -180,6 +180,8 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     import torch
 
     from kit.trainer.checkpoint import restore_reference_head
+    from kit.trainer.micro_batch import MicroBatch
+    from kit.trainer.teacher import TEACHER_NEEDS
 
     rows, device = trainer.args.per_device_train_batch_size, trainer.accelerator.device
     generator = torch.Generator().manual_seed(0)
@@ -214,6 +216,12 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
         restore_reference_head(trainer, inputs)
         head = trainer.rollout_memory.reference_head
         inputs["ref_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
+    if needs & TEACHER_NEEDS:
+        inputs |= {"teacher_logps": -whole, "teacher_known": whole[:, 0] > 0}
+    if "teacher_kl" in needs:
+        trainer.teacher.see_head(MicroBatch(inputs))
+        head = trainer.rollout_memory.teacher_head = trainer.teacher.head
+        inputs["teacher_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
     return inputs
 
 

@@ -23,12 +23,13 @@ from kit.models.loading import keep_trainable_in_float32, load_model
 from kit.models.unsloth import loading
 from kit.runner.console import silence_steps
 from kit.runner.distributed import GatheringSink
-from kit.runner.prepare import Parts
+from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, grpo_config
 from kit.trainer.engine import engine_settings
 from kit.trainer.savings import switches
+from kit.trainer.teacher import Teacher
 from kit.trainer.trainer import HookedGRPOTrainer
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         memory=memory,
         engine=engine_settings(config, args, say),
         selection=config.selection,
+        teacher=load_teacher(config, parts),
         **switches(config),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
@@ -114,6 +116,17 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
     )
     return trainer, memory
+
+
+def load_teacher(config: RunConfig, parts: Parts) -> Teacher | None:
+    """Whom the policy learns from, another model read from its files."""
+    if config.teacher.model is None:
+        return None
+    if parts.teacher is None:
+        return Teacher(config.teacher)
+    return Teacher(
+        config.teacher, load_model(parts.teacher, teacher_model(config)).model.to(parts.files.backend.device)
+    )
 
 
 def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:

@@ -71,6 +71,7 @@ class Parts:
     checker: Preset
     engine: Engine = HF
     interaction: ToolSetup = NOTHING
+    teacher: ModelFiles | None = None  # of another model; None: no teacher, or the policy itself
 
 
 HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
@@ -98,6 +99,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.models.memory import check_memory
     from kit.runner.lifecycle import check_run_id
     from kit.trainer.selection.rules import check_selection
+    from kit.trainer.teacher import check_teacher
 
     check_environment(config)
     if config.run.id is not None and fresh:
@@ -116,6 +118,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_selection(
         config, objective, processes=int(os.environ.get("WORLD_SIZE", "1")), images=IMAGES in data.train.features
     )
+    check_teacher(config.teacher, objective.needs, data.train.column_names)
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
     check_reward(config, preset, data, interaction)
@@ -128,9 +131,10 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_pictures(config, data, files)
     data = fit_prompts(config, data, files.tokenizer, interaction)
     data = fit_pictures(config, data, files)
+    teacher = find_teacher(config, files.tokenizer, pictures=IMAGES in data.train.features)
     check_heldout(config, len(data.heldout))
     note_opened_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
-    return Parts(config, objective, preset, files, data, checker, engine, interaction)
+    return Parts(config, objective, preset, files, data, checker, engine, interaction, teacher)
 
 
 def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:
@@ -148,6 +152,32 @@ def find_model(config: RunConfig) -> ModelFiles:
     from kit.models import loading as models
 
     return models.find_model(config.model, chat=config.data.chat)
+
+
+def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
+    """The files of another model that teaches. Raises `ModelError` for another tokenizer, `ConfigError` beside pictures."""
+    from kit.models.loading import find_model
+    from kit.trainer.teacher import SELF, check_vocabulary
+
+    teacher = config.teacher
+    if teacher.model is not None and pictures:
+        raise ConfigError("teacher.model reads text only, and the prompts hold pictures. Set data.image_column: none.")
+    if teacher.model in (None, SELF):
+        return None
+    files = find_model(teacher_model(config), chat=config.data.chat)
+    check_vocabulary(tokenizer, files.tokenizer, str(teacher.model))
+    return files
+
+
+def teacher_model(config: RunConfig) -> Any:
+    """Another model that teaches, as a section `model` says it: frozen, read by transformers.
+
+    `lora` is there for its precision, which is that of weights that do not train; no adapter is put on.
+    """
+    given = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
+    fixed: dict[str, Any] = {"name": config.teacher.model, "backend": "transformers", "lora": {}, "reference": "none"}
+    shared = {name: getattr(config.model, name) for name in ("attention", "chat_template", "trust_remote_code")}
+    return type(config.model).model_validate(shared | given | fixed)
 
 
 def build_objective(config: RunConfig) -> Objective:

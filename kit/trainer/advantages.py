@@ -20,6 +20,7 @@ from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import RewardResult, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.teacher import TEACHER_NEEDS, Teacher
 from kit.trainer.value_head import Critic
 
 TOKEN_REWARDS = "token_rewards"
@@ -34,13 +35,14 @@ class RolloutMemory:
     all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch
     eval_lengths: Tensor | None = None  # likewise, of an evaluation between its steps
     reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
+    teacher_head: Projection | None = None  # likewise, of the teacher
 
 
 class AdvantageComputer:
     """Puts the objective's advantages in the place of TRL's.
 
-    accelerator: of several processes, gathers. score: the policy's scores of a batch, with its hidden
-    states, where the rollout made no such pass. eos_ids: tokens that end a completion. logged: TRL's list of advantages for
+    accelerator: of several processes, gathers. score: the policy's scores of a batch where the rollout made no such pass,
+    with its hidden states unless said otherwise. eos_ids: tokens that end a completion. logged: TRL's list of advantages for
     its table of completions. memory: takes what later steps need.
     """
 
@@ -51,15 +53,16 @@ class AdvantageComputer:
         accelerator: Any,
         metrics: MetricLog,
         memory: RolloutMemory,
-        score: Callable[[MicroBatch], Scores],
+        score: Callable[..., Scores],
         eos_ids: Sequence[int],
         logged: MutableSequence[float],
         critic: Critic | None = None,
+        teacher: Teacher | None = None,
         checks: SanityChecks | None = None,
     ) -> None:
         self.objective, self.accelerator, self.metrics, self.memory = objective, accelerator, metrics, memory
         self.score, self.eos_ids, self.logged = score, eos_ids, logged
-        self.critic, self.checks = critic, checks
+        self.critic, self.teacher, self.checks = critic, teacher, checks
 
     def fill(self, output: Output, state: RolloutState, *, reward_weights: Tensor, group_size: int, step: int) -> None:
         """Adds to TRL's batch of a rollout what the objective needs, and its advantages, (B,) or (B, T).
@@ -75,6 +78,11 @@ class AdvantageComputer:
         if self.critic is not None:
             output["old_values"] = self._values(batch, state)
         local = self._local_slice(len(batch))
+        if self.teacher is not None and needs & TEACHER_NEEDS:
+            output |= self.teacher.teach(batch, state, group_size, hidden="teacher_kl" in needs)
+            self.memory.teacher_head = self.teacher.head
+            known = output["teacher_logps"].isfinite() & batch.loss_mask
+            self.metrics.append("teacher/share", float(known.any(1).float().mean()))
         if "rewards" in needs:
             output["rewards"] = scored.total[local]
         if "all_lengths" in needs:
@@ -114,6 +122,11 @@ class AdvantageComputer:
             token_rewards = self._gathered(lay_out(local, trained, scored.completion_ids, reported))
         if "values" in needs:
             values = self._gathered(batch["old_values"])
+        old_logps = teacher_logps = None
+        if "old_logps" in needs:
+            old_logps = self._gathered(self._old_logps(batch))
+        if "teacher_logps" in needs and "teacher_logps" in batch.inputs:
+            teacher_logps = self._gathered(batch["teacher_logps"])
         return RewardBatch(
             rewards=scored.total,
             group=torch.arange(len(scored.total), device=device) // group_size,
@@ -124,6 +137,8 @@ class AdvantageComputer:
             mask=mask,
             token_rewards=token_rewards,
             values=values,
+            old_logps=old_logps,
+            teacher_logps=teacher_logps,
             step=step,
         )
 
@@ -148,6 +163,14 @@ class AdvantageComputer:
         with torch.no_grad():
             scores = self.score(batch) if old_logps is None else state.pass_of(old_logps)
             return scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
+
+    def _old_logps(self, batch: MicroBatch) -> Tensor:
+        """(B, T) nats, of the policy at the rollout: as TRL scored it, else by one more pass."""
+        found: Tensor | None = batch.get("old_per_token_logps")
+        if found is not None:
+            return found
+        with torch.no_grad():
+            return self.score(batch, hidden=False).logps
 
     def _value_targets(self, batch: RewardBatch) -> Tensor:
         """(N, T) what the value head learns; logs how good it is."""

@@ -2,6 +2,7 @@
 
 objective_state.json      state of hooks and controllers
 value_head.safetensors    of `gae`
+teacher_average.safetensors  moving average of the trained weights, of `teacher.weights: ema`
 progress.json             how far into a generation batch, what the first steps proved, the state of other parts of the run
 rollout.pt                the completions that steps are still to be made on (`optimisation.iterations` above 1)
 """
@@ -79,6 +80,8 @@ class CheckpointState:
                 (folder / STATE_FILE).write_text(json.dumps(state))
             if trainer.critic is not None:
                 trainer.critic.save(folder)
+            if trainer.teacher is not None:
+                trainer.teacher.save(folder)
         write()
 
     def _progress(self) -> dict[str, Any]:
@@ -118,6 +121,8 @@ class CheckpointState:
             trainer.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
             if trainer.critic is not None:
                 trainer.critic.load(folder)
+            if trainer.teacher is not None:
+                trainer.teacher.load(folder)
         self._load_progress(folder)
 
     def _load_progress(self, folder: Path) -> None:
@@ -145,6 +150,9 @@ class CheckpointState:
         trainer._buffered_inputs, trainer.rollout_memory.all_lengths = kept["inputs"], kept["all_lengths"]
         if "ref_hidden" in kept["inputs"][0]:
             restore_reference_head(trainer, kept["inputs"][0])
+        if "teacher_hidden" in kept["inputs"][0]:
+            trainer.teacher.see_head(MicroBatch(kept["inputs"][0]))
+            trainer.rollout_memory.teacher_head = trainer.teacher.head
 
     def _advance_sampler(self) -> None:
         """Draws the orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew."""

@@ -38,6 +38,7 @@ from kit.models.lora import lora_weight_norm
 from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
 from kit.objective.advantage import value_loss
 from kit.objective.objective import to_parts
+from kit.scoring.divergence import divergence
 from kit.scoring.full_kl import full_kl
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens
 from kit.scoring.packing import unique_tokens
@@ -51,8 +52,8 @@ from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.value_head import Critic
 
 log = logging.getLogger("kit")
-PER_TOKEN = ("logps", "entropy", "full_kl")
-HIDDEN_NEEDS = {"full_kl", "values"}
+PER_TOKEN = ("logps", "entropy", "full_kl", "teacher_kl")
+HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
 """What a hook may need that is computed from hidden states."""
 SAMPLER_DIFFERENCE = "sampler/logp_difference"
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
@@ -67,6 +68,7 @@ class PolicyOutputs:
     logps: Tensor  # (B, T) nats
     entropy: Tensor | None  # (B, T) nats
     full_kl: Tensor | None  # (B, T) nats
+    teacher_kl: Tensor | None = None  # (B, T) nats
     weight_norm: Tensor | None = None  # ()
     scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
 
@@ -314,7 +316,8 @@ class PolicyLoss:
         nothing = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         logps = nothing if old is None else torch.nan_to_num(old, nan=0.0)
         seen = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
-        return PolicyOutputs(logps, nothing, nothing if "full_kl" in self.objective.needs else None, scored=seen)
+        full_kl, teacher_kl = (nothing if need in self.objective.needs else None for need in ("full_kl", "teacher_kl"))
+        return PolicyOutputs(logps, nothing, full_kl, teacher_kl, scored=seen)
 
     def _grad_wrt_outputs(
         self, plan: MicroBatchPlan, whole: PolicyOutputs, norm: Tensor | None, context: StepContext, *, taken_in: bool
@@ -323,7 +326,7 @@ class PolicyLoss:
 
         taken_in: every score is known, so that metrics count and the first steps are looked at.
         """
-        wanted = {"logps": True, "entropy": self.objective.needs_entropy_gradient, "full_kl": True}
+        wanted = {"logps": True, "entropy": self.objective.needs_entropy_gradient, "full_kl": True, "teacher_kl": True}
         leaves = {
             name: value.detach().requires_grad_(wanted[name])
             for name in PER_TOKEN
@@ -370,8 +373,9 @@ class PolicyLoss:
         scores = self.scorer.score(model, rows, wanted)
         if context.training:
             self.metrics.count_tokens(useful, scores.tokens)
-        divergence = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
-        return PolicyOutputs(scores.logps, scores.entropy, divergence), scores
+        from_reference = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
+        from_teacher = self._teacher_kl(batch, scores) if "teacher_kl" in self.objective.needs else None
+        return PolicyOutputs(scores.logps, scores.entropy, from_reference, from_teacher), scores
 
     def _weight_norm(self) -> Tensor | None:
         return lora_weight_norm(self.policy) if "weight_norm" in self.objective.needs else None
@@ -384,6 +388,19 @@ class PolicyLoss:
         with self.scorer.autocast():
             divergence = full_kl(scores.projection, reference)
         return scatter_to_tokens(divergence, live)
+
+    def _teacher_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
+        """(B, T) nats, from the hidden states of this pass and those of the teacher at the rollout; 0 without a teacher."""
+        what, live = self.objective.divergence, batch.completion_mask.bool()
+        taught = live & batch["teacher_known"][:, None]
+        assert what is not None
+        if self.memory.teacher_head is None or not bool(taught.any()):
+            return scores.logps * 0.0
+        policy = replace(scores.projection, hidden=scores.projection.hidden[taught[live]])
+        teacher = replace(self.memory.teacher_head, hidden=batch["teacher_hidden"][taught])
+        with self.scorer.autocast():
+            found = divergence(policy, teacher, what)
+        return scatter_to_tokens(found, taught)
 
     def _objective_loss(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> Tensor:
         """The objective's loss of a micro-batch, its metrics taken in."""
@@ -412,6 +429,8 @@ class PolicyLoss:
             sampler_logps=sampler_logps,
             entropy=outputs.entropy,
             full_kl=outputs.full_kl,
+            teacher_logps=batch.get("teacher_logps") if "teacher_logps" in self.objective.needs else None,
+            teacher_kl=outputs.teacher_kl,
             rewards=rewards.unsqueeze(1) if rewards is not None else None,
             all_lengths=self.memory.all_lengths if context.training else self.memory.eval_lengths,
             truncated=truncated.unsqueeze(1) if truncated is not None else None,

@@ -40,6 +40,8 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
         assert trainer.objective is not None
         if trainer.critic is not None:
             trainer.critic.head.zero_grad()
+        if trainer.teacher is not None:
+            trainer.teacher.step_made()
         completions = trainer.args.per_device_train_batch_size * trainer.current_gradient_accumulation_steps
         trainer.metric_log.step_made(trainer.objective, completions * trainer.accelerator.num_processes)
         if trainer.memory is not None:

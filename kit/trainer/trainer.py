@@ -72,6 +72,7 @@ from kit.trainer.savings import ON, Situation, settle
 from kit.trainer.selection.group_selector import GroupSelector
 from kit.trainer.step_end import StepEnd
 from kit.trainer.step_retry import StepRetry
+from kit.trainer.teacher import Teacher, join_teacher
 from kit.trainer.trl_compat import (
     check_arguments,
     check_backend,
@@ -100,14 +101,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         it is called before a checkpoint, and returns once everything is on disk.
     stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
     first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
-    engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, and compare its log-probabilities. None: TRL's own
-        handling.
+    engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, compare its log-probabilities. None: TRL's handling.
     memory: a `kit.models.failures.BatchSizeBackoff`: go on with smaller parts after running out of memory. None: fail.
     token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
         on, or why not.
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
-    selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), and count what
-        was spent. None: neither.
+    selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), count what was spent.
+    teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
 
     A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
     a factor would be ignored, and is refused. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
@@ -132,13 +132,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         skip_flat_groups: bool = True,
         reuse_old_logps: bool = True,
         selection: SelectionConfig | None = None,
+        teacher: Teacher | None = None,
         **keywords: Any,
     ) -> None:
         if objective is not None and not isinstance(objective, Objective):
             objective = Objective.from_spec(objective)
         self._objective: Objective | None = objective
         self.needs = objective.needs if objective is not None else frozenset()
-        self.rollout_sinks, self.memory, self.engine = tuple(rollout_sinks), memory, engine
+        self.rollout_sinks, self.memory, self.engine, self.teacher = tuple(rollout_sinks), memory, engine, teacher
         self.stateful = dict(stateful or {})
         if objective is not None and args is None and self.needs & REFERENCE_NEEDS:
             raise ObjectiveError("This objective needs a reference policy: pass args=GRPOConfig(...) as well.")
@@ -214,6 +215,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             eos_ids=self.eos_token_ids,
             logged=self._logs["advantages"],
             critic=self.critic,
+            teacher=join_teacher(self, policy),
             checks=self.checks,
         )
         self.policy_loss = PolicyLoss(
@@ -434,9 +436,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.metric_log.count_tokens(useful, scores.tokens)
         return scores
 
-    def _score_batch(self, batch: MicroBatch) -> Scores:
-        """By the policy as it is, with its hidden states."""
-        return self._score(self.model, batch.rows, Wanted(hidden=True), self.args.per_device_train_batch_size)
+    def _score_batch(self, batch: MicroBatch, *, hidden: bool = True) -> Scores:
+        """By the policy as it is."""
+        return self._score(self.model, batch.rows, Wanted(hidden=hidden), self.args.per_device_train_batch_size)
 
     # --- a generation batch -------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ class Sample:
     full_kl: Tensor
     rewards: Tensor  # (B,)
     truncated: Tensor  # (B,)
+    teacher_logps: Tensor
+    teacher_kl: Tensor
     step: int = 0
 
     def batch(self, rows: slice = slice(None), **changes: Any) -> TokenBatch:
@@ -37,6 +39,8 @@ class Sample:
             "entropy": self.entropy[rows],
             "sampler_logps": self.sampler_logps[rows],
             "full_kl": self.full_kl[rows],
+            "teacher_logps": self.teacher_logps[rows],
+            "teacher_kl": self.teacher_kl[rows],
             "rewards": self.rewards[rows, None],
             "truncated": self.truncated[rows, None],
             "all_lengths": self.mask.sum(-1),
@@ -64,6 +68,9 @@ def sample(
     reference, entropy, advantages = old + 0.3 * normal(*size), normal(*size).abs(), normal(size[0])
     sampler = old + 0.2 * normal(*size)
     sampler[-1, 0] = torch.nan
+    full_kl = normal(*size).abs()
+    teacher, teacher_kl = old + 0.3 * normal(*size), normal(*size).abs()
+    teacher[1:2] = torch.nan  # no teacher
     return Sample(
         logps=logps.to(dtype).requires_grad_(),
         old_logps=old.to(dtype),
@@ -72,7 +79,9 @@ def sample(
         advantages=advantages.to(dtype),
         mask=mask,
         sampler_logps=sampler.to(dtype),
-        full_kl=normal(*size).abs().to(dtype),
+        full_kl=full_kl.to(dtype),
+        teacher_logps=teacher.to(dtype),
+        teacher_kl=teacher_kl.to(dtype),
         rewards=torch.tensor([1.0, 0.0, torch.nan, 2.0], dtype=dtype).repeat(size[0])[: size[0]],
         truncated=torch.arange(size[0]) % 3 == 1,
     )

@@ -19,7 +19,8 @@ from kit.objective.advantage import advantages as registry
 
 NAMES = ["group_zscore", "group_mean", "batch_zscore", "leave_one_out"]
 OVER_TOKENS = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
-OVER_COMPLETIONS = [name for name in registry if name not in OVER_TOKENS]
+WITH_TEACHER = ["sdpo", "teacher_reweight"]
+OVER_COMPLETIONS = [name for name in registry if name not in [*OVER_TOKENS, *WITH_TEACHER]]
 
 
 def advantages(name: str, rewards: list[float], group: list[int]) -> list[float]:
@@ -186,7 +187,7 @@ def test_every_estimator_keeps_the_dtype_and_agrees_in_float32(name: str) -> Non
     single, double = compute(name, complete_batch(1, torch.float32)), compute(name, complete_batch(1))
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
-    assert double.abs().sum() > 0
+    assert double.abs().sum() > 0 or name == "none"
 
 
 @pytest.mark.parametrize("name", OVER_COMPLETIONS)
@@ -363,3 +364,69 @@ def test_a_batch_without_score_or_of_one_completion_has_no_advantage_either(name
 def test_what_the_kits_own_estimators_lack_is_named(name: str, need: str) -> None:
     with pytest.raises(ObjectiveError, match=f"{name} needs {need}, but .* remove the advantage"):
         compute(name, RewardBatch(torch.tensor([1.0]), torch.tensor([0])))
+
+
+# --- with a teacher ---------------------------------------------------------------------------------------------------
+
+
+def taught(*, teacher: list[list[float]]) -> RewardBatch:
+    """A good and a bad completion of one prompt, of two tokens and one; the policy gave every token probability 1/2."""
+    policy = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
+    return RewardBatch(
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+        torch.tensor([0, 0]),
+        mask=torch.tensor([[True, True], [True, False]]),
+        old_logps=policy,
+        teacher_logps=torch.log(torch.tensor(teacher, dtype=torch.float64)),
+    )
+
+
+Z = 0.5 / (math.sqrt(0.5) + 1e-4)  # of rewards 1 and 0: mean 1/2, unbiased variance 1/2
+
+
+@pytest.mark.parametrize(("mix", "base"), [(0.0, "group_zscore"), (0.25, "group_zscore"), (0.25, "group_mean")])
+def test_sdpo_golden_numbers(mix: float, base: str) -> None:
+    batch = taught(teacher=[[1.0, 0.25], [0.5, 0.9]])
+    out = compute_with({"name": "sdpo", "mix": mix, "base": base}, batch)
+    group = Z if base == "group_zscore" else 0.5
+    two = math.log(2)
+    expected = [[mix * group + (1 - mix) * two, mix * group - (1 - mix) * two], [-mix * group, -mix * group]]
+    torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_teacher_reweight_golden_numbers() -> None:
+    # ratios of teacher and policy: 1.1, 0.5; 1.1, all by the sign of the advantage, within 1 +- 0.2
+    batch = taught(teacher=[[0.55, 0.25], [0.55, 0.5]])
+    out = compute_with({"name": "teacher_reweight", "strength": 0.5, "eps": 0.2}, batch)
+    expected = [[Z * (0.5 + 0.5 * 1.1), Z * (0.5 + 0.5 * 0.8)], [-Z * (0.5 + 0.5 / 1.1), -Z]]
+    torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_without_a_teacher_the_group_alone_decides() -> None:
+    batch = taught(teacher=[[math.nan, math.nan], [0.5, 0.5]])
+    for name, factor in (("sdpo", 0.25), ("teacher_reweight", 1.0)):
+        parameters = {"name": name, **({"mix": 0.25} if name == "sdpo" else {})}
+        torch.testing.assert_close(
+            compute_with(parameters, batch)[0], torch.full((2,), factor * Z, dtype=torch.float64)
+        )
+
+
+@pytest.mark.parametrize("spec", [{"name": "sdpo", "mix": 1.5}, {"name": "teacher_reweight", "strength": -0.1}])
+def test_a_share_outside_of_0_and_1_is_refused(spec: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"must satisfy 0 <= (mix|strength) <= 1"):
+        Objective(advantage=spec)
+
+
+def test_the_share_of_the_teacher_may_follow_a_schedule() -> None:
+    schedule = "linear(0.0, 1.0, 10)"
+    batch = taught(teacher=[[1.0, 0.25], [0.5, 0.9]])
+    late = compute_with({"name": "sdpo", "mix": schedule}, replace(batch, step=10))
+    torch.testing.assert_close(late, compute("group_zscore", batch)[:, None].expand(2, 2))
+
+
+def test_none_is_0_for_every_reward() -> None:
+    assert compute("none", drawn(0)).tolist() == [0.0] * 12
+
+
+def compute_with(spec: dict[str, Any], batch: RewardBatch) -> Tensor:
+    return Objective(advantage=spec).compute_advantages(batch)

@@ -100,6 +100,8 @@ def padded(drawn: Sample, extra: int, rubbish: float) -> Sample:
         widen(drawn.full_kl),
         drawn.rewards,
         drawn.truncated,
+        widen(drawn.teacher_logps),
+        widen(drawn.teacher_kl),
     )
 
 
@@ -143,6 +145,8 @@ def test_extreme_ratios_stay_finite_in_float32(name: str, gaps: list[float], adv
         "sampler_logps": logps.detach().flip(0),
         "entropy": torch.ones(2, 2),
         "full_kl": torch.full((2, 2), 80.0),
+        "teacher_logps": logps.detach().flip(1),
+        "teacher_kl": torch.full((2, 2), 80.0),
         "rewards": torch.tensor([[1.0], [torch.nan]]),
         "truncated": torch.tensor([[False], [True]]),
         "all_lengths": torch.tensor([2, 2]),

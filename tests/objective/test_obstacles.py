@@ -19,7 +19,7 @@ from kit.objective.registry import HookRegistry
 
 from .sampling import Sample, sample, scale_for
 
-LEAVES = ("logps", "entropy", "full_kl")
+LEAVES = ("logps", "entropy", "full_kl", "teacher_kl")
 # Hyper-parameters under which a declaration might turn out differently, besides the defaults.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "two_sided": [{"level": "sequence"}],
@@ -35,6 +35,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for estimator in ("k1", "k2", "k3", "abs", "full")
         for corrected, level in ((False, "token"), (True, "token"), (True, "sequence"))
     ],
+    "distill": [{"tokens": "sampled"}, {"divergence": "forward", "tokens": "top_k"}],
     "entropy_bonus": [{"average": "tokens"}],
     "entropy_floor": [{"floor": 0.9}, {"floor": 0.9, "level": "token"}],
     "length_penalty": [{"free": 0, "scale": 1}],
@@ -74,7 +75,7 @@ def gradients(objective: Objective, drawn: Sample, **changes: Tensor) -> tuple[T
     leaves = {name: changes.get(name, getattr(drawn, name)).detach().clone().requires_grad_() for name in LEAVES}
     batch = drawn.batch(**leaves, **{name: value for name, value in changes.items() if name not in LEAVES})
     loss = objective.loss(batch, scale_for(drawn)).loss
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else (None,) * 3
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else (None,) * 4
     return loss.detach(), {
         name: torch.zeros_like(leaf) if slope is None else slope
         for (name, leaf), slope in zip(leaves.items(), found, strict=True)
@@ -186,11 +187,13 @@ def test_a_hook_that_is_wrongly_declared_is_found() -> None:
 # --- what an objective says -------------------------------------------------------------------------------------------
 
 
-def test_every_recipe_but_that_with_a_value_head_needs_no_flat_completion() -> None:
+def test_every_recipe_without_distillation_needs_no_flat_completion() -> None:
     for name in recipe_names():
         objective = Objective.from_spec(name)
         assert to_parts(objective) is None, name
-        assert to_skipping(objective) is None, name
+        assert (to_skipping(objective) is None) == (name not in ("opd", "sdpo")), (
+            name
+        )  # these learn without an advantage
 
 
 @pytest.mark.parametrize(

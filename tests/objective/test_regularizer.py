@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -294,3 +295,30 @@ def test_a_missing_entropy_is_explained() -> None:
 def test_hyper_parameters_are_checked(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Objective(regularizers=[spec])
+
+
+# --- distillation -----------------------------------------------------------------------------------------------------
+
+
+def test_distill_golden_numbers() -> None:
+    batch = one_token(0.0)
+    teacher = {"teacher_logps": batch.logps.detach() - 0.3, "teacher_kl": torch.full((1, 1), 0.7, dtype=torch.float64)}
+    batch = replace(batch, **teacher)
+    assert regularizers.distill()(batch).item() == pytest.approx(0.7)
+    assert regularizers.distill("forward", "top_k", 5)(batch).item() == pytest.approx(0.7)
+    sampled = regularizers.distill(tokens="sampled")(batch)
+    assert sampled.item() == pytest.approx(0.3)  # log p - log p_teacher
+    (slope,) = torch.autograd.grad(sampled.sum(), batch.logps)
+    assert slope.item() == pytest.approx(0.3)  # (log p - log p_teacher) · grad log p
+
+
+def test_sampled_tokens_tell_of_the_reverse_kl_only() -> None:
+    with pytest.raises(ConfigError, match="estimate the reverse KL only, got divergence forward"):
+        regularizers.distill("forward", "sampled")
+
+
+def test_two_different_divergences_from_the_teacher_are_refused() -> None:
+    both = [{"name": "distill"}, {"name": "distill", "divergence": "forward"}]
+    with pytest.raises(ConfigError, match=r"different divergences from the teacher \(reverse, forward\)"):
+        _ = Objective(regularizers=both).divergence
+    assert str(Objective(regularizers=[{"name": "distill", "tokens": "top_k"}]).divergence) == "reverse, top 100"

@@ -27,6 +27,7 @@ def test_names_of_the_recipes() -> None:
     assert recipe_names() == (
         *("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "vespo", "luspo", "gmpo"),
         *("rloo", "opo", "gdpo", "reinforce_pp", "remax", "ppo"),
+        *("opd", "sdpo", "grpo_sdpo"),
     )
 
 

@@ -12,10 +12,11 @@ import torch
 from pairwise import every_pair
 from torch import Tensor
 from trl.experimental.gmpo import GMPOTrainer
+from trl.experimental.sdpo import loss_utils
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import nanstd
 
-from kit.objective import LossScale, Objective, RewardBatch
+from kit.objective import LossScale, Objective, RewardBatch, TokenBatch, regularizers
 
 from .sampling import Sample, sample
 
@@ -380,3 +381,19 @@ def test_advantages_equal_trl(
     group = torch.arange(12) // generations
     ours = Objective(advantage=name).compute_advantages(RewardBatch(rewards, group))
     torch.testing.assert_close(ours, trl_advantages(rewards, generations, scale_rewards), rtol=1e-5, atol=1e-6)
+
+
+def test_distillation_of_sampled_tokens_has_the_gradient_of_trl() -> None:
+    logits = torch.randn(3, 4, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(3, 4, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ids = torch.randint(0, 11, (3, 4), generator=torch.Generator().manual_seed(2))
+
+    def chosen(values: Tensor) -> Tensor:
+        return values.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    logps = chosen(logits)
+    batch = TokenBatch(logps, logps.detach(), torch.zeros(3, 1), mask, teacher_logps=chosen(teacher))
+    ours = torch.autograd.grad(regularizers.distill(tokens="sampled")(batch).sum(), logits, retain_graph=True)[0]
+    theirs = loss_utils.compute_sampled_token_self_distillation_loss(logits, teacher, ids, distillation_alpha=1.0)
+    torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), logits)[0])

@@ -1,0 +1,291 @@
+"""A teacher's prompts, its scores of a rollout, and what the policy learns from them, held against plain logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.config import TeacherConfig
+from kit.errors import ConfigError, ModelError, ObjectiveError
+from kit.trainer.teacher import (
+    Teacher,
+    check_teacher,
+    check_vocabulary,
+    completion_text,
+    demonstrations,
+    feedback_of,
+    prompt_maker,
+)
+
+from .rollouts import (
+    NewTrainer,
+    adapter,
+    assert_gradients_close,
+    drift,
+    generated,
+    plain_logps,
+    rollout,
+    train,
+    unpadded,
+)
+from .steps import in_a_step, switch
+
+HINT = "{prompt} The answer is {target}."
+SHOWN = TeacherConfig(model="self", prompt=HINT)
+DISTILL = {"recipe": "opd"}
+
+
+def taught(new_trainer: NewTrainer, settings: TeacherConfig = SHOWN, model: Any = None, **changes: Any) -> Any:
+    given = {"objective": DISTILL, "unchecked": True} | changes
+    return new_trainer(**given, extra={"teacher": Teacher(settings, model)})
+
+
+def hinted(trainer: Any, row: int) -> Tensor:
+    """The ids of a row's hint, by the tokenizer alone."""
+    shown = trainer.train_dataset[row]
+    text = f"{shown['prompt']} The answer is {shown['target']}."
+    return torch.tensor(trainer.processing_class(text)["input_ids"])
+
+
+def row_of(trainer: Any, inputs: dict[str, Any], row: int) -> int:
+    """Which row of the data a completion belongs to."""
+    prompt, _ = unpadded(inputs, row)
+    texts = [trainer.processing_class(text)["input_ids"] for text in trainer.train_dataset["prompt"]]
+    return texts.index(prompt.tolist())
+
+
+def by_hand(trainer: Any, model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """Log-probabilities (T, V) of every completion behind its hint."""
+    with torch.no_grad():
+        return [
+            plain_logps(model, hinted(trainer, row_of(trainer, inputs, row)), unpadded(inputs, row)[1])
+            for row in range(len(inputs["completion_ids"]))
+        ]
+
+
+@pytest.mark.parametrize("weights", ["current", "base", "ema"])
+def test_the_teacher_reads_its_own_prompt_with_its_own_weights(new_trainer: NewTrainer, weights: str) -> None:
+    settings = TeacherConfig(model="self", prompt=HINT, weights=weights, ema_rate=0.25)  # type: ignore[arg-type]
+    trainer = taught(new_trainer, settings, objective={"recipe": "grpo_sdpo"})
+    start = adapter(trainer)
+    drift(trainer)
+    trainer.teacher.step_made()
+    output, after = generated(trainer), adapter(trainer)
+    if weights == "ema":
+        with torch.no_grad():
+            for name, weight in trainer.model.named_parameters():
+                if weight.requires_grad:
+                    weight.copy_(0.75 * start[name] + 0.25 * after[name])
+    if weights == "base":
+        trainer.model.disable_adapter_layers()
+    for row, whole in enumerate(by_hand(trainer, trainer.model, output)):
+        _, completion = unpadded(output, row)
+        torch.testing.assert_close(
+            output["teacher_logps"][row][: len(completion)],
+            whole.gather(1, completion[:, None])[:, 0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_scoring_with_the_average_leaves_the_policy_as_it_was(new_trainer: NewTrainer) -> None:
+    trainer = taught(new_trainer, TeacherConfig(model="self", weights="ema"))
+    drift(trainer)
+    before, versions = adapter(trainer), trainer._weights_now()
+    generated(trainer)
+    assert all(torch.equal(value, adapter(trainer)[name]) for name, value in before.items())
+    assert trainer._weights_now() == versions
+
+
+def test_another_model_teaches(new_trainer: NewTrainer, new_model: Any) -> None:
+    other = new_model()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.1)
+    trainer = taught(
+        new_trainer, TeacherConfig(model="somewhere", prompt=HINT), other, objective={"recipe": "grpo_sdpo"}
+    )
+    output = generated(trainer)
+    _, completion = unpadded(output, 0)
+    whole = by_hand(trainer, other, output)[0]
+    torch.testing.assert_close(
+        output["teacher_logps"][0][: len(completion)], whole.gather(1, completion[:, None])[:, 0], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("divergence", ["reverse", "forward", "jensen_shannon"])
+def test_loss_and_gradients_of_distillation_are_those_of_plain_logits(new_trainer: NewTrainer, divergence: str) -> None:
+    objective = {"recipe": "opd", "regularizers": [{"name": "distill", "divergence": divergence, "coef": 0.7}]}
+    trainer = taught(new_trainer, objective=objective, gradient_accumulation_steps=2, num_generations=2)
+    batches = rollout(trainer)
+    teachers = [by_hand(trainer, trainer.model, inputs) for inputs in batches]
+    losses, gradients = in_a_step(trainer, batches, accumulation=2)
+    trainer.model.zero_grad()
+    for inputs, theirs, seen in zip(batches, teachers, losses, strict=True):
+        total = torch.zeros(())
+        for row, teacher in enumerate(theirs):
+            prompt, completion = unpadded(inputs, row)
+            policy = plain_logps(trainer.model, prompt, completion)
+            mixture = torch.logaddexp(policy, teacher) - torch.log(torch.tensor(2.0))
+            forward = (teacher.exp() * (teacher - policy)).sum()
+            reverse = (policy.exp() * (policy - teacher)).sum()
+            shannon = (
+                0.5 * (policy.exp() * (policy - mixture)).sum() + 0.5 * (teacher.exp() * (teacher - mixture)).sum()
+            )
+            total = total + {"forward": forward, "reverse": reverse, "jensen_shannon": shannon}[divergence]
+        loss = 0.7 * total / inputs["num_items_in_batch"]
+        torch.testing.assert_close(loss.detach(), seen, rtol=1e-4, atol=1e-6)
+        loss.backward()
+    expected = {name: w.grad.clone() for name, w in trainer.model.named_parameters() if w.requires_grad}
+    assert_gradients_close(gradients, expected, rtol=1e-3)
+
+
+def test_parts_of_a_micro_batch_give_the_same_gradient(new_trainer: NewTrainer) -> None:
+    trainer = taught(new_trainer, objective={"recipe": "sdpo"})
+    batches = rollout(trainer)
+    whole = in_a_step(trainer, batches, accumulation=1)
+    switch(trainer, budget=20)
+    parts = in_a_step(trainer, batches, accumulation=1)
+    torch.testing.assert_close(whole[0], parts[0])
+    assert_gradients_close(parts[1], whole[1])
+
+
+def test_a_teacher_like_the_policy_teaches_nothing(new_trainer: NewTrainer) -> None:
+    trainer = taught(new_trainer, TeacherConfig(model="self", weights="ema"), objective={"recipe": "sdpo"})
+    batches = rollout(trainer)
+    losses, gradients = in_a_step(trainer, batches, accumulation=1)
+    torch.testing.assert_close(losses, torch.zeros_like(losses), rtol=0, atol=1e-6)
+    assert max(gradient.abs().max() for gradient in gradients.values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("advantage"),
+    [{"name": "sdpo", "mix": 1.0}, {"name": "teacher_reweight", "strength": 0.0}],
+    ids=["mix", "strength"],
+)
+def test_the_limit_without_a_teacher_is_grpo_to_the_bit(new_trainer: NewTrainer, advantage: dict[str, Any]) -> None:
+    with_teacher = taught(new_trainer, objective={"recipe": "grpo", "advantage": advantage}, max_steps=2)
+    without = new_trainer(objective="grpo", unchecked=True, max_steps=2)
+    train(with_teacher)
+    train(without)
+    theirs = adapter(without)
+    assert all(torch.equal(value, theirs[name]) for name, value in adapter(with_teacher).items())
+
+
+def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: NewTrainer, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def show(row, prompt, completion, reward, feedback, demonstration):\n"
+        "    return f'{prompt} {row[\"target\"]}' if row['target'] > 5 else None\n"
+    )
+    settings = TeacherConfig(model="self", prompt=f"{tmp_path / 'own.py'}:show")
+    trainer = taught(new_trainer, settings, gradient_accumulation_steps=4, num_generations=2)
+    batches = rollout(trainer)
+    for inputs in batches:
+        for row in range(len(inputs["completion_ids"])):
+            has = trainer.train_dataset[row_of(trainer, inputs, row)]["target"] > 5
+            live = inputs["completion_mask"][row].bool()
+            assert bool(inputs["teacher_known"][row]) == has
+            assert bool(inputs["teacher_logps"][row][live].isfinite().all()) == has
+    losses, _ = in_a_step(trainer, batches, accumulation=4)
+    assert losses.isfinite().all()
+    share = sum(float(inputs["teacher_known"].float().mean()) for inputs in batches) / len(batches)
+    assert 0.0 < share < 1.0
+    assert trainer._metrics["train"]["teacher/share"][-1] == pytest.approx(share)
+
+
+def test_the_average_goes_into_checkpoints_and_comes_back(new_trainer: NewTrainer, tmp_path: Path) -> None:
+    settings = TeacherConfig(model="self", weights="ema", prompt=HINT)
+    first = taught(new_trainer, settings, max_steps=2, save_steps=1, save_strategy="steps")
+    train(first)
+    kept = {name: value.clone() for name, value in first.teacher.average.items()}
+    assert any(not torch.equal(value, adapter(first)[name]) for name, value in kept.items())
+    second = taught(new_trainer, settings)
+    second.teacher.load(sorted(Path(first.args.output_dir).glob("checkpoint-*"))[-1])
+    assert all(torch.equal(value, kept[name]) for name, value in second.teacher.average.items())
+    with pytest.raises(ModelError, match=r"has no teacher_average\.safetensors"):
+        second.teacher.load(tmp_path)
+
+
+# --- what a teacher reads ---------------------------------------------------------------------------------------------
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+
+
+def test_a_template_takes_the_place_of_the_last_message_of_the_user() -> None:
+    made = prompt_maker("{prompt} It is {reference}.")(row={"prompt": CHAT, "reference": "4"}, prompt="2 + 2?")
+    assert made == [CHAT[0], {"role": "user", "content": "2 + 2? It is 4."}]
+    assert CHAT[1]["content"] == "2 + 2?"
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_a_template_without_one_of_its_parts_gives_none(missing: str | None) -> None:
+    assert prompt_maker("{prompt} {demonstration}")(row={"prompt": "x"}, prompt="x", demonstration=missing) is None
+
+
+def test_a_wrong_answer_of_0_is_a_part() -> None:
+    assert prompt_maker("{reward} {n}")(row={"prompt": "x", "n": 0}, reward=0.0) == "0.0 0"
+
+
+def test_demonstrations_are_the_best_other_completions_of_the_group() -> None:
+    rewards, groups = [0.0, 1.0, 2.0, 1.0, 0.0, 0.5], [0, 0, 0, 0, 1, 1]
+    assert demonstrations(rewards, groups, least=1.0) == [2, 2, None, 2, None, None]
+    assert demonstrations([1.0, 1.0, 1.0], [0, 0, 0], least=1.0) == [1, 0, 0]
+    assert demonstrations([float("nan"), 1.0], [0, 0], least=1.0) == [1, None]
+
+
+def test_feedback_is_the_column_of_that_name_or_else_every_reason() -> None:
+    extra = {"accuracy/reason": ["no number", None], "format/reason": ["no box", None], "accuracy/status": ["ok", "ok"]}
+    assert feedback_of(extra, 2) == ["no number; no box", ""]
+    assert feedback_of(extra | {"feedback": ["try again", ""]}, 2) == ["try again", ""]
+
+
+def test_the_text_of_turns_is_what_the_assistant_wrote() -> None:
+    turns = [
+        {"role": "assistant", "content": "a"},
+        {"role": "tool", "content": "b"},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}]},
+    ]
+    assert completion_text(turns) == "a\nc"
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "needs", "error", "message"),
+    [
+        ({}, {"teacher_kl"}, ObjectiveError, "has no teacher"),
+        ({"model": "self", "weights": "ema"}, set(), ConfigError, "would be ignored"),
+        ({"model": "self", "prompt": "{refrence}"}, {"teacher_kl"}, ConfigError, "Did you mean 'reference'"),
+        ({"model": "self", "prompt": "{"}, {"teacher_kl"}, ConfigError, "Write {{ and }}"),
+        ({"model": "self", "prompt": "{}"}, {"teacher_kl"}, ConfigError, "plain name"),
+        ({"model": "self", "prompt": "nowhere.py:f"}, {"teacher_kl"}, ConfigError, "there is no file"),
+    ],
+)
+def test_what_cannot_teach_is_refused(config: Any, needs: set[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_teacher(TeacherConfig(**config), needs, ["prompt", "reference"])
+
+
+def test_a_policy_that_is_shown_nothing_more_is_refused() -> None:
+    with pytest.raises(ValueError, match="has nothing to teach"):
+        TeacherConfig(model="self")
+
+
+def test_a_hook_without_a_teacher_is_refused(new_trainer: NewTrainer) -> None:
+    with pytest.raises(ObjectiveError, match="needs teacher_kl, but the run has no teacher"):
+        new_trainer(objective=DISTILL)
+
+
+def test_another_tokenizer_is_refused(tokenizer: Any) -> None:
+    class Other:
+        def get_vocab(self) -> dict[str, int]:
+            return {**tokenizer.get_vocab(), "another": 10_000}
+
+    check_vocabulary(tokenizer, tokenizer, "here")
+    with pytest.raises(ModelError, match="another tokenizer than the policy"):
+        check_vocabulary(tokenizer, Other(), "there")
