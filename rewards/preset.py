@@ -165,10 +165,13 @@ class Preset:
         return run_component(component, self._told(samples), ctx or Context())
 
     def _told(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples, told whether thinking was opened for them."""
+        """The samples, told whether thinking was opened for them, where their row does not say."""
         if self.thinking_opened is None:
             return samples
-        return [replace(sample, thinking_opened=self.thinking_opened) for sample in samples]
+        return [
+            sample if sample.thinking_opened is not None else replace(sample, thinking_opened=self.thinking_opened)
+            for sample in samples
+        ]
 
     def trl(self, *, seed: int = 0, reference_column: str | None = None, strict: bool = True) -> "TrlRewards":
         """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""

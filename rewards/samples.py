@@ -100,6 +100,7 @@ def make_sample(
         columns=columns,
         prompt_ids=prompt_ids,
         logps=logps,
+        thinking_opened=columns.get("thinking_opened"),
     )
 
 

@@ -15,9 +15,10 @@ from kit.data.images import IMAGES
 from kit.data.rows import IDS
 from kit.errors import ConfigError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
-from kit.export.source import Source, end_ids, open_source
+from kit.export.source import end_ids, open_source
 from kit.generation.multi_turn import Conversation, own_tokens
 from kit.generation.prompts import has_pictures, is_plain, note_opened_thinking
+from kit.models.start import untrained
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -58,7 +59,7 @@ class ChatModels:
         self.rows: list[dict[str, Any]] = fit_pictures(config, data, files).heldout.to_list()
         self.tuned = self.source.load().eval()
         # With an adapter both are one model; without, the base is a second one.
-        self.base = self.tuned if self.source.lora else _base_of(self.source)
+        self.base = self.tuned if self.source.lora else self.source.load_start()
         self.ends = end_ids(self.tuned, files.tokenizer)
         settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
         self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
@@ -160,7 +161,7 @@ class ChatModels:
     @contextlib.contextmanager
     def _side(self, side: str) -> Iterator[None]:
         if side == "base" and self.source.lora:
-            with self.tuned.disable_adapter():
+            with untrained(self.tuned):
                 yield
         else:
             yield
@@ -196,14 +197,6 @@ class ChatModels:
             ],
             "total": len(numbered),
         }
-
-
-def _base_of(source: Source) -> Any:
-    """The model that was trained, as it was before. Raises `ModelError`."""
-    from kit.models.loading import find_model, load_model
-
-    config = source.config.model.model_copy(update={"name": source.run_name})
-    return load_model(find_model(config, chat=source.config.data.chat), config).model.eval()
 
 
 # --- one completion, word by word -------------------------------------------------------------------------------------

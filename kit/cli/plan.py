@@ -149,8 +149,9 @@ def _show_signal(found: dict[str, Any]) -> None:
     typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
     if verdict["change"]:
         typer.echo(f"Change: {verdict['change']}")
-    if found.get("note"):
-        typer.echo(f"note: {found['note']}")
+    for name in ("note", "thinking"):
+        if found.get(name):
+            typer.echo(f"note: {found[name]}")
 
 
 def _duration(hours: float) -> str:

@@ -52,15 +52,30 @@ class ModelConfig(Section):
     """Quantise the frozen weights to 4-bit NF4 with bitsandbytes (QLoRA, arXiv 2305.14314)."""
     lora: LoraConfig | None = Field(default_factory=LoraConfig)
     """Adapters; null trains every weight."""
+    adapter: str | None = None
+    """Folder or hub id of a LoRA adapter for `name`, of supervised fine-tuning for example, that training starts from."""
+    adapter_mode: Literal["continue", "merge", "fresh-on-top"] = "continue"
+    """What becomes of `adapter`. `continue`: it is trained on, with its own rank, alpha and targets. `merge`: it is added to
+    the weights first. `fresh-on-top`: it stays frozen, and a new adapter is trained beside it."""
     reference: Literal["auto", "base", "none"] = "auto"
-    """Reference policy for KL terms. `base`: the weights before training (with LoRA: the same model, adapters off, no
-    extra memory). `auto`: base if a term needs it. `none`: never; such a term is then refused."""
+    """Reference policy for KL terms. `base`: the policy before training, `adapter` included (with LoRA: the same model,
+    without what is trained, no copy of the weights). `auto`: base if a term needs it. `none`: never; such a term is then
+    refused."""
     attention: str | None = None
     """Attention implementation of transformers (`sdpa`, `eager`, `flash_attention_2`); null lets it choose."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the tokenizer's chat template."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
+
+    @model_validator(mode="after")
+    def _an_adapter_is_trained(self) -> ModelConfig:
+        if self.adapter is not None and self.adapter_mode != "merge" and self.lora is None:
+            raise ValueError(
+                f"adapter_mode: {self.adapter_mode} trains an adapter, and lora: null trains every weight. Set adapter_mode: "
+                "merge, or keep the lora section"
+            )
+        return self
 
 
 class DataConfig(Section):
@@ -92,6 +107,9 @@ class DataConfig(Section):
     """Put before every conversation. Null: none is added."""
     chat: bool = True
     """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """What the chat template is told besides, e.g. {enable_thinking: false}; exports keep it as the template's default. A
+    column `chat_template_kwargs` says it by row, and goes before this."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Rows to use at most, train and held-out together, after reading."""
     heldout: Annotated[int, Field(ge=0)] = 200
@@ -102,6 +120,17 @@ class DataConfig(Section):
     """Leave out rows that cannot be used instead of refusing to start; how many is reported."""
     seed: int = 0
     """Seed of generated tasks and of the order of rows, apart from the run's seed: arms of a comparison share rows."""
+
+    @model_validator(mode="after")
+    def _template_is_told_what_it_reads(self) -> DataConfig:
+        for name in self.chat_template_kwargs:
+            if not name.isidentifier() or name in ("messages", "tools", "add_generation_prompt"):
+                raise ValueError(f"chat_template_kwargs: '{name}' is no name that a template leaves free")
+        if self.chat_template_kwargs and not self.chat:
+            raise ValueError(
+                "chat_template_kwargs is for chat templates, and chat: false uses none; take one of them out"
+            )
+        return self
 
 
 class RewardFunction(Section):

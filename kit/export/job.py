@@ -148,8 +148,11 @@ def _note_what_prompts_lack(source: Source, rows: list[dict[str, Any]]) -> None:
 def _rows(source: Source) -> list[dict[str, Any]]:
     """The run's held-out rows, or its training rows where none were held out. Raises `RunError`."""
     from kit.data import load_data
+    from kit.generation.prompts import render_by_row
 
-    data = load_data(source.config.data)
+    plain, turns = not source.config.data.chat, source.config.generation
+    tools = bool(turns.tools or turns.environment or turns.rollout)
+    data = render_by_row(load_data(source.config.data), source.tokenizer, plain=plain, tools=tools)
     rows = data.heldout if len(data.heldout) else data.train
     longest = source.config.data.max_prompt_tokens
     found: list[dict[str, Any]] = rows.to_list()

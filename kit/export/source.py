@@ -20,6 +20,7 @@ from kit.errors import KitError, ModelError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.export.request import ROUGHNESS
 from kit.models.failures import first_line
+from kit.models.start import Start, find_start, put_on, stack, with_merged
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,8 @@ class Source:
     start_revision: str | None = None
     notes: list[str] = field(default_factory=list)
     """What there is to say of this export."""
+    below: Start | None = None
+    """What training started from, while `weights` hold only what was trained on top of it."""
 
     @property
     def lora(self) -> bool:
@@ -61,7 +64,7 @@ class Source:
 
     def load(self) -> Any:
         """Base and adapter as they were trained, on the run's device. Raises `ModelError`."""
-        return put_on(self.load_base(), self.weights) if self.lora else self.load_base()
+        return put_on(self.load_base(), self.weights, self.below) if self.lora else self.load_base()
 
     def load_base(self) -> Any:
         """The base as it was loaded for training; with all weights trained, these."""
@@ -93,16 +96,6 @@ class Source:
         )
 
 
-def put_on(model: Any, adapter: Path) -> Any:
-    """`model` with the adapter of a folder. Raises `ModelError` where they do not fit."""
-    from peft import PeftModel
-
-    try:
-        return PeftModel.from_pretrained(model, str(adapter)).eval()
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
-        raise ModelError(f"{adapter}: the adapter cannot be put on its base model ({error}).") from error
-
-
 def open_source(
     run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
 ) -> tuple[Source, str | None]:
@@ -124,11 +117,16 @@ def open_source(
     named = config.model.name
     # Unsloth's models are transformers' underneath, and its adapters PEFT's.
     config.model.backend = "transformers"
+    start, began = find_start(config.model), (named, config.model.revision)
+    if start is not None and start.mode == "merge":  # from here on the merged model is the one that was trained
+        place = with_merged(find_model(config.model, chat=config.data.chat), config.model).source
+        start, began = None, (place, None)
+        config.model = config.model.model_copy(update={"name": place, "revision": None, "adapter": None})
     if config.model.lora is None:
-        config.model.name = str(weights)
-    files = find_model(config.model, chat=config.data.chat)
-    source = Source(run, config, files, step, weights, base or files.source, named)
-    source.start, source.start_revision = base or named, None if base else config.model.revision
+        config.model = config.model.model_copy(update={"name": str(weights)})
+    files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
+    source = Source(run, config, files, step, weights, base or files.source, named, below=start)
+    source.start, source.start_revision = (base, None) if base else began
     quantised = getattr(files.config, "quantization_config", None) is not None
     if quantised and source.lora and base is None:
         raise ModelError(
@@ -149,6 +147,11 @@ def keep_weights(source: Source, place: Path) -> None:
                 raise RunError(f"{source.weights} was removed by the run meanwhile. Try again.") from None
             except OSError:  # another file system, or one without links
                 shutil.copyfile(path, place / path.name)
+    if source.lora and source.below is not None and source.below.mode == "fresh-on-top":
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (place / name).unlink()  # a link: the run's own file stays
+        stack(source.below.folder, source.weights, place)
+        source.below = replace(source.below, mode="continue")
     source.weights = place
     if not source.lora:
         source.config.model.name = str(place)

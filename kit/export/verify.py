@@ -19,12 +19,12 @@ from kit.export.source import (
     load_plain,
     projection,
     prompt_ids,
-    put_on,
     starting_weights,
     updates,
 )
 from kit.export.target import digest
 from kit.models.failures import first_line
+from kit.models.start import put_on, untrained
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measure
     computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
     tied, before = is_tied(model), None
     if source.lora:
-        with model.disable_adapter():
+        with untrained(model):
             before = score(model, prompts, greedy, pad).logps
     else:
         del model  # never two models at once

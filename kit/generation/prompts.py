@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from rewards import Preset
 
 
+TEMPLATE = "chat_template_kwargs"
+
+
 @dataclass(frozen=True)
 class LazyPrompt:
     """A row whose prompt is rendered when it is asked, with the tools that may be called."""
@@ -28,12 +32,57 @@ class LazyPrompt:
         return len(str(self.row["prompt"]))
 
 
-def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = ()) -> str:
-    """The text that the model is given; `tools` are described in it."""
+def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = (), **told: Any) -> str:
+    """The text that the model is given; `tools` are described in it, and the template is `told` the rest."""
     if isinstance(prompt, str):
         return prompt
     described = {"tools": list(tools)} if tools else {}
-    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described))
+    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described, **told))
+
+
+def render_by_row(data: DataSplit, tokenizer: Any, *, plain: bool, tools: bool) -> DataSplit:
+    """The rows with ids of their own where a row says what its chat template is told (`chat_template_kwargs`).
+
+    A column `thinking_opened` tells rewards whether the row's prompt ends in an open `<think>`. `plain`: no template is used;
+    `tools`: prompts come to be only when a conversation begins. Raises `ConfigError` where a row cannot be rendered by itself.
+    """
+    if TEMPLATE not in data.train.column_names:
+        return data
+    if plain or tools or IMAGES in data.train.column_names:
+        why = "data.chat: false" if plain else "generation.tools or .environment" if tools else "pictures"
+        raise ConfigError(
+            f"The rows have a column '{TEMPLATE}', and with {why} a row is not rendered by itself. Set "
+            f"data.{TEMPLATE} for the whole run, and give the column another name by data.rename."
+        )
+
+    def rendered(row: dict[str, Any]) -> tuple[list[int] | None, bool]:
+        told = json.loads(row[TEMPLATE]) if isinstance(row[TEMPLATE], str) else row[TEMPLATE] or {}
+        told = {name: value for name, value in told.items() if value is not None}
+        text, ids = render(tokenizer, row["prompt"], **told), row.get(IDS)
+        if ids is None and told:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids, text.rstrip().endswith("<think>")
+
+    def side(rows: Any) -> Any:
+        made = [rendered(row) for row in rows]
+        rows = rows.remove_columns(IDS) if IDS in rows.column_names else rows
+        rows = rows.add_column(IDS, [ids for ids, _ in made], feature=List(Value("int64")))
+        return rows.add_column("thinking_opened", [opened for _, opened in made], feature=Value("bool"))
+
+    from datasets import List, Value
+
+    return type(data)(side(data.train), side(data.heldout), data.info, data.places)
+
+
+def thinking_note(files: ModelFiles) -> str | None:
+    """What to know of a template that opens the model's thinking, or could; None where there is nothing."""
+    template = files.family.template if files.family is not None else None
+    if template is None or not (template.opens_thinking or template.thinking_switch):
+        return None
+    said = "opens <think> before the model writes" if template.opens_thinking else "leaves thinking to the model"
+    if not template.thinking_switch:
+        return f"the chat template {said}, and has no switch for it"
+    return f"the chat template {said}; data.chat_template_kwargs: {{enable_thinking: true or false}} switches it"
 
 
 def note_opened_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:

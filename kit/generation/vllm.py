@@ -161,7 +161,7 @@ def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Ten
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         data = weight.data
         if layer is not None and name.endswith(".base_layer.weight"):
-            for adapter in layer.active_adapters:
+            for adapter in (name for name in layer.active_adapters if name in layer.lora_A):
                 data = (data.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
         yield name.removeprefix("base_model.model.").replace(".base_layer", ""), data
 

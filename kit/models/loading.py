@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY, first_line
 from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
 from kit.models.memory import ModelShape, shape_of
+from kit.models.start import Start, find_start, peft_config, with_merged
 from kit.models.unsloth import Loading
 from kit.registry import did_you_mean
 
@@ -73,6 +76,8 @@ class LoadedModel:
     backend: Backend
     processor: Any | None = None
     """For prompts with pictures; text-only prompts need the tokenizer alone."""
+    start: Start | None = None
+    """What the adapter of the finished trainer begins as (`kit.models.start.begin`)."""
 
     def processing_class(self, *, pictures: bool) -> Any:
         """What the trainer turns prompts into model inputs with."""
@@ -84,15 +89,23 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.py")
 
 
-def find_model(config: ModelConfig, *, chat: bool) -> ModelFiles:
-    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` when something is missing."""
+def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] | None = None) -> ModelFiles:
+    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` when something is missing.
+
+    template: what the chat template is told besides (`data.chat_template_kwargs`).
+    """
     backend = choose_backend(config)
     check_quantization(config, backend)
     weights_dtype(config, backend)
     source = source_of(config.name)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     check_folder(source)
-    tokenizer = load_tokenizer(source, chat=chat, chat_template=config.chat_template, **keywords)
+    start = find_start(config)
+    dressed = start is not None and (start.folder / "tokenizer.json").is_file()  # what the adapter was made with
+    place = (str(start.folder), {**keywords, "revision": None}) if start is not None and dressed else (source, keywords)
+    tokenizer = load_tokenizer(place[0], chat=chat, chat_template=config.chat_template, **place[1])
+    if template:
+        tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
     from kit.models.family import check_logit_transforms
 
@@ -100,6 +113,11 @@ def find_model(config: ModelConfig, *, chat: bool) -> ModelFiles:
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
     check_targets(config, shape, source)
     backend = suited(backend, config, model_config)
+    if start is not None and start.mode == "fresh-on-top" and backend.name == UNSLOTH:
+        raise ModelError(
+            "model.adapter_mode: fresh-on-top with Unsloth, whose kernels compute with one adapter and would leave the other "
+            "out. Set model.adapter_mode: merge, or model.backend: transformers."
+        )
     processor = None
     if is_multimodal(model_config):
         processor = load_processor(source, tokenizer, **keywords)
@@ -113,6 +131,7 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     does whatever trained it.
     """
     backend = files.backend if with_ is not None else without_unsloth(files.backend)
+    files, start = with_merged(files, config), find_start(config)
     dtype = weights_dtype(config, backend)
     if with_ is None or backend.name == TRANSFORMERS:
         model = _load_with_transformers(files, config, dtype)
@@ -125,10 +144,12 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     end_where_turns_end(model, files, family)
     if config.load_in_4bit and backend.device == "cpu":
         keep_differentiable(model)
-    peft_config = adapter(config, family)
-    if with_ is not None and backend.name == UNSLOTH and peft_config is not None:
-        model, peft_config = unsloth_model.with_adapter(model, peft_config, backend, with_), None
-    return LoadedModel(model, files.tokenizer, peft_config, backend, files.processor)
+    made = adapter(config, family)
+    if start is not None and start.mode == "continue" and config.lora is not None:
+        made = peft_config(start, config.lora.dropout)
+    if with_ is not None and backend.name == UNSLOTH and made is not None:
+        model, made = unsloth_model.with_adapter(model, made, backend, with_), None
+    return LoadedModel(model, files.tokenizer, made, backend, files.processor, start)
 
 
 def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> Any:
@@ -290,6 +311,24 @@ def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None,
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from the padding id
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def with_defaults(template: Any, values: Mapping[str, Any], source: str) -> str:
+    """A chat template whose variables have these values where nobody says otherwise. Raises `ModelError`.
+
+    They stand in the template itself, so that training, evaluation, chat and every export follow it.
+    """
+    text = str(template["default"] if isinstance(template, dict) else template)
+    head = ""
+    for name, value in values.items():
+        if not re.search(rf"\b{name}\b", text):
+            known = "it reads enable_thinking" if "enable_thinking" in text else "it reads no enable_thinking, either"
+            raise ModelError(
+                f"data.chat_template_kwargs: {name}, but the chat template of {source} never reads it, so nothing would change "
+                f"({known}). Take it out, or set model.chat_template to a template that does."
+            )
+        head += f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif -%}}"
+    return text if text.startswith(head) else head + text
 
 
 def check_quantization(config: ModelConfig, backend: Backend) -> None:

@@ -27,6 +27,7 @@ from kit.errors import DataError, KitError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, lengths_of, scoring_context
 from kit.evaluation.statistics import Z_95, Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
+from kit.generation.prompts import thinking_note
 from kit.planning.gpus import estimate_update
 from kit.planning.workbench import group, plain
 from kit.runs.files import to_json
@@ -302,7 +303,8 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
-    return describe(config, sampled, k, update, rows=available, room=room)
+    found = describe(config, sampled, k, update, rows=available, room=room)
+    return found | {"thinking": thinking_note(parts.files) if config.data.chat else None}
 
 
 def _base_model(parts: Parts, rows: list[dict[str, Any]], k: int) -> BaseModel:
@@ -499,6 +501,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         from kit.models.failures import explained
         from kit.models.libraries import load_libraries
         from kit.models.loading import load_model
+        from kit.models.start import as_it_starts
         from kit.runner.prepare import prepare
 
         config, rows = load_config(request["config"]), request.get("rows")
@@ -511,7 +514,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         set_seed(config.run.seed)
         found: Any
         with explained(), reporter.bar("Sampling the base model" if rows is None else "Writing completions") as bar:
-            model = load_model(parts.files, config.model).model
+            model = as_it_starts(load_model(parts.files, config.model).model, config.model)
             if rows is None:
                 found = measure(parts, model, request["prompts"], request["k"], bar)
             else:

@@ -20,6 +20,7 @@ from kit.generation.engine import Engine, record, with_engine
 from kit.models.failures import BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import keep_trainable_in_float32, load_model
+from kit.models.start import begin
 from kit.models.unsloth import loading
 from kit.runner.console import silence_steps
 from kit.runner.distributed import GatheringSink
@@ -109,6 +110,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)
+    begin(trainer.model, loaded.start, reference=trainer.beta != 0.0)
     silence_steps(trainer)
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     say(

@@ -47,22 +47,21 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     data = unchanged(run, load_data(config.data))
     load_libraries(config.model, training=False)
 
-    from peft import PeftModel
-
     from kit.generation.prompts import fit_pictures
     from kit.generation.tools import check_turns, load_tools
     from kit.models.backend import use_threads
     from kit.models.failures import BatchSizeBackoff
     from kit.models.loading import find_model, load_model
+    from kit.models.start import put_on
 
     use_threads(config.run.threads, config.model.name)
     # Nothing trains here, and what Unsloth trained are transformers' weights and PEFT's adapters, on any machine.
     config.model.backend = "transformers"
     if config.model.lora is None:
-        config.model.name = str(weights)
-    files = find_model(config.model, chat=config.data.chat)
+        config.model = config.model.model_copy(update={"name": str(weights), "adapter": None})
+    files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     loaded = load_model(files, config.model)
-    model = loaded.model if config.model.lora is None else PeftModel.from_pretrained(loaded.model, str(weights))
+    model = loaded.model if config.model.lora is None else put_on(loaded.model, weights, loaded.start)
     interaction = load_tools(config.generation)
     check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
     rows = fit_pictures(config, fit_prompts(config, data, loaded.tokenizer, interaction), files).heldout.to_list()

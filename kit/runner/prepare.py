@@ -97,11 +97,13 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.generation.prompts import check_pictures, fit_pictures
     from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.memory import check_memory
+    from kit.models.start import described
     from kit.runner.lifecycle import check_run_id
     from kit.trainer.selection.rules import check_selection
     from kit.trainer.teacher import check_teacher
 
     check_environment(config)
+    config = config.model_copy(update={"model": described(config.model)})
     if config.run.id is not None and fresh:
         check_run_id(config)
     objective = build_objective(config)
@@ -151,7 +153,7 @@ def find_model(config: RunConfig) -> ModelFiles:
     """The model's files, found and checked; imported late, because it brings transformers."""
     from kit.models import loading as models
 
-    return models.find_model(config.model, chat=config.data.chat)
+    return models.find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
 
 
 def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
@@ -381,7 +383,9 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
     from kit.data import filter_by_length
     from kit.data.tokens import decode_id_prompts, drop_unknown_ids
     from kit.evaluation.heldout import count_tokens, encode
+    from kit.generation.prompts import render_by_row
 
+    data = render_by_row(data, tokenizer, plain=not config.data.chat, tools=bool(interaction))
     tools = interaction.all_tools()
     data = drop_unknown_ids(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
     data = decode_id_prompts(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
@@ -397,6 +401,7 @@ def validate(config: RunConfig) -> list[str]:
 
     Raises `KitError` for whatever would keep the run from starting.
     """
+    from kit.generation.prompts import thinking_note
     from kit.models.memory import free_memory, note, planned
 
     found = prepare(config)
@@ -407,6 +412,8 @@ def validate(config: RunConfig) -> list[str]:
         notes.append(note(planned(config, files.shape, device, found.objective), free_memory(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
+    if config.data.chat and (thinking := thinking_note(files)):
+        notes.append(f"thinking: {thinking}")
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
     notes += [f"data: {note}" for note in data.info.get("notes", [])]
     notes.append(f"reward: {preset.name}, {preset.parts}")

@@ -24,6 +24,7 @@ from kit.config import RunConfig, load_config
 from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
+from kit.models.start import find_start
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
 from kit.trainer.checkpoint import is_over
@@ -330,6 +331,8 @@ def inputs(parts: Parts) -> dict[str, str]:
     paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
     found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
     weights = sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else []
+    start = find_start(parts.config.model)
+    found |= {"model.adapter": start.sha256()} if start is not None else {}
     return found | {f"model weights {path.name}": _sample_hash(path) for path in weights}
 
 

@@ -1,0 +1,286 @@
+"""Training that starts from an adapter (`model.adapter`), as supervised fine-tuning leaves one.
+
+    continue       the adapter is trained on; its rank, alpha and targets take the place of `model.lora`
+    merge          it is added to the weights in float32 once, and a new adapter (or every weight) is trained on these
+    fresh-on-top   it stays as it is, frozen, and a new adapter is trained beside it
+
+The reference policy is the policy as it starts. TRL scores it with the adapter named `ref` where there is one, and with
+adapters off elsewhere: so the first adapter stands in the model under that name, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import LoraConfig, ModelConfig
+from kit.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+REFERENCE = "ref"
+"""The name under which TRL looks for the policy as it was."""
+TRAINED = "default"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MODES = "Set model.adapter_mode: merge, which adds it to the weights whatever its kind."
+
+
+@dataclass(frozen=True)
+class Start:
+    """An adapter that training starts from. `folder` holds PEFT's two files."""
+
+    folder: Path
+    mode: str
+
+    def settings(self) -> dict[str, Any]:
+        """What the adapter says of itself."""
+        found: dict[str, Any] = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+        return found
+
+    def sha256(self) -> str:
+        """Of its weights and settings."""
+        files = (self.folder / CONFIG, self.folder / WEIGHTS)
+        return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+
+
+def find_start(config: ModelConfig) -> Start | None:
+    """The adapter that the configuration names; None where it names none. Raises `ModelError`."""
+    if config.adapter is None:
+        return None
+    folder = Path(config.adapter).expanduser()
+    if not folder.is_dir():
+        folder = _download(config.adapter)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"model.adapter: {folder} has no {name}, so it is not an adapter that PEFT has saved. Give the folder that "
+                "`save_pretrained` wrote, or set model.name where this is a whole model."
+            )
+    start = Start(folder, config.adapter_mode)
+    settings = start.settings()
+    if config.adapter_mode != "merge" and (odd := unusual(settings)):
+        raise ModelError(
+            f"model.adapter: {folder} is an adapter with {odd}, which cannot be exported exactly after training. {MODES}"
+        )
+    return start
+
+
+def _download(name: str) -> Path:
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"model.adapter: there is no folder {name}. Give an adapter's folder, or a hub id.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["adapter_*", "token*", "*.jinja", "vocab*", "merges*"]))
+    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+        raise ModelError(
+            f"model.adapter: {name} is no folder here, and could not be fetched as a hub id ({error})."
+        ) from error
+
+
+def unusual(settings: dict[str, Any]) -> str:
+    """What an adapter has beyond plain LoRA on linear layers; empty where nothing."""
+    odd = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "target_parameters")
+    found = [key for key in odd if settings.get(key)]
+    found += ["biases"] if settings.get("bias", "none") != "none" else []
+    found += [str(settings.get("peft_type"))] if settings.get("peft_type") != "LORA" else []
+    return ", ".join(found)
+
+
+def described(config: ModelConfig) -> ModelConfig:
+    """The configuration with `lora` as the adapter has it, where that is trained on. Raises `ModelError`."""
+    start = find_start(config)
+    if start is None or start.mode != "continue" or config.lora is None:
+        return config
+    found, targets = start.settings(), start.settings()["target_modules"]
+    lora = LoraConfig(
+        rank=found["r"],
+        alpha=found["lora_alpha"],
+        dropout=config.lora.dropout,
+        targets=targets if isinstance(targets, str) else sorted(targets),
+        rslora=bool(found.get("use_rslora")),
+    )
+    return config.model_copy(update={"lora": lora})
+
+
+def peft_config(start: Start, dropout: float) -> Any:
+    """PEFT's description of the adapter that is trained on. Dropout is the run's own: sampling knows none."""
+    from peft import PeftConfig
+
+    found = PeftConfig.from_pretrained(str(start.folder))
+    found.inference_mode, found.lora_dropout = False, dropout
+    return found
+
+
+def begin(model: Any, start: Start | None, *, reference: bool) -> None:
+    """Makes a model with a new adapter the policy that training starts from; call it before the optimiser is made.
+
+    `reference`: whether the policy as it starts will be scored. Raises `ModelError` where the adapter does not fit.
+    """
+    if start is None or start.mode == "merge":
+        return
+    if start.mode == "continue":
+        _fill(model, start, TRAINED)
+    if start.mode == "fresh-on-top" or reference:
+        _add(model, start)
+    model.save_pretrained = partial(model.save_pretrained, selected_adapters=[TRAINED])
+    if start.mode == "fresh-on-top":
+        model.set_adapter = partial(_activate, model)
+    model.set_adapter(TRAINED)
+
+
+def _activate(model: Any, name: str, inference_mode: bool = False) -> None:
+    """`PeftModel.set_adapter` of a policy that is two adapters: the trained one never goes without the one below it."""
+    model.active_adapter = name
+    model.base_model.set_adapter([TRAINED, REFERENCE] if name == TRAINED else name, inference_mode=inference_mode)
+    model.set_requires_grad(REFERENCE, False)
+
+
+def _add(model: Any, start: Start) -> None:
+    model.add_adapter(REFERENCE, peft_config(start, 0.0))
+    _fill(model, start, REFERENCE)
+    model.set_requires_grad(REFERENCE, False)
+
+
+def _fill(model: Any, start: Start, name: str) -> None:
+    """Reads the adapter's weights, float32, into the adapter of a model."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    try:
+        found = set_peft_model_state_dict(
+            model, load_peft_weights(str(start.folder), device="cpu"), adapter_name=name, ignore_mismatched_sizes=False
+        )
+    except RuntimeError as error:
+        raise _does_not_fit(start, str(error)) from error
+    if found.unexpected_keys:
+        raise _does_not_fit(start, f"'{found.unexpected_keys[0]}' has no place in it")
+
+
+def _does_not_fit(start: Start, why: str) -> ModelError:
+    base = start.settings().get("base_model_name_or_path")
+    return ModelError(f"model.adapter: {start.folder} was made for {base} and does not fit model.name ({why}).")
+
+
+def put_on(model: Any, adapter: Path, start: Start | None = None) -> Any:
+    """`model` with a trained adapter as it was trained, to generate with. Raises `ModelError` where they do not fit."""
+    from peft import PeftModel
+
+    try:
+        policy = PeftModel.from_pretrained(model, str(adapter))
+        if start is not None and start.mode != "merge":
+            _add(policy, start)
+            if start.mode == "fresh-on-top":
+                policy.set_adapter = partial(_activate, policy)
+            policy.set_adapter(TRAINED)
+        return policy.eval().requires_grad_(False)
+    except (RuntimeError, ValueError, OSError, KeyError) as error:
+        raise ModelError(f"{adapter}: the adapter cannot be put on its base model ({error}).") from error
+
+
+@contextmanager
+def untrained(policy: Any) -> Iterator[None]:
+    """Inside, a policy with adapters is what it was before training."""
+    if REFERENCE not in policy.peft_config:
+        with policy.disable_adapter():
+            yield
+        return
+    policy.set_adapter(REFERENCE)
+    try:
+        yield
+    finally:
+        policy.set_adapter(TRAINED)
+        policy.requires_grad_(False)
+
+
+def as_it_starts(model: Any, config: ModelConfig) -> Any:
+    """A loaded base model as training would start from it."""
+    start = find_start(config)
+    return model if start is None or start.mode == "merge" else put_on(model, start.folder)
+
+
+# --- one adapter, or one model, of two -------------------------------------------------------------------------------
+
+
+def stack(first: Path, second: Path, place: Path) -> None:
+    """Writes the one adapter that adds what two add: A is (r1 + r2, in), B (out, r1 + r2), exact but for float32 sums."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    pairs, ranks, scales = [load_file(one / WEIGHTS) for one in (first, second)], [], []
+    settings = [Start(one, "continue").settings() for one in (first, second)]
+    for each in settings:
+        ranks.append(each["r"])
+        scales.append(each["lora_alpha"] / (math.sqrt(each["r"]) if each.get("use_rslora") else each["r"]))
+    stems = sorted({name.rpartition(".lora_")[0] for pair in pairs for name in pair})
+    together: dict[str, torch.Tensor] = {}
+    for stem in stems:
+        a, b = f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+        there = next(pair for pair in pairs if a in pair)
+        downs, ups = [], []
+        for pair, rank, scale in zip(pairs, ranks, scales, strict=True):
+            downs.append(pair[a].float() if a in pair else torch.zeros(rank, there[a].shape[1]))
+            ups.append(scale * pair[b].float() if b in pair else torch.zeros(there[b].shape[0], rank))
+        together[a], together[b] = torch.cat(downs), torch.cat(ups, dim=1)
+    whole = {**settings[1], "r": sum(ranks), "lora_alpha": sum(ranks), "use_rslora": False}
+    whole["target_modules"] = sorted({stem.rpartition(".")[2] for stem in stems})
+    save_file(together, place / WEIGHTS, metadata={"format": "pt"})
+    (place / CONFIG).write_text(json.dumps(whole, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def with_merged(files: Any, config: ModelConfig) -> Any:
+    """The model's `ModelFiles`; with `adapter_mode: merge` those of a folder with the adapter merged in, made if need be.
+
+    The folder is told by its content, and lies beside other caches (XDG_CACHE_HOME): made again, it is the same.
+    """
+    start = find_start(config)
+    if start is None or start.mode != "merge":
+        return files
+    stamp = f"{files.source} {files.revision} {start.sha256()}"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-kit" / "merged"
+    place = root / hashlib.sha256(stamp.encode()).hexdigest()[:16]
+    if not place.is_dir():
+        half = place.with_name(f"{place.name}.{os.getpid()}")
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+        _merge(files, config, start, half)
+        try:
+            half.rename(place)
+        except OSError:  # another process was first
+            shutil.rmtree(half)
+    return replace(files, source=str(place), revision=None)
+
+
+def _merge(files: Any, config: ModelConfig, start: Start, place: Path) -> None:
+    """Writes the model with the adapter added in float32, in the precision of its own files."""
+    import torch
+    from peft import PeftModel
+
+    from kit.models.family import auto_class
+
+    loader = auto_class(files.config).from_pretrained
+    how = {"revision": files.revision, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    own = getattr(files.config.get_text_config(), "dtype", None) or torch.float32
+    model = loader(files.source, dtype=torch.float32, **how)
+    if getattr(model, "is_quantized", False):
+        raise ModelError(
+            f"model.adapter_mode: merge, but {files.source} holds quantised weights, into which an adapter would be rounded. "
+            "Give the 16-bit model and model.load_in_4bit: true, or set model.adapter_mode: continue."
+        )
+    try:
+        merged = PeftModel.from_pretrained(model, str(start.folder)).merge_and_unload()
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise _does_not_fit(start, str(error)) from error
+    merged.to(own).save_pretrained(place)
+    files.tokenizer.save_pretrained(place)
+    if files.processor is not None:
+        files.processor.save_pretrained(place)

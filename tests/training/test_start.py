@@ -1,0 +1,183 @@
+"""Training that starts from an adapter: what it starts as, its reference, resuming, and what is exported."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kit.config import ModelConfig, load_config
+from kit.errors import ConfigError, KitError, ModelError
+from kit.models.loading import find_model
+from kit.models.start import REFERENCE, stack, untrained
+
+TOKENS = torch.arange(5, 15)[None]
+MODES = ("continue", "merge", "fresh-on-top")
+
+
+@pytest.fixture(scope="module")
+def sft(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter whose effect is plain to see, of another rank and other targets than the runs here ask for."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("sft") / "adapter"
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        lora = LoraConfig(r=3, lora_alpha=9, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), lora)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def started(
+    tree: Any, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> dict[str, torch.Tensor]:
+    """`tree` starting from `sft`, with a KL term; what its policy and the adapter's say of a few tokens before training."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    import kit.runner.resume
+    from kit.generation.vllm import merged_weights
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tree["model"]["adapter"] = str(sft)
+    tree["objective"] = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.5}]}
+    tree["optimisation"]["learning_rate"] = 1e-2
+    (tmp_path / "placed.py").write_text(
+        "def placed(completion_ids, **_):\n"
+        "    return [sum(at * token for at, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]\n"
+    )
+    tree["reward"] = {"functions": [{"path": f"{tmp_path}/placed.py:placed"}]}
+    train_on, seen = kit.runner.resume.train_on, {}
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        seen["base"] = base(TOKENS).logits.log_softmax(-1)
+        seen["sft"] = PeftModel.from_pretrained(base, sft).eval()(TOKENS).logits.log_softmax(-1)
+
+    def watched(trainer: Any, resumption: Any) -> None:
+        def says() -> torch.Tensor:
+            with torch.no_grad():
+                return trainer.model.eval()(TOKENS).logits.log_softmax(-1)
+
+        seen["start"] = says()
+        engine = AutoModelForCausalLM.from_pretrained(trainer.model.get_base_model().name_or_path)
+        engine.load_state_dict(dict(merged_weights(trainer.model) or ()), strict=False)  # as vLLM is handed them
+        with torch.no_grad():
+            seen["engine"] = engine(TOKENS).logits.log_softmax(-1)
+        train_on(trainer, resumption)
+        seen["end"] = says()
+        with untrained(trainer.model):
+            seen["reference"] = says()
+
+    monkeypatch.setattr("kit.runner.resume.train_on", watched)
+    return seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_was_trained(
+    mode: str, attempt: Any, started: dict[str, torch.Tensor], model_folder: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    done = attempt(f"model.adapter_mode={mode}")
+    assert done.code == 0, done.message
+    torch.testing.assert_close(started["start"], started["sft"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(started["engine"], started["sft"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(started["reference"], started["sft"], atol=1e-5, rtol=0)
+    assert (started["sft"] - started["base"]).abs().max() > 0.1
+    assert (started["end"] - started["start"]).abs().max() > 1e-3
+    first, second = [line for line in done.folder.metrics() if "kl/k3" in line][:2]
+    assert first["kl/k3"] == pytest.approx(0, abs=1e-6)
+    assert second["kl/k3"] > 1e-6
+    lora = load_config(done.folder.config).model.lora
+    assert lora is not None
+    assert lora.rank == (3 if mode == "continue" else 4)
+    from kit.chat.answering import ChatModels
+    from kit.export import job
+    from kit.export.request import ExportRequest
+    from kit.runner.console import Reporter
+
+    chat = ChatModels(done.folder, None)
+    for side, wanted in (("base", "sft"), ("tuned", "end")):
+        with chat._side(side), torch.no_grad():
+            found = (chat.tuned if side == "tuned" else chat.base)(TOKENS).logits.log_softmax(-1)
+        torch.testing.assert_close(found, started[wanted], atol=1e-5, rtol=0)
+    for to in ("adapter", "merged_16bit"):
+        place = tmp_path / to
+        request = ExportRequest(to, out=place, prompts=3).request(done.folder) | {"dtype": "float32"}
+        assert job.export(done.folder, request, Reporter(quiet=True))["verification"]["faults"] == []
+        if to == "adapter":
+            base = next((tmp_path / "cache/grpo-kit/merged").iterdir()) if mode == "merge" else model_folder
+            model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), place).eval()
+        else:
+            model = AutoModelForCausalLM.from_pretrained(place).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(model(TOKENS).logits.log_softmax(-1), started["end"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["continue", "fresh-on-top"])
+def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
+    mode: str, tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
+) -> None:
+    import kit.train
+    from kit.runs.store import RunDir
+
+    given = (f"model.adapter_mode={mode}", "run.save_every=1")
+    whole = attempt(*given, "run.id=whole", "optimisation.steps=3").folder
+    assert attempt(*given, "run.id=parts", "optimisation.steps=2").code == 0
+    longer = load_config(copy.deepcopy(tree), [*given, "run.id=parts", "optimisation.steps=3"])
+    parts: RunDir = kit.train.run(longer, quiet=True, resume=True)
+    torch.testing.assert_close(started["reference"], started["sft"], atol=1e-5, rtol=0)
+    name = "adapter_model.safetensors"
+    assert (parts.adapter / name).read_bytes() == (whole.adapter / name).read_bytes()
+    assert not (whole.adapter / REFERENCE).exists()
+    last = [
+        line["kl/k3"] for run in (whole, parts) for line in run.metrics() if line.get("step") == 3 and "kl/k3" in line
+    ]
+    assert last[0] == last[1] > 0
+
+
+def test_two_adapters_are_one_of_their_ranks_together(model_folder: Path, sft: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other, both = tmp_path / "other", tmp_path / "both"
+    shutil.copytree(sft, other)
+    both.mkdir()
+    tensors = load_file(sft / "adapter_model.safetensors")
+    only = {name: 2 * tensor for name, tensor in tensors.items() if "q_proj" in name}
+    save_file(only, other / "adapter_model.safetensors")
+    stack(sft, other, both)
+    from kit.export.source import updates
+
+    one, two = updates(sft), updates(both)
+    for name, change in one.items():  # 2A and 2B: four times the update
+        torch.testing.assert_close(two[name], change * (5 if "q_proj" in name else 1))
+
+
+def test_what_cannot_be_started_from_is_refused(model_folder: Path, sft: Path, tmp_path: Path) -> None:
+    def config(**changes: Any) -> ModelConfig:
+        return ModelConfig(**{"name": str(model_folder), "adapter": str(sft), "dtype": "float32"} | changes)
+
+    with pytest.raises(ModelError, match=r"no adapter_config\.json"):
+        find_model(config(adapter=str(model_folder)), chat=True)
+    with pytest.raises(ModelError, match="there is no folder"):
+        find_model(config(adapter="./nowhere"), chat=True)
+    odd = tmp_path / "odd"
+    shutil.copytree(sft, odd)
+    text = (odd / "adapter_config.json").read_text().replace('"use_dora": false', '"use_dora": true')
+    (odd / "adapter_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"use_dora.*adapter_mode: merge"):
+        find_model(config(adapter=str(odd)), chat=True)
+    with pytest.raises(ConfigError, match="lora: null"):
+        load_config({"model": {"adapter": str(sft), "lora": None}})
+    assert issubclass(ModelError, KitError)
