@@ -298,6 +298,9 @@ class GenerationConfig(Section):
     """Sample among the k most likely tokens; 0 is no limit."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the likeliest one's probability."""
+    replay_support: bool = False
+    """With `top_p`, `top_k` or `min_p`: keep which tokens the sampler allowed at each place, and score old, new and reference
+    policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
     chunks: Annotated[int, Field(ge=1)] = 1
@@ -316,6 +319,23 @@ class GenerationConfig(Section):
     """Rounds of calls in a completion, each of any number of calls. Null: as many as fit."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """Settings of vLLM."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether completions are sampled from a part of the vocabulary."""
+        return self.top_p < 1.0 or bool(self.top_k) or bool(self.min_p)
+
+    @model_validator(mode="after")
+    def _support_can_be_kept(self) -> GenerationConfig:
+        others = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
+        others += ["engine: vllm"] if self.engine == "vllm" else []
+        others += [f"repetition_penalty: {self.repetition_penalty}"] if self.repetition_penalty != 1.0 else []
+        if self.replay_support and others:
+            raise ValueError(
+                f"replay_support with {others[0]}: what the sampler allowed is known of plain completions of engine: hf alone. "
+                "Set replay_support: false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _chunks_are_plain(self) -> GenerationConfig:

@@ -282,6 +282,11 @@ class Hook:
     def kind(self) -> str:
         return self.factory.kind
 
+    def clipped(self, batch: Any) -> Any | None:
+        """(B, T) bool: tokens that the hook found beyond its bounds; None of a hook that does not tell."""
+        told = attribute(self._function, "clipped")
+        return None if told is None else told(batch)
+
     @property
     def on_policy(self) -> bool:
         """Whether it is right only for the policy that generated: registered so, or its function says `on_policy`."""

@@ -57,14 +57,23 @@ def sampler_correction(
     if min is None and max is None and not truncates:
         raise ConfigError(f"sampler_correction: mode {mode} masks what lies outside of [min, max]; set one of them.")
 
-    def function(batch: TokenBatch) -> Tensor:
+    def ratio_of(batch: TokenBatch) -> Tensor:
         assert batch.sampler_logps is not None
         gap = torch.nan_to_num(batch.old_logps - batch.sampler_logps, nan=0.0)  # 0 at padding
         if mode == "geometric":
             gap = sequence_mean(gap, batch.mask)
         elif mode.startswith("sequence"):
             gap = gap.sum(-1, keepdim=True)
-        ratio = bounded_exp(gap)
+        return bounded_exp(gap)
+
+    def clipped(batch: TokenBatch) -> Tensor:
+        """(B, T) bool: tokens whose ratio lies outside of the bounds."""
+        ratio = ratio_of(batch)
+        below = torch.zeros_like(ratio, dtype=torch.bool) if min is None else ratio < min
+        return (below if max is None else below | (ratio > max)).expand(batch.logps.shape)
+
+    def function(batch: TokenBatch) -> Tensor:
+        ratio = ratio_of(batch)
         if truncates:
             ratio = ratio if min is None and max is None else ratio.clamp(min, max)
         else:
@@ -74,6 +83,7 @@ def sampler_correction(
                 ratio = ratio.masked_fill(ratio > max, 0.0)
         return ratio.expand(batch.logps.shape)
 
+    function.clipped = clipped  # type: ignore[attr-defined]
     return function
 
 

@@ -96,6 +96,16 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"below": ("clip_fraction/low",), "above": ("clip_fraction/high",), "all": ("clip_fraction/region",)},
     ),
     (
+        "Trainer against engine",
+        "ratio of their probabilities, and shares",
+        {
+            "ratio, 1 %": ("sampler/ratio/p01",),
+            "ratio, 99 %": ("sampler/ratio/p99",),
+            "effective sample": ("sampler/effective_sample",),
+            "clipped by the correction": ("sampler/clipped",),
+        },
+    ),
+    (
         "Groups without a lesson",
         "groups of equal reward (%)",
         {"groups": ("groups/zero_spread", "frac_reward_zero_std")},

@@ -107,6 +107,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
     folder.write_json("env.json", stands_on)
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
+    trainer.generator.replay_support = config.generation.replay_support
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)

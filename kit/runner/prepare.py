@@ -15,6 +15,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
 from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
+from kit.models.backend import UNSLOTH, choose_backend
 from kit.registry import did_you_mean
 from kit.runs.store import RunStore
 
@@ -111,6 +112,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     if engine.name == "vllm":
         check_server(config)
     interaction = load_tools(config.generation)
+    check_truncated(config, objective)
     check_greedy_pass(objective, interaction)
     preset = build_reward(config)
     checker = build_checker(config, preset)
@@ -137,6 +139,38 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_heldout(config, len(data.heldout))
     note_opened_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
     return Parts(config, objective, preset, files, data, checker, engine, interaction, teacher)
+
+
+COMPARES_SAMPLER = ("off_policy_mask",)
+"""Weights that read the engine's log-probabilities where there are some, without asking for them."""
+
+
+def check_truncated(config: RunConfig, objective: Objective) -> None:
+    """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
+    generation, needs = config.generation, "sampler_logps" in objective.needs
+    hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
+    if generation.truncates and generation.engine == "vllm" and (needs or hooks):
+        raise ConfigError(
+            f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
+            "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
+            "top_p 0.8). The engine does not hand over here which tokens it left. Set top_p: 1.0, top_k: 0 and min_p: null, or "
+            "generation.engine: hf with generation.replay_support: true and without that hook."
+        )
+    if generation.replay_support and generation.engine == "vllm":
+        raise ConfigError(
+            "generation.replay_support, but completions come from vLLM (generation.engine: auto), which does not hand over here "
+            "which tokens it left. Set generation.engine: hf, or replay_support: false."
+        )
+    if generation.replay_support and (methods := config.selection.methods):
+        raise ConfigError(
+            f"generation.replay_support with selection.{methods[0]}, which puts batches together anew without what the sampler "
+            "allowed. Set one of them off."
+        )
+    if generation.replay_support and choose_backend(config.model).name == UNSLOTH:
+        raise ConfigError(
+            "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set model.backend: "
+            "transformers, or replay_support: false."
+        )
 
 
 def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from kit.models.family import FamilyAdapter
@@ -34,6 +36,7 @@ from kit.scoring.layouts import (
 from kit.scoring.packed_attention import install_packed_attention
 from kit.scoring.packing import NotPackable, Pack, lay_out
 from kit.scoring.proof import Verdict, examine, fuse
+from kit.scoring.support import SUPPORT, renormalised
 
 log = logging.getLogger("kit")
 PACK_TOKENS = {"cpu": 2048}
@@ -106,6 +109,8 @@ class Scorer:
         With a gradient where the caller has not turned it off. Raises `ModelError` for a model without TRL's head, and for
         inputs that it cannot divide.
         """
+        if (supports := rows.fields.get(SUPPORT)) is not None:
+            return self._over_supports(model, rows, wanted, batch_size, supports)
         run = ModelPass(self.family.completed(model), self.autocast, wanted, REMEDY[self.padding])
         rows = Rows(rows.ids, rows.mask, rows.completion, self._accepted(rows.fields))
         self._fuse(model, rows)
@@ -117,6 +122,18 @@ class Scorer:
         if packs:
             return score_packs(run, packs, rows)
         return score_trimmed(run, rows, batch_size, as_they_come=_waits(model), plain=self._plain)
+
+    def _over_supports(
+        self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None, supports: list[Tensor]
+    ) -> Scores:
+        """The scores, with log-probabilities over what the sampler allowed (`kit.scoring.support`)."""
+        fields = {name: value for name, value in rows.fields.items() if name != SUPPORT}
+        bare = replace(rows, fields=fields)
+        scores = self.score(model, bare, replace(wanted, hidden=True), batch_size)
+        live = rows.live
+        found = renormalised(scores.projection, rows.ids[:, rows.width :][live], supports, live)
+        logps = scores.logps.new_zeros(live.shape).masked_scatter(live, found.to(scores.logps.dtype))
+        return replace(scores, logps=logps, head=scores.head if wanted.hidden else None)
 
     @property
     def _plain(self) -> Callable[..., Scores]:

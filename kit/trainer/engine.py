@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from kit.errors import EngineError
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
 from kit.runs.store import PREFIX, is_whole
-from kit.trainer.policy_loss import SAMPLER_DIFFERENCE
+from kit.trainer.mismatch import SAMPLER_DIFFERENCE, advice
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -74,6 +74,11 @@ def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineE
         log.info("saved a checkpoint after step %d, because the engine failed: %s", step, error)
 
 
+def computed_in(args: Any) -> str:
+    """The precision of a run's passes."""
+    return "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
+
+
 class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
     """Says once that trainer and engine disagree by more than `limit` nats on average."""
 
@@ -82,13 +87,13 @@ class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         found = (logs or {}).get(SAMPLER_DIFFERENCE)
-        if self.told or found is None or found <= self.limit:
+        said = advice(logs or {}, self.limit, half=computed_in(args))
+        if self.told or found is None or not said:
             return
         self.told = True
         self.tell(
             f"Step {state.global_step}: the engine's log-probabilities are {found:.2g} nats off the trainer's on average "
-            f"(generation.vllm.max_logp_difference {self.limit:g}). Rollouts are that far off-policy; add the weight "
-            "sampler_correction (objective.weights), or set model.dtype to what the engine computes in."
+            f"(generation.vllm.max_logp_difference {self.limit:g}). Rollouts are that far off-policy. {said}"
         )
 
 

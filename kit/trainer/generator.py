@@ -24,6 +24,7 @@ from kit.generation.decoding import fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
+from kit.scoring.support import SUPPORT, recording
 from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 
@@ -45,6 +46,8 @@ class Generator:
         """Parts of a generation batch in training."""
         self.fast_decoding = False
         """Generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of the same seed."""
+        self.replay_support = False
+        """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
 
     def turn(
         self,
@@ -64,6 +67,25 @@ class Generator:
         a part while the next is made; None: in one part.
         """
         self.keep_inputs(state, fields, images, len(prompt_ids))
+        if not (self.replay_support and own):
+            return self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
+        found: dict[int, Any] = {}
+        make = recording(self.policy, make, found)
+        ids, logps = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
+        state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: [found[id(one)] for one in ids]}
+        return ids, logps
+
+    def _in_parts(
+        self,
+        make: Turn,
+        state: RolloutState,
+        prompt_ids: Any,
+        images: Any,
+        fields: Mapping[str, Any],
+        group_size: int,
+        own: bool,
+        begin_rewards: Callable[[Rows, Any, Any], None] | None,
+    ) -> tuple[Any, Any]:
         groups = len(prompt_ids) // group_size
         parts = min(self.chunks, groups) if groups * group_size == len(prompt_ids) else 1  # two processes may share one
         plain = images is None and not fields and len(state.rows) == len(prompt_ids)

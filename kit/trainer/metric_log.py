@@ -14,9 +14,13 @@ from torch import Tensor
 from kit.objective import LossOutput, Mean, Objective
 from kit.objective.metrics import QUANTILES, Sums
 from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.mismatch import effective_shares
 
 USEFUL = "tokens/useful"
 """Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
+
+SAMPLED = 1024
+"""Values of a micro-batch that are kept for quantiles, about."""
 
 
 class MetricLog:
@@ -75,11 +79,19 @@ class MetricLog:
             for name, (total, count) in zip(names, summed.tolist(), strict=True):
                 if count:
                     self.append(name, total / count)
-        self._publish_quantiles()
+        for name, value in effective_shares(self._metrics()[self.mode()]).items():
+            self.append(name, value)
+        self._publish_quantiles("log_ratio", "ratio")
+        self._publish_quantiles("sampler_log_ratio", "sampler/ratio")
 
-    def _publish_quantiles(self) -> None:
-        """Quantiles of the ratio, from the sampled tokens of all micro-batches and processes since the last log."""
-        parts = self.samples[self.mode()].pop("log_ratio", [])
+    def sample(self, name: str, values: Tensor) -> None:
+        """Takes in values whose quantiles are published; of many an even part."""
+        stride = max(1, len(values) // SAMPLED)
+        self.samples[self.mode()].setdefault(name, []).append(values[::stride])
+
+    def _publish_quantiles(self, sampled: str, name: str) -> None:
+        """Quantiles of a ratio, from the sampled tokens of all micro-batches and processes since the last log."""
+        parts = self.samples[self.mode()].pop(sampled, [])
         if not parts:
             return
         padded = self.accelerator.pad_across_processes(torch.cat(parts).float(), pad_index=torch.nan)
@@ -88,7 +100,7 @@ class MetricLog:
         if sample.numel():
             values = torch.quantile(sample, sample.new_tensor(QUANTILES)).exp().tolist()
             for level, value in zip(QUANTILES, values, strict=True):
-                self.append(f"ratio/p{100 * level:02.0f}", value)
+                self.append(f"{name}/p{100 * level:02.0f}", value)
 
     def step_made(self, objective: Objective, completions: int) -> None:
         """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took."""

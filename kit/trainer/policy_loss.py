@@ -47,6 +47,7 @@ from kit.scoring.scorer import Scorer
 from kit.trainer.advantages import RolloutMemory
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
+from kit.trainer.mismatch import sampler_mismatch
 from kit.trainer.old_logps import OldLogps
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.value_head import Critic
@@ -55,7 +56,6 @@ log = logging.getLogger("kit")
 PER_TOKEN = ("logps", "entropy", "full_kl", "teacher_kl")
 HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
 """What a hook may need that is computed from hidden states."""
-SAMPLER_DIFFERENCE = "sampler/logp_difference"
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
 RETURNS_WATCHED = 3
 """Losses whose way through `compute_loss` is looked at as soon as they are back; to look waits for the device."""
@@ -441,11 +441,11 @@ class PolicyLoss:
 
     def _compare_with_sampler(self, batch: TokenBatch) -> None:
         """Logs how far the engine's log-probabilities are from the trainer's, where there are any."""
-        if batch.sampler_logps is None:
-            return
-        gap = (batch.old_logps - batch.sampler_logps).abs()
-        known = batch.mask & ~torch.isnan(gap)
-        self.metrics.add({SAMPLER_DIFFERENCE: Mean(gap[known].sum(), known.sum().to(gap.dtype))})
+        if batch.sampler_logps is not None:
+            clipped = [hook.clipped(batch) for hook in self.objective.weights]
+            found, ratios = sampler_mismatch(batch, [one for one in clipped if one is not None])
+            self.metrics.add(found)
+            self.metrics.sample("sampler_log_ratio", ratios)
 
     # --- beside the objective -----------------------------------------------------------------------------------------
 

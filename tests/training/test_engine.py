@@ -303,7 +303,7 @@ def test_disagreement_of_trainer_and_engine_is_said_once() -> None:
     from types import SimpleNamespace
 
     from kit.trainer.engine import SamplerAlarm
-    from kit.trainer.policy_loss import SAMPLER_DIFFERENCE
+    from kit.trainer.mismatch import SAMPLER_DIFFERENCE
 
     told: list[str] = []
     alarm = SamplerAlarm(0.01, told.append)

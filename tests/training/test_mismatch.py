@@ -1,0 +1,107 @@
+"""How far the engine is from the trainer: what is logged, and what the alarm says to do."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kit.objective import Objective
+from kit.objective.batch import TokenBatch
+from kit.trainer.engine import SamplerAlarm
+from kit.trainer.mismatch import advice, effective_shares, sampler_mismatch
+
+LOG2 = math.log(2.0)
+FINE = {"sampler/logp_difference": 0.01, "sampler/clipped": 0.0}
+
+
+def batch() -> TokenBatch:
+    """Two completions of 8 and 4 tokens; the last quarter of the first is off by log 2 a token, one value is unknown."""
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 4:] = False
+    old = torch.full((2, 8), -1.0).masked_fill(~mask, 0.0)
+    sampler = old.clone()
+    sampler[0, 6:] -= LOG2
+    sampler[1, 0] = torch.nan
+    return TokenBatch(old.clone(), old, torch.ones(2, 1), mask, sampler_logps=sampler)
+
+
+def test_ratios_are_told_by_position_and_by_completion() -> None:
+    seen = batch()
+    hook = Objective.from_spec({"weights": [{"name": "sampler_correction", "mode": "token_mask", "max": 1.5}]}).weights[
+        0
+    ]
+    clipped = hook.clipped(seen)
+    assert clipped is not None
+    assert clipped.sum() == 2
+    assert torch.equal(clipped & seen.mask, (hook(seen) == 0) & seen.mask)
+    means, ratios = sampler_mismatch(seen, [clipped])
+    value = {name: float(mean.value) for name, mean in means.items()}
+    assert value["sampler/logp_difference"] == pytest.approx(2 * LOG2 / 11)  # 8 + 4 tokens, one unknown
+    assert [value[f"sampler/logp_difference/q{n}"] for n in (1, 2, 3, 4)] == pytest.approx([0, 0, 0, 2 * LOG2 / 3])
+    assert value["sampler/clipped"] == pytest.approx(2 / 11)
+    assert value["sampler/clipped/q4"] == pytest.approx(2 / 3)
+    # weights of the completions: 4 and 1, so (4 + 1)^2 / (2 (16 + 1)) = 25 / 34
+    shares = effective_shares({name: [number] for name, number in value.items()})
+    assert shares["sampler/effective_sample"] == pytest.approx(25 / 34)
+    assert ratios[~ratios.isnan()].exp().max() == pytest.approx(2.0)
+    assert int(ratios.isnan().sum()) == 5  # 4 of padding, 1 unknown
+
+
+def test_a_correction_of_sequences_clips_all_their_tokens() -> None:
+    hook = Objective.from_spec({"weights": [{"name": "sampler_correction", "mode": "sequence_truncate", "max": 3.0}]})
+    clipped = hook.weights[0].clipped(batch())
+    assert clipped is not None
+    assert clipped.any(1).tolist() == [True, False]
+    assert Objective.from_spec({"weights": ["drop_truncated"]}).weights[0].clipped(batch()) is None
+
+
+@pytest.mark.parametrize(
+    ("logs", "half", "words"),
+    [
+        ({"sampler/logp_difference": 0.2}, "bfloat16", ["float16", "sampler_correction"]),
+        ({"sampler/logp_difference": 0.2, "sampler/clipped": 0.4}, "float16", ["40%", "geometric", "TIS cap"]),
+        ({**FINE, "sampler/effective_sample": 0.2}, "bfloat16", ["sequence_mask"]),
+        ({**FINE, "sampler/effective_sample": 0.9}, "bfloat16", []),
+    ],
+)  # fmt: skip
+def test_the_alarm_says_what_to_do(logs: dict[str, float], half: str, words: list[str]) -> None:
+    said = advice(logs, 0.05, half=half)
+    assert all(word in said for word in words)
+    assert bool(said) == bool(words)
+    told: list[str] = []
+    alarm, state = SamplerAlarm(0.05, told.append), SimpleNamespace(global_step=3)
+    arguments: Any = SimpleNamespace(bf16=half == "bfloat16", fp16=half == "float16")
+    for _ in range(2):
+        alarm.on_log(arguments, state, None, dict(logs))
+    assert len(told) == bool(words)
+
+
+def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
+    """A trainer whose engine reports log-probabilities that are off by a little."""
+    trainer = new_trainer(objective={"recipe": "grpo", "weights": ["sampler_correction"]}, unchecked=True)
+    make = trainer._generate_and_score_completions
+
+    def reported(rows: Any) -> Any:
+        output = make(rows)
+        shape = output["completion_ids"].shape
+        with torch.no_grad():
+            from kit.trainer.micro_batch import MicroBatch
+
+            logps = trainer.scorer.score(trainer.model, MicroBatch(output).rows).logps
+        return output | {"sampling_per_token_logps": logps - 0.01 * torch.arange(shape[1])}
+
+    trainer._generate_and_score_completions = reported
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert 0 < logged["sampler/logp_difference/q1"] < logged["sampler/logp_difference/q4"]
+    assert 1.0 <= logged["sampler/ratio/p01"] <= logged["sampler/ratio/p99"]
+    assert 0 < logged["sampler/effective_sample"] <= 1
+    assert logged["sampler/clipped"] == 0
+    from kit.report.panels import SIMPLE
+
+    lines = next(lines for title, _, lines in SIMPLE if title == "Trainer against engine")
+    assert all(names[0] in logged for names in lines.values())
