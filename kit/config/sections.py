@@ -464,9 +464,10 @@ class OptimisationConfig(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Gradients are scaled down to this norm; 0 turns it off."""
-    gradient_checkpointing: bool | Literal["unsloth"] | None = None
-    """Recompute activations in the backward pass to save memory. `unsloth`: keep them in main memory as well (model.backend:
-    unsloth; elsewhere refused, on its CPU backend the same as true). Null: on with a GPU, off on the CPU."""
+    gradient_checkpointing: bool | Literal["offload", "unsloth"] | None = None
+    """Recompute activations in the backward pass to save memory. `offload`: what is kept for that waits in main memory (on the
+    CPU the same as true). `unsloth`: its own way of that (model.backend: unsloth; elsewhere refused, on its CPU backend the same
+    as true). Null: on with a GPU, off on the CPU."""
     token_budget: Annotated[int, Field(ge=1)] | None = None
     """Tokens (prompt and completion) of which one forward and backward pass keeps activations, at most; a larger micro-batch
     goes through in parts, with the same gradient. Null: whole micro-batches. A single longer completion goes alone."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTING = "unsloth"
 """Gradient checkpointing with the activations kept in main memory."""
+OFFLOAD = "offload"
+"""The same, in whatever way the backend has."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def checkpointing(asked: bool | str | None, backend: Backend) -> bool | str:
     """How activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
     if asked is None:
         return CHECKPOINTING if backend.name == UNSLOTH else backend.device == "cuda"
+    if asked == OFFLOAD:
+        return CHECKPOINTING if backend.name == UNSLOTH else True  # transformers: `ModelPass.offload`
     if asked == CHECKPOINTING and backend.name != UNSLOTH:
         return True  # its CPU backend has nowhere to move them to, and recomputes
     return asked

@@ -17,11 +17,12 @@ from transformers import set_seed
 from kit.data.images import IMAGES
 from kit.errors import EngineError
 from kit.generation.engine import Engine, record, with_engine
+from kit.models.backend import UNSLOTH
 from kit.models.failures import BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import keep_trainable_in_float32, load_model
 from kit.models.start import begin
-from kit.models.unsloth import loading
+from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
 from kit.runner.distributed import GatheringSink
 from kit.runner.prepare import Parts, teacher_model
@@ -108,6 +109,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     folder.write_json("env.json", stands_on)
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support
+    trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and loaded.backend.name != UNSLOTH
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     keep_trainable_in_float32(trainer.model)

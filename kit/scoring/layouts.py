@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,9 @@ ROWWISE = ("token_type_ids", "mm_token_type_ids")
 """Inputs beside the ids with a value for each of them."""
 FILLED = 0.8
 """Least share of tokens in a trimmed batch, unless it would have a single row."""
+WORTH_MOVING = 2**20
+"""Bytes of a hidden state."""
+MOVED_FROM = "cuda"
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,43 @@ class Scores:
         return replace(self, logps=place(self.logps), entropy=entropy)
 
 
+def boundaries_in_main_memory() -> AbstractContextManager[Any]:
+    """Inside, hidden states (B, S, H) that a graph keeps wait in main memory: with gradient checkpointing, its blocks' inputs.
+
+    What a block keeps once it is recomputed stays on the device. Copies take their place in the device's stream, and nobody
+    waits for them.
+    """
+
+    def pack(kept: Tensor) -> Any:
+        moves = kept.dim() == 3 and kept.is_floating_point() and kept.nbytes >= WORTH_MOVING
+        if not moves or kept.device.type != MOVED_FROM:
+            return kept
+        moved = torch.empty(kept.shape, dtype=kept.dtype, pin_memory=torch.cuda.is_available())
+        return kept.device, moved.copy_(kept, non_blocking=True)
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        device, moved = kept
+        back: Tensor = moved.to(device, non_blocking=True)
+        return back
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
 @dataclass(frozen=True)
 class ModelPass:
     """A forward pass of `model` into TRL's fused head, which gives a score for every label.
 
-    autocast: a context for the precision of the run. remedy: what to set where the head is not there.
+    autocast: a context for the precision of the run. remedy: what to set where the head is not there. offload: what gradient
+    checkpointing keeps waits in main memory.
     """
 
     model: Callable[..., Any]
     autocast: Callable[[], AbstractContextManager[Any]]
     wanted: Wanted = field(default_factory=Wanted)
     remedy: str = ""
+    offload: bool = False
 
     def __call__(self, **inputs: Any) -> Scores:
         """Scores in the layout of the labels, a column less; `head.hidden` in the order of the labels.
@@ -130,7 +159,8 @@ class ModelPass:
         """
         if self.wanted.aux_loss:
             inputs["output_router_logits"] = True
-        with asking_head(self.wanted.entropy_gradient, keep=self.wanted.hidden) as head, self.autocast():
+        moving = boundaries_in_main_memory() if self.offload and torch.is_grad_enabled() else nullcontext()
+        with asking_head(self.wanted.entropy_gradient, keep=self.wanted.hidden) as head, self.autocast(), moving:
             found = self.model(**inputs, fused_lm_head=True)
         if getattr(found, "log_probs", None) is None:
             raise ModelError(

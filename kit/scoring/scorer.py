@@ -86,6 +86,8 @@ class Scorer:
         self.pack_tokens = PACK_TOKENS.get(device, GPU_PACK_TOKENS)
         """Tokens of a pack, at most; more only beside a long prompt, and for a single longer row."""
         self.verdicts: dict[int, Verdict] = {}  # by model: the policy's, and that of a reference with its own weights
+        self.offload = False
+        """Whether what gradient checkpointing keeps waits in main memory."""
         self.fuses = device == "cuda" and not divided
         """Whether models get fewer kernels (`kit.models.fused`) at their first rows."""
         self.fused: dict[int, Fused] = {}  # by model
@@ -111,7 +113,7 @@ class Scorer:
         """
         if (supports := rows.fields.get(SUPPORT)) is not None:
             return self._over_supports(model, rows, wanted, batch_size, supports)
-        run = ModelPass(self.family.completed(model), self.autocast, wanted, REMEDY[self.padding])
+        run = ModelPass(self.family.completed(model), self.autocast, wanted, REMEDY[self.padding], self.offload)
         rows = Rows(rows.ids, rows.mask, rows.completion, self._accepted(rows.fields))
         self._fuse(model, rows)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"

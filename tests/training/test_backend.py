@@ -228,6 +228,8 @@ def test_adapters_are_those_of_the_configuration() -> None:
         (None, TRANSFORMERS, True),
         (None, UNSLOTH_CPU, False),
         ("unsloth", UNSLOTH_CPU, True),
+        ("offload", UNSLOTH, "unsloth"),
+        ("offload", TRANSFORMERS, True),
         (False, UNSLOTH, False),
         (True, UNSLOTH, True),
     ],

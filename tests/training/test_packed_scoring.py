@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import scorer
+from kit.scoring import layouts, scorer
 from kit.scoring.layouts import Rows, Wanted
+from kit.scoring.packing import lay_out
 
 from .packs import Scored, assert_same, plainly, rows_of, score
 from .rollouts import (
@@ -70,6 +71,48 @@ def test_with_gradient_checkpointing(packed: NewPacked, reentrant: bool) -> None
     assert_same(score(trainer, rows), wanted)
     assert trainer.packing_report["packing"] == "packed"
     assert len(calls) == 3 + 2  # those of the proof, and one that the backward pass does again
+
+
+def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, rows = packed(), rows_of()
+    trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer.model.enable_input_require_grads()
+    wanted = score(trainer, rows)
+    moved: list[tuple[int, ...]] = []
+
+    def recorded() -> Any:
+        hooks = given()
+        pack = hooks.pack_hook
+
+        def noted(kept: torch.Tensor) -> Any:
+            found = pack(kept)
+            if found is not kept:
+                assert found[1].data_ptr() != kept.data_ptr()
+                moved.append(tuple(kept.shape))
+            return found
+
+        hooks.pack_hook = noted
+        return hooks
+
+    given = layouts.boundaries_in_main_memory
+    monkeypatch.setattr(layouts, "boundaries_in_main_memory", recorded)
+    monkeypatch.setattr(layouts, "MOVED_FROM", "cpu")
+    trainer.scorer.offload = True
+    assert_same(score(trainer, rows), wanted)
+    assert not moved  # too small to be worth it
+    monkeypatch.setattr(layouts, "WORTH_MOVING", 1)
+    found = score(trainer, rows)
+    for one, other in zip((*found[:2], *found[2].values()), (*wanted[:2], *wanted[2].values()), strict=True):
+        assert torch.equal(one, other)
+    config = trainer.model.config
+    (pack,) = lay_out(rows.ids, rows.mask, rows.completion)
+    boundary = (1, pack.tokens, config.hidden_size)
+    # Every block's input; and of the last norm, what it keeps.
+    assert config.num_hidden_layers <= moved.count(boundary) <= len(moved) <= config.num_hidden_layers + 4
+    with torch.no_grad():
+        seen = len(moved)
+        trainer.scorer.score(trainer.model, rows)
+        assert len(moved) == seen
 
 
 def test_at_another_temperature_and_with_all_weights_in_training(packed: NewPacked) -> None:
