@@ -79,7 +79,7 @@ def _size(expression: Any) -> int:
     for part in _parts(expression):
         if part.is_Rational:
             size += (abs(part.p) != 1) + (part.q != 1)
-        else:
+        elif not part.is_Boolean or part.args:  # whether an end of an interval belongs to it is nothing to compute
             size += not part.args or _name(part) is not None
     return size
 

@@ -50,6 +50,8 @@ _DENIALS = re.compile(r"(?<![A-Za-z])(?:not|no|never|wrong|false|isn't)(?![A-Za-
 _LETTER = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z]|\\(?!frac|sqrt|log|ln|sin|cos|tan|sec|csc|cot|arc|pi|cdot|times|left|right)[a-z]"
 )
+_INTEGRATED = re.compile(r"\+\s?([CcKk])$")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e")
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
@@ -77,6 +79,7 @@ def _verdict(answer: str, reference: str, final: bool) -> str:
     given = plain(answer, letters=is_number(expected))
     if units_differ(reference, answer):
         return "different"
+    given = _with_constant_of(expected, given)
     if bare(expected) == bare(given):
         return "equal"
     try:
@@ -95,6 +98,22 @@ def _verdict(answer: str, reference: str, final: bool) -> str:
         if not _readable(expected):
             return "reference"
         return "different" if isinstance(failure, Opaque) else "unread"
+
+
+def _with_constant_of(expected: str, given: str) -> str:
+    """`given` with the name that `expected` has for the constant of integration: `x^2 + c` for `x^2 + C`."""
+    one, other = _INTEGRATED.search(expected), _INTEGRATED.search(given)
+    if not (one and other) or one[1] == other[1]:
+        return given
+    if _mentions(one[1], expected[: one.start()]) or any(
+        _mentions(o, given[: other.start()]) for o in (one[1], other[1])
+    ):
+        return given
+    return f"{given[: other.start()]}+{one[1]}"
+
+
+def _mentions(letter: str, text: str) -> bool:
+    return letter in _COMMAND.sub(" ", text)
 
 
 def warm_up() -> None:

@@ -77,6 +77,11 @@ _UNIT = (
 _RATE = rf"(?:m|km|mi|ft|cm)/(?:s|h|hr|min){_POWER}"
 _LETTER = rf"[mgshlLNJWVAKCF](?:/(?:h|s))?{_POWER}"  # a unit where the reference is a number, else a variable
 _UNIT_TEXT = re.compile(rf"\s*{TEXT}{_POWER}$")
+_PER_UNIT = re.compile(rf"\s?(?:/|\\cdot|\\times)\s?{TEXT}(?:\^\s?\{{?-?[1-4]\}}?)?$")  # `/ s^2` of `m / s^2`
+_IN_WORDS = re.compile(
+    r"(?<=\d)\s*(?:\\text\s?\{\s?(?P<text>thousand|[mb]illion|trillion)\s?\}|(?P<word>thousand|[mb]illion|trillion)(?![A-Za-z]))"
+)
+_POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNIT_GLUED = (
     re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE})$"),
     re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE}|{_LETTER})$"),
@@ -151,7 +156,7 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     text = (
         _VECTOR_IN_SIGNS.sub(r"(\1)", text) if _VECTOR_IN_SIGNS.fullmatch(text) else _VECTOR.sub(_in_parentheses, text)
     )
-    text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _IN_WORDS.sub(_as_power, _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text))
     if join_groups and not text.startswith(("(", "[", "\\{")):
         text = _COMMA_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
     if _TRIGONOMETRY.search(text):
@@ -189,6 +194,10 @@ def _laid_out_but_dollars(text: str) -> str:
     """As `_laid_out`, with the sign of the currency, which `\\$` writes, as `$`; others around the text are taken off."""
     text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
     return _laid_out(text).replace("\0", "$")
+
+
+def _as_power(match: re.Match[str]) -> str:
+    return f"\\times 10^{{{_POWERS_OF_TEN[match['text'] or match['word']]}}}"
 
 
 def _in_parentheses(vector: re.Match[str]) -> str:
@@ -344,6 +353,12 @@ def _without_unit(text: str, letters: bool) -> str:
 
     Only a number has a unit that does not stand in `\\text`: `2x+3m` has none.
     """
+    whole = text
+    for _ in range(3):
+        if (part := _PER_UNIT.search(text)) and part.start() and _is_unit(part[1]):
+            text = text[: part.start()]
+    if text != whole and not ((match := _UNIT_TEXT.search(text)) and match.start() and _is_unit(match[1])):
+        text = whole  # `3 / \\text{s}` has no unit in front of the stroke
     match = _UNIT_TEXT.search(text)
     if match and match.start() and _is_unit(match[1]):
         if clock(text):

@@ -43,6 +43,12 @@ EQUAL = [
     (r"x>3 \text{ or } x \le 2", r"(-\infty,2]\cup(3,\infty)"), (r"\ln 2", r"\log_e 2"), ("9.8 m/s^2", "9.8"),
     ("9.8", r"9.8\ m/s^2"), ("30 minutes", "30 min"), ("5 ft", r"5\text{ feet}"), ("12 cm", r"12\text{ cm}^2"), ("3 hours", "3"),
     (r"90^\circ", "90 degrees"),
+    # units in parts, large numbers in words, constants of integration
+    (r"1 / 4 \mathrm{~m} / \mathrm{s}", r"\frac14"), (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", "9.8"),
+    ("72", r"72 \mathrm{~km} / \mathrm{h}"),
+    (r"4 \times 10^{33} \mathrm{erg} / \mathrm{s}", "4e33"), (r"5 \text{ kg} \cdot \text{m}", "5"),
+    (r"2.5 \text{ million}", "2500000"),
+    (r"\$3 million", "3,000,000"), (r"\frac{x^2}{2}+C", r"\frac{1}{2}x^2 + c"), ("x^2+C", "x^2+K"),
     # times and words
     ("10:30", "10:30"), ("10:30 PM", "22:30"), ("10:30", r"10:30\text{ a.m.}"), ("1:3", "1:3"), ("A", r"\text{A}"),
     (r"\text{Monday}", "Monday"), (r"\text{even}", "even."),
@@ -75,6 +81,9 @@ DIFFERENT = [
     (r"\{x|-2\leq x < 1\}", "(-2,1)"), ("[-2,1)", r"\{x \mid -2 \le x \le 1\}"), (r"(2,\infty)", r"\{x \mid y > 2\}"),
     (r"\{x|x>2\}", "2"), ("2", r"\{x|x>2\}"), (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>4"),
     (r"(-\infty,2)\cup(3,\infty)", r"x \le 2 \text{ or } x>3"), (r"(-\infty,2)\cup(3,\infty)", "x<2"), (r"\ln 2", r"\log_3 2"),
+    # units in parts, large numbers in words, constants of integration
+    (r"1 / 4 \mathrm{~m} / \mathrm{s}", r"\frac15"), (r"2.5 \text{ million}", "2.5"), ("2.5", "2.5 million"), ("x^2+C", "x^2"),
+    ("x^2", "x^2+C"), ("x^2+C", "x^2+y"), ("kx^2+C", "kx^2+k"), ("Cx+C", "Kx+K"), ("x+C", "x-C"),
     # another unit of measure
     ("3 hours", "3 minutes"), (r"3\text{ cm}", r"3\text{ m}"), ("30 minutes", "30 hours"), (r"\$5", r"5\text{ cents}"),
     (r"90^\circ", r"90\text{ radians}"), ("5 kg", "5 g"), ("2 weeks", r"2\text{ days}"),
@@ -87,6 +96,13 @@ DIFFERENT = [
 @pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
 def test_answers_that_mean_something_else_are_not(reference: str, answer: str) -> None:
     assert judge(answer, reference) in ("different", "unread")
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"), [(r"x \ge 1", r"[1,\infty)"), (r"\{x|x>1\}", r"(1,\infty)"), ("[0,1]", r"0 \le x \le 1")]
+)
+def test_an_interval_is_as_worked_out_as_its_inequality(reference: str, answer: str) -> None:
+    assert judge(answer, reference, final=True) == judge(reference, answer, final=True) == "equal"
 
 
 @pytest.mark.parametrize("answer", ["}{", r"\frac{", "\\", "{" * 900, r"\sqrt{" * 300, "\ud800", "\x00", "((((", "?!"])
