@@ -180,7 +180,8 @@ def _same_modules(environment: Mapping[str, str], path: list[str]) -> bool:
     def read(variables: Mapping[str, str]) -> dict[str, str]:
         return {k: v for k, v in variables.items() if k.startswith(READ_WHILE_IMPORTED) and k not in MAY_DIFFER}
 
-    if read(environment) != read(json.loads((_place()[0] / "environment.json").read_text())):
+    server = json.loads((_place()[0] / "environment.json").read_text())
+    if server["executable"] != sys.executable or read(environment) != read(server["environment"]):
         return False
     loaded = {name.partition(".")[0] for name in PRELOADED} | {"sitecustomize", "usercustomize"}
     known = {str(ROOT), str(ROOT / "tests/warm_site"), *sys.path[1:]}
@@ -224,7 +225,8 @@ def _start_server(place: Path, owner: int) -> None:
             if server.poll() is not None:
                 raise OSError(f"the server of warm processes did not start:\n{(place / 'log.txt').read_text()}")
             time.sleep(0.05)
-    (place / "environment.json").write_text(json.dumps(dict(os.environ)))
+    began = {"executable": sys.executable, "environment": dict(os.environ)}
+    (place / "environment.json").write_text(json.dumps(began))
 
 
 def _connection() -> socket.socket:
