@@ -170,6 +170,29 @@ app.command()(cli_runs.compare)
 app.command()(cli_runs.sweep)
 
 
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A notebook, a script, or a YAML file of another trainer.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where run.yaml and rewards.py go.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Make a run of another trainer's notebook or file.
+
+    A notebook of Unsloth, a script or YAML file of TRL, a YAML file of verl or EasyR1. Nothing of it is run. What was
+    taken, what was dropped and what looks like a mistake is told.
+    """
+    from kit.planning.importing import import_file, write
+
+    found = import_file(file)
+    for line in found.listed():
+        typer.echo(line)
+    for path in write(found, out, force=force):
+        typer.echo(f"written: {path}")
+    typer.echo(f"next: grpo-kit validate {out / 'run.yaml'}")
+
+
 @app.command()
 def ui(
     host: Annotated[str, typer.Option(help="Address to serve at; any but 127.0.0.1 needs --auth.")] = "127.0.0.1",
