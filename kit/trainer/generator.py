@@ -64,9 +64,11 @@ class Generator:
         """One turn of all prompts: ids of completions, and the engine's log-probabilities if it gives any.
 
         make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided. begin_rewards: scores
-        a part while the next is made; None: in one part.
+        a part while the next is made; None: in one part. A rollout that is replayed is given back as it was sampled.
         """
         self.keep_inputs(state, fields, images, len(prompt_ids))
+        if state.replayed is not None:
+            return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
         if not (self.replay_support and own):
             return self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
         found: dict[int, Any] = {}

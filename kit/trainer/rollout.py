@@ -43,14 +43,20 @@ class RewardResult:
 
 @dataclass(frozen=True)
 class ReplayedRollout:
-    """Completions that TRL is given instead of generating and scoring: N of them, in groups."""
+    """N completions, in groups, that were generated and scored before; the trainer gives them to TRL as its own."""
 
-    prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     logps: list[list[float]] | None  # nats, of the engine that sampled them
     components: Tensor  # (N, K)
     extra: dict[str, list[Any]]
     metrics: dict[str, list[float]]  # that the reward functions logged when they were made
+
+    def reward_again(self, extra: Mapping[str, list[Any]], metrics: Mapping[str, list[float]]) -> Tensor:
+        """The rewards (N, K). What the functions logged with them is added to `extra` and `metrics`, TRL's pending logs."""
+        for pending, values in ((extra, self.extra), (metrics, self.metrics)):
+            for name, found in values.items():
+                pending[name].extend(found)
+        return self.components.clone()
 
 
 @dataclass

@@ -523,9 +523,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         state = self._state or RolloutState()
         with self.metric_log.phases.measured("rewards"):
             if state.replayed is not None:
-                rewards = state.replayed.components.clone()
-                for name, values in state.replayed.extra.items():
-                    self._pending_extra_logs[name].extend(values)
+                rewards = state.replayed.reward_again(self._pending_extra_logs, self._pending_metrics)
             else:
                 rows, seen = without_pictures(inputs), state.prompt_ids
                 if seen is not None and len(seen) == len(rows):

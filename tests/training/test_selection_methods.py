@@ -170,12 +170,13 @@ class World:
 
     def __init__(self, rates: Sequence[float]) -> None:
         self.rows = [{"prompt": str(number), "rate": rate} for number, rate in enumerate(rates)]
-        self.calls: list[tuple[list[str], int]] = []
+        self.calls: list[list[str]] = []
         self.draw = random.Random(0)
 
-    def make(self, rows: Sequence[dict[str, Any]], each: int) -> list[Group]:
-        self.calls.append(([row["prompt"] for row in rows], each))
-        return [self.group(row, [float(self.draw.random() < row["rate"]) for _ in range(each)]) for row in rows]
+    def make(self, rows: Sequence[dict[str, Any]]) -> list[Group]:
+        """Groups of 4."""
+        self.calls.append([row["prompt"] for row in rows])
+        return [self.group(row, [float(self.draw.random() < row["rate"]) for _ in range(4)]) for row in rows]
 
     def group(self, row: dict[str, Any], rewards: list[float]) -> Group:
         ids = [[int(reward)] for reward in rewards]
@@ -192,9 +193,9 @@ def test_flat_groups_give_way_to_fresh_ones_until_none_is_left() -> None:
     found = selector(world, dynamic_sampling={"max_rounds": 20}).select(world.rows[:6], 0, world.make)
     assert [group.flat for group in found.groups] == [False] * 6
     assert found.rounds == len(world.calls) > 1
-    first, *later = [prompts for prompts, _ in world.calls]
+    first, *later = world.calls
     assert first == [row["prompt"] for row in world.rows[:6]]
-    everything = [prompt for prompts, _ in world.calls for prompt in prompts]
+    everything = [prompt for prompts in world.calls for prompt in prompts]
     assert len(set(everything)) == len(everything), "no prompt twice in a step"
     assert len(later[0]) == sum(group.flat for group in found.made[:6]) >= 4
     assert found.generated == 4 * len(everything)
@@ -211,7 +212,7 @@ def test_dynamic_sampling_stops_at_its_rounds_and_its_budget() -> None:
         assert [group.row["prompt"] for group in found.groups] == ["0"], "what stays flat stays"
     world = World([0.0] * 3)
     found = selector(world, dynamic_sampling={}).select(world.rows[:2], 0, world.make)
-    assert sum(len(prompts) for prompts, _ in world.calls) == 3, "the data has no more prompts"
+    assert sum(len(prompts) for prompts in world.calls) == 3, "the data has no more prompts"
 
 
 def test_prompts_that_were_flat_are_passed_over_for_fresh_ones() -> None:

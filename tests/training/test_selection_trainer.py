@@ -283,11 +283,11 @@ def test_a_failed_engine_leaves_the_memory_of_the_step_before(
     trainer = new_trainer(objective="dapo", extra=extra, unchecked=True, gradient_accumulation_steps=2)
     rows = [dict(row) for row in trainer.train_dataset.select(range(2))]
     trainer.model.train()
-    first_round = trainer.selection.sample_groups(rows, 4)
+    first_round = trainer.selection.sample_groups(rows)
     assert all(group.flat for group in first_round)
     rounds: list[int] = []
 
-    def fails_in_the_second_round(wanted: Any, each: int) -> Any:
+    def fails_in_the_second_round(wanted: Any) -> Any:
         rounds.append(len(wanted))
         if len(rounds) == 2:
             raise EngineError("gone")

@@ -1,9 +1,12 @@
-"""Chooses the rollouts of a run. Without methods it only counts what was spent.
+"""Selection as a step of the trainer: sample groups, choose, and let TRL make its batch of the chosen ones.
 
-Groups are made and scored without a trace in the logs, chosen (`kit.trainer.selection.selector`), and then handed to TRL in
-the place of what it would generate: old and reference log-probabilities, advantages, logs and the loss are those of a batch
-that holds the chosen completions and nothing else. What is not trained on is not in the batch, so that every reduction
-divides by what is.
+1. `sample_groups` generates and scores completions with logging off.
+2. `Selector` (selector.py) chooses among these groups, and asks for more where its methods need them.
+3. The chosen completions go through TRL's rollout once more as a `ReplayedRollout`: the generator and the reward functions
+   give back what they made, so that old and reference log-probabilities, advantages, logs and the loss are those of a batch
+   that holds the chosen completions and nothing else. Every reduction then divides by what is trained on.
+
+Without methods nothing is chosen, and only the tokens that were spent are counted.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from kit.trainer.selection.selector import Selected, Selector
 
 Row = dict[str, Any]
 RollOut = Callable[[list[Row], ReplayedRollout | None], tuple[dict[str, Any], RewardResult]]
-"""Lets TRL make a batch of rows, or of what it is handed: the batch, and what the reward functions gave."""
+"""TRL's batch of these rows, generated or replayed; and what the reward functions gave."""
 
 
 class GroupSelector:
-    """Of one trainer. selector: None without methods. Raises `ConfigError` for what they cannot do with this trainer."""
+    """The selection of one trainer. Raises `ConfigError` for a method that this trainer cannot follow.
+
+    selector: the methods and their memory; None where the configuration has no method.
+    """
 
     def __init__(self, trainer: Any, config: SelectionConfig) -> None:
         self.trainer, self.config = trainer, config
@@ -40,26 +46,26 @@ class GroupSelector:
             self.selector = Selector(config, trainer.train_dataset, trainer.num_generations, trainer.args.seed)
 
     def batch(self, rows: list[Row], roll_out: RollOut) -> dict[str, Any]:
-        """TRL's batch of the groups that are trained on; logs what was spent."""
+        """TRL's batch of the groups that are trained on. `rows` repeat each prompt. Logs the tokens that were spent."""
         if self.selector is None:
             output, rewards = roll_out(rows, None)
             self._count_plain(output, rewards)
             return output
-        size = self.selector.group_size
         self._seen_metrics = {}
         found = self._selected([dict(row) for row in rows[:: self.trainer.num_generations]])
         self._count_discarded(found)
+        size = self.selector.group_size
         repeated = [dict(group.row) for group in found.groups for _ in range(size)]
-        replayed = self._replayed(found.groups, size)
-        with _replaying(self.trainer, replayed, size):
-            output, _ = roll_out(repeated, replayed)
+        with _groups_of(self.trainer, size):
+            output, _ = roll_out(repeated, self._replayed(found.groups))
         if self.config.cppo:
             output = self._drop_unselected(output, size)
         self._count(output, found)
         return output
 
     def _selected(self, rows: list[Row]) -> Selected:
-        """The selector's choice. Where the engine fails, nothing of this step is remembered: a checkpoint is written then."""
+        """The selector's choice. Where the engine fails, the selector forgets this step: the checkpoint that is written then
+        must be that of a run which has not begun it."""
         assert self.selector is not None
         before = self.selector.state_dict() if self.trainer.use_vllm else None
         try:
@@ -69,31 +75,28 @@ class GroupSelector:
                 self.selector.load_state_dict(before)
             raise
 
-    def sample_groups(self, rows: Sequence[Row], each: int) -> list[Group]:
-        """Generates and scores `each` completions of every row, without a trace in the logs."""
-        trainer = self.trainer
-        repeated = [dict(row) for row in rows for _ in range(each)]
-        kept, trainer.num_generations = trainer.num_generations, each
-        try:
-            with muted_metrics(trainer), trainer.rolling_out(repeated) as state:
-                prompts = [row["prompt"] for row in repeated]
-                prompt_ids, ids, _, completions, logps, *_ = trainer._generate(prompts)
-                components = trainer._calculate_rewards(repeated, prompts, completions, ids)
-                for name, values in trainer._pending_metrics.items():
-                    self._seen_metrics.setdefault(name, []).extend(values)
-        finally:
-            trainer.num_generations = kept
+    def sample_groups(self, rows: Sequence[Row]) -> list[Group]:
+        """Generates and scores a group of completions for every row. What the reward functions log is kept for the replay;
+        nothing else reaches the logs."""
+        trainer, size = self.trainer, self.trainer.num_generations
+        repeated = [dict(row) for row in rows for _ in range(size)]
+        with muted_metrics(trainer), trainer.rolling_out(repeated) as state:
+            prompts = [row["prompt"] for row in repeated]
+            prompt_ids, ids, _, completions, logps, *_ = trainer._generate(prompts)
+            components = trainer._calculate_rewards(repeated, prompts, completions, ids)
+            for name, values in trainer._pending_metrics.items():
+                self._seen_metrics.setdefault(name, []).extend(values)
         extra = {name: values for name, values in state.rewards.extra.items() if len(values) == len(repeated)}
         totals, parts = state.rewards.total.tolist(), components.tolist()
         groups = []
         for number, row in enumerate(rows):
-            one = slice(number * each, (number + 1) * each)
+            one = slice(number * size, (number + 1) * size)
             groups.append(
                 Group(
                     key=key_of(row),
                     row=dict(row),
                     prompt_ids=list(prompt_ids[one.start]),
-                    completion_ids=[list(each_ids) for each_ids in ids[one]],
+                    completion_ids=[list(row_ids) for row_ids in ids[one]],
                     completions=list(completions[one]),
                     components=parts[one],
                     totals=totals[one],
@@ -103,11 +106,10 @@ class GroupSelector:
             )
         return groups
 
-    def _replayed(self, groups: Sequence[Group], size: int) -> ReplayedRollout:
+    def _replayed(self, groups: Sequence[Group]) -> ReplayedRollout:
         names = dict.fromkeys(name for group in groups for name in group.extra)
         with_logps = all(group.sampler_logps is not None for group in groups)
         return ReplayedRollout(
-            prompt_ids=[list(group.prompt_ids) for group in groups for _ in range(size)],
             completion_ids=[list(ids) for group in groups for ids in group.completion_ids],
             logps=[list(row) for group in groups for row in group.sampler_logps or []] if with_logps else None,
             components=torch.tensor(
@@ -131,7 +133,7 @@ class GroupSelector:
     # --- what was spent -----------------------------------------------------------------------------------------------
 
     def _count_discarded(self, found: Selected) -> None:
-        """Tokens that no batch holds were seen all the same. TRL counts those that it is handed."""
+        """Adds the tokens of completions that were dropped to those seen. TRL counts only the ones in its batch."""
         self.trainer.state.num_input_tokens_seen += _seen(found.made) - _seen(found.groups)
 
     def _count(self, output: Mapping[str, Any], found: Selected) -> None:
@@ -167,20 +169,13 @@ class GroupSelector:
 
 
 @contextmanager
-def _replaying(trainer: Any, replayed: ReplayedRollout, size: int) -> Iterator[None]:
-    """Inside, TRL is handed these completions in groups of `size` for what it would generate.
-
-    Its `rollout_func` is the only way in, and its number of generations is read when rewards are put together.
-    """
-    made = {"prompt_ids": replayed.prompt_ids, "completion_ids": replayed.completion_ids, "logprobs": replayed.logps}
-    kept = trainer.rollout_func, trainer.num_generations
-    trainer.rollout_func, trainer.num_generations = (lambda *_: dict(made)), size
-    for name, values in replayed.metrics.items():
-        trainer._pending_metrics[name].extend(values)
+def _groups_of(trainer: Any, size: int) -> Iterator[None]:
+    """Inside, TRL compares rewards in groups of `size`: PODS keeps fewer completions of a prompt than are sampled."""
+    sampled, trainer.num_generations = trainer.num_generations, size
     try:
         yield
     finally:
-        trainer.rollout_func, trainer.num_generations = kept
+        trainer.num_generations = sampled
 
 
 def _seen(groups: Sequence[Group]) -> int:

@@ -17,8 +17,8 @@ from kit.config.sections import SelectionConfig
 from kit.trainer.selection.methods import Greso, Group, PassRates, Pool, key_of, max_variance
 
 Row = dict[str, Any]
-Make = Callable[[Sequence[Row], int], list[Group]]
-"""Rolls out so many completions of each row and scores them."""
+Sample = Callable[[Sequence[Row]], list[Group]]
+"""Samples and scores a group of completions for each row."""
 
 
 @dataclass
@@ -50,14 +50,14 @@ class Selector:
         """Completions of a prompt in what is handed on."""
         return self.config.pods.keep if self.config.pods else self.size
 
-    def select(self, rows: Sequence[Row], step: int, make: Make) -> Selected:
+    def select(self, rows: Sequence[Row], step: int, sample: Sample) -> Selected:
         """The groups of a batch whose prompts would be `rows`, at that optimiser step."""
         rng = random.Random(f"selection {self.seed} {step}")
         found = Selected()
         seen = {key_of(row) for row in rows}
-        slots = self._roll_out([self._kept_or_fresh(row, seen, rng, found) for row in rows], make, found)
+        slots = self._roll_out([self._kept_or_fresh(row, seen, rng, found) for row in rows], sample, found)
         if self.config.dynamic_sampling:
-            self._fill(slots, seen, rng, make, found)
+            self._fill(slots, seen, rng, sample, found)
         if self.greso and found.known:
             flat = [self.memory.rate(_mean(group)) for group in found.made if group.flat]
             self.greso.adapt(flat, len(found.made))
@@ -92,16 +92,16 @@ class Selector:
 
     # --- generation ---------------------------------------------------------------------------------------------------
 
-    def _roll_out(self, rows: Sequence[Row], make: Make, found: Selected) -> list[Group]:
+    def _roll_out(self, rows: Sequence[Row], sample: Sample, found: Selected) -> list[Group]:
         """One round: a group of each row; the memory sees all."""
-        groups = make(rows, self.size)
+        groups = sample(rows)
         for group in groups:
             self.memory.saw(group.key, group.totals)
         found.made += groups
         found.rounds += 1
         return groups
 
-    def _fill(self, slots: list[Group], seen: set[str], rng: random.Random, make: Make, found: Selected) -> None:
+    def _fill(self, slots: list[Group], seen: set[str], rng: random.Random, sample: Sample, found: Selected) -> None:
         """DAPO: rolls out fresh prompts in the place of flat groups, until none is left or a limit is reached."""
         config = self.config.dynamic_sampling
         assert config is not None
@@ -113,7 +113,7 @@ class Selector:
             if not fresh:
                 return
             fresh = [self._kept_or_fresh(row, seen, rng, found) for row in fresh]
-            useful = [group for group in self._roll_out(fresh, make, found) if not group.flat]
+            useful = [group for group in self._roll_out(fresh, sample, found) if not group.flat]
             for place, group in zip(flat, useful, strict=False):
                 slots[place] = group
 
