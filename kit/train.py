@@ -1,11 +1,11 @@
 """The main loop: read this first. Configuration -> data, model, reward, objective -> trainer -> scores.
 
-`python -m kit.train REQUEST` is how every face starts it: training has a process of its own, and all that it patched or
-allocated ends with it. `kit.train(...)` in Python does the same and waits. Several processes that share the batch are
-started by a launcher: `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME` (or `accelerate launch`).
+Command line, web page and Python all start a run as `python -m kit.train REQUEST`, a process of its own: patches and
+allocated memory are gone when it ends. `kit.train(...)` in Python does that and waits. Several processes that share a batch
+are started by a launcher: `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME` (or `accelerate launch`).
 
-The steps are the modules of `kit.runner`. Each is imported when the loop comes to it, as libraries have an order: Unsloth, where
-it is the backend, has to be active before TRL is imported (kit/runner/__init__.py).
+`run` calls the steps, which are modules of `kit.runner`. A module is imported when its step is reached, because the order
+matters: where Unsloth is the backend, it has to be active before TRL is imported (kit/runner/__init__.py).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ sys.modules[__name__].__class__ = CallableModule  # importing this file binds it
 def run(
     config: RunConfig, *, quiet: bool = False, resume: bool = False, force: bool = False, adopt: bool = False
 ) -> RunDir:
-    """Trains as configured and returns the run directory. Raises `KitError` for what the user can mend.
+    """Trains as configured and returns the run directory. Raises `KitError` for errors that the user can correct.
 
-    Until the data, model files, reward and objective were checked nothing is written; from then on whatever happens
-    stands in the run directory: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
-    `resume` continues the run directory of that id; `force` also where something that matters has changed; `adopt` says
-    that a face has made (or claimed) the directory for this process already.
+    Nothing is written before data, model files, reward and objective have been checked. After that the run directory records
+    how the run ended: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
+
+    quiet: print nothing to the terminal; log.txt has everything.
+    resume: continue the run directory of that id.
+    force: resume although data, configuration or packages have changed.
+    adopt: the caller has created (or claimed) the run directory for this process.
     """
     processes = runner.distributed.join()
     config, first = processes.broadcast(config), processes.is_first
@@ -76,7 +79,7 @@ def run(
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found before anything was written."""
+    """The result of `check`: what the run is made of, and what it resumes from."""
 
     parts: runner.prepare.Parts
     threads: int
@@ -87,7 +90,7 @@ class Checked:
 def check(
     config: RunConfig, processes: runner.distributed.DistributedContext, *, resume: bool, force: bool, adopt: bool
 ) -> Checked:
-    """Looks at everything that can be wrong, before anything is written. Raises `KitError`."""
+    """Checks everything that can be wrong with the run, before anything is written. Raises `KitError`."""
     first, fresh = processes.is_first, not (resume or adopt)
     runner.distributed.check_division(config, processes.size)
     if fresh and first:
@@ -100,7 +103,7 @@ def check(
 
 
 def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
-    """Held-out score before, GRPO from step `start` on, held-out score after."""
+    """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
     heldout = runner.evaluation.held_out(parts, memory)
     policy = runner.evaluation.make_policy(folder, config.evaluation, parts.checker, job.reporter.say)
@@ -131,7 +134,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
             try:
                 runner.resume.train_on(trainer, job.resumption)
             finally:
-                trainer.flush_sinks()  # also where it fails: what came of every completion is then looked for
+                trainer.flush_sinks()  # after a failure, too: the saved completions help to find its cause
         if first:
             folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
             folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
@@ -140,7 +143,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:
-    """The job of the training process: ends in `KeyboardInterrupt` when the run was stopped."""
+    """What the training process does with its request. Raises `KeyboardInterrupt` when the run was stopped."""
     ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
     folder = run(load_config(request["config"]), quiet=quiet, **ways)
     if folder.status()["state"] == "stopped":
@@ -148,7 +151,7 @@ def main(request: dict[str, Any], quiet: bool) -> None:
 
 
 def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The request that a face has written (JSON), or one for a YAML file or a preset's name. Raises `ConfigError`."""
+    """The request in a JSON file, as the kit writes it, or one made from a YAML file or a preset's name. Raises `ConfigError`."""
     if source.endswith(".json"):
         return read_json(source)
     return {"config": runner.prepare.resolve_config(source, overrides).model_dump(mode="json")}

@@ -1,4 +1,4 @@
-"""The trainer of a run: model, reward functions, TRL's arguments with every default pinned, and the record of what it stands on.
+"""Builds the trainer of a run: model, reward functions, TRL's arguments with every default pinned; and records the environment.
 
 Imports TRL, so it is imported once the backend is active: Unsloth has to come before TRL.
 """
@@ -48,7 +48,7 @@ SECRET = ("token", "key", "secret", "password")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that has a directory: what its steps share."""
+    """A run whose directory exists: what the steps of the main loop share."""
 
     parts: Parts
     folder: RunDir
@@ -63,7 +63,7 @@ class Job:
 
 
 def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
-    """Model, reward functions, TRL's arguments with every default pinned, and the trainer made of them."""
+    """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
@@ -163,7 +163,7 @@ def fall_back_to_hf(job: Job, reason: str) -> Job:
 def environment(
     backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A record that is enough to tell two runs apart, as plain JSON values. `engine`: of `kit.generation.engine.record`."""
+    """Versions, hardware, seeds and TRL's arguments of a run, as plain JSON. `engine`: of `kit.generation.engine.record`."""
     engine = engine or {"name": "hf", "seed": args.seed}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {

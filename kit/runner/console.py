@@ -1,6 +1,6 @@
-"""What a person sees of a run: phases, bars with ETA on a terminal, plain lines elsewhere, and the closing table.
+"""What a run prints: phases, progress bars with ETA on a terminal, plain lines elsewhere, and the closing table.
 
-The terminal belongs to this reporter: what libraries log, warn of and draw goes to the run's log.
+Nothing else prints to the terminal: what libraries log, warn of and draw goes to the run's log.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 LINES = 10
-"""Progress lines that a piece of long work prints, at most, where there is no terminal."""
+"""Progress lines per long task, at most, where there is no terminal."""
 SECONDS_BETWEEN_LINES = 4.0
 OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
 REPORT_SPACE = 4 * 1024 * 1024
-"""Bytes that must be free for a report: on a full disk the last ones belong to the run's last word."""
+"""Bytes that must be free for a report: on a nearly full disk the final status matters more."""
 
 
 class Advance(Protocol):
-    """Reports progress: so much done of so much, with a short note."""
+    """Reports that `done` of `total` units of work are finished, with a short note."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
@@ -50,16 +50,16 @@ class Reporter:
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """One line, for the person and for the log."""
+        """Prints one line and logs it."""
         self.console.print(escape(text))
         log.info(text.strip())
 
     @contextmanager
     def bar(self, title: str, start: int = 0) -> Iterator[Advance]:
-        """Progress of one piece of long work, with ETA: a live bar on a terminal, about ten lines elsewhere.
+        """Progress of one long task, with ETA: a live bar on a terminal, about ten lines elsewhere.
 
-        Nothing is shown before the first report, so that work which turns out not to be needed leaves no trace. `start` is
-        what had been done earlier, and takes no time now.
+        Nothing is shown before the first report, so that work which turns out not to be needed prints nothing. `start`: the
+        units that an earlier process has finished; the ETA leaves them out.
         """
         live = self.console.is_terminal and not self.console.quiet
         lines = self._lines(title, log.info if live else self.say, start)
@@ -130,7 +130,7 @@ class Reporter:
             self.say(f"note: {note}")
 
     def result(self, run: RunDir, config: RunConfig, stopped: str | None) -> None:
-        """The last words: how it ended, the scores before and after, samples, where everything lies, what to do next."""
+        """The closing table: how the run ended, scores before and after, samples, where its files are, what to do next."""
         scores = run.evaluations()
         ends: dict[str, dict[str, Any]] = {name: scores[name] for name in ("before", "after") if name in scores}
         if ends:
@@ -159,7 +159,7 @@ class Reporter:
         self.console.print(table)
 
     def samples(self, title: str, samples: list[dict[str, Any]], limit: int = 3) -> None:
-        """A few completions as they came."""
+        """A few completions with their rewards."""
         self.console.print(f"\n[bold]{escape(title)}[/bold]")
         for sample in samples[:limit]:
             self.console.print(f"  [dim]{escape(shorten(sample['prompt'], 100))}[/dim]")
@@ -170,7 +170,7 @@ class Reporter:
 
 
 def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """Draws `curves.png` into the run directory, if a step was made; a figure that cannot be drawn ends no run."""
+    """Draws `curves.png` into the run directory, if there was a step. Failing to draw it is logged, not raised."""
     from kit.report.charts import draw
 
     path = run.path / "curves.png"
@@ -183,7 +183,7 @@ def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | 
 
 
 def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
-    """Writes `report.html` of a run that is about to end so; a report that cannot be made ends no run."""
+    """Writes `report.html` of a run that is about to end in `state`. Failing to write it is logged, not raised."""
     try:
         from kit.report.run_report import write_report
 
@@ -195,7 +195,7 @@ def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
 
 
 def hints(run: RunDir, config: RunConfig, curves: Path | None, stopped: str | None = None) -> list[str]:
-    """What of this run there is to look at, and the commands that go on from it."""
+    """The files of a run, and the commands that continue from it: a label and a text in a line each."""
     root, trained = run.root_option, run.adapter.is_dir()
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
     found = [
@@ -213,7 +213,7 @@ def hints(run: RunDir, config: RunConfig, curves: Path | None, stopped: str | No
 
 
 def again(run: RunDir, seed: int) -> str:
-    """The command of the same run with another seed."""
+    """The command that repeats the run with another seed."""
     name = f"{run.id[:50].rstrip('-')}-seed-{seed}"[:64]
     return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} --run-id {name}"
 
@@ -261,14 +261,14 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class LogFile(logging.FileHandler):
-    """A log that does not get in the way: a line that the disk refuses is lost, and nothing else."""
+    """A log file whose write errors are ignored: a full disk loses log lines and does not end the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leaves out the line; the run itself reports a full disk where something is lost by it."""
+        """Drops the line. Writers whose data matters report a full disk themselves."""
 
 
 class LogCapture:
-    """Log records of this process: held back until there is a file for them, then written line by line."""
+    """Log records of this process: buffered until the run has a log file, then written line by line."""
 
     def __init__(self) -> None:
         self._waiting = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
@@ -308,9 +308,9 @@ class LogCapture:
 
 @contextmanager
 def _transformers_quiet() -> Iterator[None]:
-    """Hands the log of transformers, which has a handler of its own, to the root logger, and turns its bars off.
+    """Routes transformers' log, which has its own handler, to the root logger, and turns its progress bars off.
 
-    Bars of hub downloads stay: they are long work that a person wants to see.
+    Bars of hub downloads stay on: downloads take long.
     """
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as theirs
@@ -333,7 +333,7 @@ def _transformers_quiet() -> Iterator[None]:
 
 @contextmanager
 def _torch_quiet() -> Iterator[None]:
-    """Hands the logs of torch, which print to stderr by handlers of their own, to the root logger."""
+    """Routes torch's logs, whose own handlers print to stderr, to the root logger."""
     import torch  # noqa: F401  # sets them up
 
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
@@ -349,9 +349,9 @@ def _torch_quiet() -> Iterator[None]:
 
 
 def silence_steps(trainer: Any) -> None:
-    """Keeps the trainer from printing a dictionary a step, and from writing a model card of its own into the run.
+    """Keeps the trainer from printing a dictionary every step, and from writing its own model card into the run.
 
-    The reporter has its own line; the trainer's card would call the result a fine-tuned version of nothing.
+    `Reporter` prints the progress, and an export writes the model card, with the base model, data and scores.
     """
     from transformers.trainer_callback import PrinterCallback
 

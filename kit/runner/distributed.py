@@ -1,7 +1,7 @@
-"""The processes of one run: one, or those that `accelerate launch` or `torchrun` has started, each with its share of a batch.
+"""Data-parallel runs: the processes that `accelerate launch` or `torchrun` has started, each with its share of a batch.
 
-The first one writes the run directory, evaluates and talks; all make the same steps. What they tell each other beside
-tensors goes through a gloo group of its own, which can wait for as long as an evaluation takes.
+All processes make the same optimiser steps. Rank 0 also writes the run directory, evaluates and prints. Python objects are
+exchanged over a separate gloo group, whose timeout is long enough for an evaluation.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from kit.trainer.rollout import Rollout
 
 PATIENCE = timedelta(days=2)
-"""How long a process waits for another one that lives. One that has died is noticed at once."""
+"""Timeout of the gloo group. A process that has died is noticed at once."""
 GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused", "socket timeout")
 Result = TypeVar("Result")
 
 
 class DistributedContext:
-    """Those of this run; `rank` is this one's number among `size`. Every method is called by all of them."""
+    """The `size` processes of this run; `rank` is this one's number. Every method is a collective: all processes call it."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank, self.size, self.group = rank, size, group
 
     @property
     def is_first(self) -> bool:
-        """True in the process that writes."""
+        """True in rank 0, which writes the run directory."""
         return self.rank == 0
 
     def note(self) -> str:
-        """For the first line that a person sees: nothing for one process."""
+        """A suffix for the first line that is printed; empty for one process."""
         return "" if self.size == 1 else f" on {self.size} processes"
 
     def wait(self) -> None:
-        """Until all are here; however long the others take, as long as they live."""
+        """Barrier: returns once every process has called it."""
         self.all_gather_object(None)
 
     def all_gather_object(self, value: Result) -> list[Result]:
-        """The value of every process, in their order."""
+        """The value of every process, by rank."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -60,7 +60,7 @@ class DistributedContext:
         return found
 
     def broadcast(self, value: Result) -> Result:
-        """The value of the first process."""
+        """The value of rank 0."""
         if self.size == 1:
             return value
         import torch.distributed as dist
@@ -70,9 +70,9 @@ class DistributedContext:
         return box[0]  # type: ignore[no-any-return]
 
     def main_process_first(self, work: Callable[[], Result]) -> Result:
-        """The work of each process, the first one's before that of the others, which find what it has made.
+        """Calls `work` in rank 0 first and then in the others, which find the files that it has made (caches, downloads).
 
-        An error of the user's in one process ends them all: it is raised there, and the others leave without a word.
+        An error in one process ends all: it is raised there, and the others exit without a message.
         """
         result, error = self._tried(work) if self.is_first else (None, None)
         self._all_well(error)
@@ -96,7 +96,7 @@ class DistributedContext:
             raise SystemExit(KitError.exit_code)
 
     def leave(self) -> None:
-        """Waits until all have come to their end: a launcher takes the first that ends otherwise than by 0 for a crash."""
+        """Waits for all processes before the group is destroyed: a launcher takes a first exit code that is not 0 for a crash."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -105,7 +105,7 @@ class DistributedContext:
 
 
 def join() -> DistributedContext:
-    """The processes that a launcher has started, connected; one where there was none."""
+    """Connects the processes that a launcher has started; without a launcher, a context of one process."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return DistributedContext()
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -122,7 +122,7 @@ def join() -> DistributedContext:
 
 
 def check_division(config: RunConfig, processes: int) -> None:
-    """Refuses a batch that cannot be shared out evenly. Raises `ConfigError` with the nearest values that can."""
+    """Raises `ConfigError` for a batch that the processes cannot share evenly, with the nearest sizes that they can."""
     batch, micro = config.optimisation.batch_size, config.optimisation.micro_batch_size
     unit = processes * (micro or 1)
     if batch % unit == 0:
@@ -139,9 +139,9 @@ def check_division(config: RunConfig, processes: int) -> None:
 
 
 class ReadOnlyRunDir(RunDir):
-    """The run directory as the other processes see it: what they would write, the first one does.
+    """The run directory in the processes other than rank 0: writing does nothing.
 
-    `pending` keeps events that only this process knows of, until the first one takes them.
+    `pending` keeps the events of this process until rank 0 gathers and writes them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +150,7 @@ class ReadOnlyRunDir(RunDir):
 
     @classmethod
     def of(cls, config: RunConfig) -> ReadOnlyRunDir:
-        """The directory of a run that the first process has made."""
+        """The directory of a run, which rank 0 has created."""
         return cls(Path(config.run.root) / str(config.run.id))
 
     def write_status(self, state: str, **fields: Any) -> None:
@@ -160,7 +160,7 @@ class ReadOnlyRunDir(RunDir):
         """Nothing."""
 
     def append_event(self, kind: str, **fields: Any) -> None:
-        """For the first process to write at the end of the step."""
+        """Keeps the event for rank 0, which writes it at the end of the step."""
         self.pending.append({"kind": kind} | fields)
 
     def write_json(self, name: str, content: Any) -> Any:
@@ -173,7 +173,7 @@ class ReadOnlyRunDir(RunDir):
 
 
 class GatheringSink:
-    """A sink that hands the rollouts of all processes to another one, as one rollout, in the first process."""
+    """Gathers the rollouts of all processes and passes them to another sink as one rollout, in rank 0."""
 
     def __init__(self, sink: Callable[[Rollout], None], processes: DistributedContext) -> None:
         self.sink, self.processes = sink, processes
@@ -189,12 +189,12 @@ class GatheringSink:
             self.sink(joined(found))
 
     def flush(self) -> None:
-        """Of the sink, where it has one."""
+        """Flushes the sink, where it can be flushed."""
         getattr(self.sink, "flush", lambda: None)()
 
 
 def joined(parts: list[Rollout]) -> Rollout:
-    """The rollouts of several processes as one, in their order."""
+    """The rollouts of several processes as one, by rank."""
     import torch
 
     def chained(name: str) -> list[Any]:
@@ -218,17 +218,17 @@ def joined(parts: list[Rollout]) -> Rollout:
     )
 
 
-# --- a failure in one process is told by the first one ----------------------------------------------------------------
+# --- a failure in another process is reported by rank 0 ---------------------------------------------------------------
 
 
 def clear_failures(run: RunDir) -> None:
-    """Forgets what processes of an earlier start have left."""
+    """Removes the notes of failures in an earlier start."""
     for note in run.control.glob("failed-*.json"):
         note.unlink(missing_ok=True)
 
 
 def note_failure(run: RunDir, processes: DistributedContext, error: BaseException) -> None:
-    """Leaves word for the first process, which only notices that this one is gone."""
+    """Writes the failure of this process to a file: rank 0 itself only sees a closed connection."""
     if is_gone(error):
         return
     told = {"kind": type(error).__name__, "message": str(error), "process": processes.rank, "of": processes.size}
@@ -238,7 +238,7 @@ def note_failure(run: RunDir, processes: DistributedContext, error: BaseExceptio
 
 @contextmanager
 def reraise_peer_failure(run: RunDir) -> Iterator[None]:
-    """In the first process: what another one has failed of is raised in the place of what follows from it."""
+    """In rank 0: raises the failure that another process has noted, in place of the connection error that follows from it."""
     try:
         yield
     except RuntimeError as error:
@@ -250,7 +250,7 @@ def reraise_peer_failure(run: RunDir) -> Iterator[None]:
 
 
 def told_failure(run: RunDir, error: BaseException) -> KitError:
-    """The failure that another process has noted, or that it has noted none."""
+    """The failure that another process has noted, or an error which says that it noted none."""
     for note in sorted(run.control.glob("failed-*.json")):
         with suppress(OSError, ValueError, KeyError):
             told = json.loads(note.read_text(encoding="utf-8"))

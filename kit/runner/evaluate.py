@@ -78,7 +78,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
 
 
 def _beside(run: RunDir, name: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The new scores, and those at the end of the run beside them if they are of the same kind."""
+    """The new scores, after those at the end of the run if both have the same kinds of scores."""
     path = run.eval / "after.json"
     after = read_result(path) if path.is_file() else {}
     same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}
@@ -86,7 +86,7 @@ def _beside(run: RunDir, name: str, result: dict[str, Any]) -> dict[str, dict[st
 
 
 def unchanged(run: RunDir, data: DataSplit) -> DataSplit:
-    """The data, if it is what the run was trained on. Raises `RunError`: other rows would be held out now."""
+    """Returns the data. Raises `RunError` if it is not what the run was trained on: other rows would be held out."""
     trained = json.loads(run.data.read_text(encoding="utf-8"))
     if data.info["sha256"] != trained["sha256"]:
         raise RunError(

@@ -1,4 +1,4 @@
-"""Held-out scores during training and at its end, and what follows from them on disk: best checkpoint, end, rollback."""
+"""Held-out scores during training and at its end, and what follows from them: best checkpoint, early stop, rollback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAINING_STATE = (
 
 
 def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
-    """What scores the held-out problems of a run, in parts where `memory` has seen too little of it."""
+    """The scorer of a run's held-out problems. `memory`: generate in smaller batches after running out of memory."""
     return HeldOut(
         parts.data.heldout.to_list(),
         parts.preset,
@@ -46,23 +46,23 @@ def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
 
 
 class EvaluationPolicy:
-    """Reads the evaluations of a run, decides, and files what was decided. It keeps nothing between two calls."""
+    """Decides from the evaluations on disk what follows from them, and records it. Has no state between two calls."""
 
     def __init__(self, run: RunDir, config: EvaluationConfig, key: str, on_message: Callable[[str], None]) -> None:
         self.run, self.config, self.key, self.on_message = run, config, key, on_message
 
     def decision(self, until: int | None = None) -> Decision:
-        """What follows from the evaluations up to that step."""
+        """The decision after the evaluations up to that step."""
         results = course(self.run, until)
         return decide(results, self.run.metrics() if len(results) > 2 else (), self.config, self.key)
 
     def alert(self, found: Alert) -> None:
-        """Files an alert and says it."""
+        """Records an alert as an event and prints it."""
         self.run.append_event("alert", step=found.step, name=found.name, message=found.message, severity=found.severity)
         self.on_message(f"Alert at step {found.step}: {found.message}")
 
     def file_best(self, best: Mark | None) -> None:
-        """Notes which checkpoint is the best, once it lies on the disk."""
+        """Writes best.json, once the checkpoint is on disk."""
         if not (self.config.keep_best and self.config.every) or best is None:
             return
         if not (self.run.path / f"checkpoint-{best.step}").is_dir():
@@ -73,7 +73,7 @@ class EvaluationPolicy:
             self.run.append_event("best", step=best.step, metric=self.key, value=best.value)
 
     def file_end(self, decision: Decision) -> None:
-        """Notes that training ends early."""
+        """Records that training ends early."""
         best, last = decision.standing.best, decision.standing.last
         assert best is not None
         assert last is not None
@@ -142,7 +142,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
     def _mark_best(self, state: Any, decision: Decision) -> None:
-        """Lets the trainer spare the best checkpoint when it removes old ones."""
+        """Tells the trainer which checkpoint is the best, which it keeps when it removes old ones."""
         best = decision.standing.best_trained
         if self.policy.config.keep_best and best is not None:
             # Not best_global_step: it makes the trainer of this process wait for the others, which have not got one.
@@ -151,7 +151,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AlertCallback(TrainerCallback):  # type: ignore[misc]
-    """Files alerts on what the metric lines show, each once an episode."""
+    """Records the alerts that metric lines give, each once per episode."""
 
     def __init__(self, policy: EvaluationPolicy) -> None:
         self.policy, self.watch = policy, AlertMonitor()
@@ -172,7 +172,7 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
 def make_policy(
     run: RunDir, config: EvaluationConfig, checker: Preset, on_message: Callable[[str], None]
 ) -> EvaluationPolicy:
-    """The policy of a run by its evaluation.metric."""
+    """The policy of a run, for the score that evaluation.metric names."""
     return EvaluationPolicy(
         run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), on_message
     )

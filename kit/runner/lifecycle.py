@@ -1,4 +1,4 @@
-"""A run from its directory to its last word: whatever ends it stands in status.json. And asking it to end: by signal, by file."""
+"""Start and end of a run: its directory, its final status whatever ends it, and requests to stop by signal or by file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 SPACE_AT_START = 200 * 1024 * 1024
 """Bytes that must be free before a run is begun."""
 RESERVE = 64 * 1024
-"""Bytes set aside, so that the end of a run can be told on a disk that is full."""
+"""Bytes of a placeholder file that is removed at the end, so that the final status can be written on a full disk."""
 
 
 def check_run_id(config: RunConfig) -> None:
-    """Refuses a taken id before any work is done for it. Raises `RunError`."""
+    """Raises `RunError` for an id that is taken, before any work is done."""
     from kit.runs.store import RunStore
 
     assert config.run.id is not None, "every face gives a run its id"
@@ -36,10 +36,10 @@ def check_run_id(config: RunConfig) -> None:
 
 
 def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool = False) -> RunDir:
-    """The run's directory, which from here on is this process's: a new one, or the one to go on with.
+    """Creates the run's directory, or takes over the one to resume, and returns it.
 
-    `adopt`: a face has made or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id is
-    taken, the run is live in another process, or the disk refuses or is nearly full.
+    `adopt`: the caller has created or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id
+    is taken, if another process runs it, or if the disk is not writable or nearly full.
     """
     from kit.runs.store import RunDir, RunStore
 
@@ -58,7 +58,7 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 
 @contextmanager
 def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[StopSignal]:
-    """Writes how the run ends, whatever ends it, and lets Ctrl-C end it in order."""
+    """Inside, Ctrl-C stops the run after its step. On leaving, the final status is written, whatever ended the run."""
     from kit.models.failures import explained
     from kit.runner.distributed import clear_failures, reraise_peer_failure
 
@@ -89,7 +89,7 @@ def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[
 
 
 def _end(folder: RunDir, state: str, reason: str | None, code: int) -> None:
-    """The last word, and before it the report, so that whoever sees that the run has ended finds it."""
+    """Writes the report, then the final status: whoever reads that the run has ended finds its report."""
     from kit.runner.console import draw_report
 
     try:
@@ -100,7 +100,7 @@ def _end(folder: RunDir, state: str, reason: str | None, code: int) -> None:
 
 @contextmanager
 def following(folder: RunDir, processes: DistributedContext) -> Iterator[StopSignal]:
-    """The same for the other processes of a run: they listen, and leave it to the first one to write."""
+    """`lifecycle` for the processes other than rank 0: they handle signals and note failures, but write no status."""
     from kit.models.failures import explained
     from kit.runner.distributed import note_failure
 
@@ -114,7 +114,7 @@ def following(folder: RunDir, processes: DistributedContext) -> Iterator[StopSig
 
 
 def clear_up(folder: RunDir) -> None:
-    """Gives the reserve back, and removes what an interrupted write left: half a checkpoint must not look like one."""
+    """Removes the reserve and the remains of interrupted writes, above all incomplete checkpoints."""
     (folder.path / ".reserve").unlink(missing_ok=True)
     for partial in folder.completions.glob("*.partial"):
         partial.unlink(missing_ok=True)
@@ -127,15 +127,15 @@ def clear_up(folder: RunDir) -> None:
 
 
 LAUNCHER_SECONDS = 5.0
-"""How long after a signal torchrun and accelerate may pass on the same one."""
+"""Seconds within which torchrun and accelerate may pass on a signal that this process has already received."""
 
 
 class Stopped(KeyboardInterrupt):
-    """Work that has nothing to save was given up, because somebody wants the run to end."""
+    """Raised to abandon work that has nothing to save, because the run was asked to stop."""
 
 
 class StopSignal:
-    """A wish to end soon, by Ctrl-C, SIGTERM or the run's `control/stop` file. The work looks at it between steps."""
+    """A request to stop: Ctrl-C, SIGTERM or the run's `control/stop` file. The trainer polls it between steps."""
 
     def __init__(self, run: RunDir | None = None) -> None:
         self.run = run
@@ -144,19 +144,19 @@ class StopSignal:
         self.ended: str | None = None  # why training ended before its last step, although nobody asked
 
     def asked(self) -> bool:
-        """Whether somebody wants the run to end."""
+        """Whether the run was asked to stop."""
         if self.reason is None and self.run is not None and (self.run.control / "stop").exists():
             self.reason = "control/stop"
         return self.reason is not None
 
     def check(self) -> None:
-        """Raises `Stopped` if somebody wants the run to end; for work that has nothing to save."""
+        """Raises `Stopped` if the run was asked to stop; for work that has nothing to save."""
         if self.asked():
             raise Stopped
 
     @contextmanager
     def listening(self, on_message: Callable[[str], None]) -> Iterator[None]:
-        """Turns the first Ctrl-C or SIGTERM into a wish; a second one interrupts at once."""
+        """Inside, the first Ctrl-C or SIGTERM is a request to stop; a second one interrupts at once."""
 
         heard = 0.0
 
@@ -180,7 +180,7 @@ class StopSignal:
                 signal.signal(number, handler)
 
     def _terminal_closed(self, number: int, frame: Any) -> None:
-        """The run goes on; what it still prints goes to its log."""
+        """SIGHUP: the run continues, and its output goes to its log."""
         assert self.run is not None
         with suppress(OSError):
             log = os.open(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

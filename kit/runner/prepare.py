@@ -1,4 +1,4 @@
-"""From what a person gives to the parts of a run, each checked before anything expensive starts: `grpo-kit validate`."""
+"""Builds the parts of a run from its configuration and checks each before anything expensive starts (`grpo-kit validate`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _as_overrides(shortcuts: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything a run is made of but the weights."""
+    """Everything that a run needs, except the weights."""
 
     config: RunConfig
     objective: Objective
@@ -87,9 +87,9 @@ PROBE_TEXT = "<think>.</think><answer>0</answer>"
 
 
 def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
-    """Builds and checks every part of a run but the weights. Raises `KitError` for what would fail later.
+    """Builds and checks every part of a run except the weights. Raises `KitError` for what would fail later.
 
-    A `fresh` run must not have a directory yet.
+    fresh: the run is new, so that its id must not be taken.
     """
     from kit.data import load_data
     from kit.data.images import IMAGES
@@ -174,7 +174,7 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
 
 
 def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:
-    """Refuses an estimator with greedy completions where completions have turns. Raises `ObjectiveError`."""
+    """Raises `ObjectiveError` for an estimator that needs greedy completions where completions have several turns."""
     if "greedy_rewards" in objective.needs and interaction:
         raise ObjectiveError(
             f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which is not made "
@@ -184,7 +184,7 @@ def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:
 
 
 def find_model(config: RunConfig) -> ModelFiles:
-    """The model's files, found and checked; imported late, because it brings transformers."""
+    """Finds and checks the model's files. Imported late, as it imports transformers."""
     from kit.models import loading as models
 
     return models.find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
@@ -276,9 +276,9 @@ def explicit(config: RunConfig, objective: Objective) -> RunConfig:
 
 
 def build_reward(config: RunConfig) -> Preset:
-    """The preset, the user's functions, or both in one. Raises the reward library's errors.
+    """The preset, the user's functions, or both in one preset. Raises the reward library's errors.
 
-    Functions of the user's own may outweigh the preset's correctness: their range is unknown, and the weights are theirs.
+    The user's functions may outweigh the preset's correctness component: their range is not known, and the user sets the weights.
     """
     import rewards
 
@@ -345,7 +345,7 @@ def trial_samples(
 
 
 def check_environment(config: RunConfig) -> None:
-    """Refuses what this machine or version lacks, before any work. Raises `EnvironmentUnsupported`."""
+    """Raises `EnvironmentUnsupported` for packages or hardware that the configuration needs and this machine lacks."""
     import torch
 
     choose_engine(config)
@@ -375,7 +375,7 @@ def check_environment(config: RunConfig) -> None:
 
 
 def check_heldout(config: RunConfig, heldout: int) -> None:
-    """Refuses an evaluation without problems. Raises `ConfigError`."""
+    """Raises `ConfigError` for an evaluation without held-out rows."""
     wanted = config.evaluation.before or config.evaluation.after or config.evaluation.every
     if wanted and not heldout:
         raise ConfigError(
@@ -385,7 +385,7 @@ def check_heldout(config: RunConfig, heldout: int) -> None:
 
 
 def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
-    """Refuses system messages that the chat template would refuse or leave out. Raises `ConfigError`."""
+    """Raises `ConfigError` for system messages that the chat template rejects or drops."""
     template = files.family.template if files.family is not None else None
     if template is None or template.system or not config.data.chat or not len(data.train):
         return
@@ -398,7 +398,7 @@ def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> Non
 
 
 def check_context(config: RunConfig, files: ModelFiles) -> None:
-    """Refuses prompts and completions that together exceed the model's context. Raises `ConfigError`."""
+    """Raises `ConfigError` where the longest prompt and completion together exceed the model's context."""
     context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
     asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
     if context is not None and asked > context:
@@ -410,7 +410,7 @@ def check_context(config: RunConfig, files: ModelFiles) -> None:
 
 
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
-    """Holds ids against the tokenizer, and leaves out prompts longer than `data.max_prompt_tokens`, tools included.
+    """Checks given token ids against the tokenizer, and drops prompts longer than `data.max_prompt_tokens`, tools included.
 
     Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
     """
@@ -427,13 +427,13 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
 
 
 WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": "sequence_sum"}
-"""Clips whose loss is one number a completion, and the reduction of their papers."""
+"""Clips that weigh whole completions, with the reduction that their papers use."""
 
 
 def validate(config: RunConfig) -> list[str]:
-    """Takes the steps that a run takes before its first one, and returns notes worth knowing.
+    """Does everything that a run does before its first step, and returns notes about it.
 
-    Raises `KitError` for whatever would keep the run from starting.
+    Raises `KitError` for anything that would keep the run from starting.
     """
     from kit.generation.prompts import thinking_note
     from kit.models.memory import free_memory, note, planned

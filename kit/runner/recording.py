@@ -1,4 +1,4 @@
-"""What a run writes while it learns: metrics, heartbeat, events, and the completions of every generation batch as Parquet."""
+"""What a run writes while it trains: metrics, heartbeat, events, and the completions of every generation batch as Parquet."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PATIENCE = 5
 
 
 class CompletionWriter:
-    """Sink of rollouts: one file a generation batch, `completions/step-00001.parquet` and so on.
+    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on.
 
-    Compressing and syncing go on in a thread of its own beside the training of the step. An error of the disk comes up at
-    the next call or `flush`; a checkpoint is begun with `flush`.
+    A thread compresses and syncs the file while the step trains. A disk error is raised at the next call or `flush`; every
+    checkpoint calls `flush` first.
     """
 
     def __init__(self, folder: Path, save: bool = True) -> None:
@@ -58,7 +58,7 @@ class CompletionWriter:
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
-    """The whole file or none. Raises `RunError` where the disk is full or may not be written to."""
+    """Writes the whole file or nothing. Raises `RunError` where the disk is full or not writable."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -112,10 +112,10 @@ def _text(value: Any) -> str | None:
 
 
 class FailureMonitor:
-    """Stops a run whose rewards keep failing, and says so at the first failure.
+    """Warns at the first reward that fails, and ends a run whose rewards keep failing.
 
-    Failing: more than `limit` of a batch's scores are errors or timeouts, 5 batches in a row, or in every batch of a run
-    that has fewer. Called with every rollout. Raises `RewardError` with the last reason seen.
+    Called with every rollout. Raises `RewardError`, with the last reason, when more than `limit` of a batch's scores are
+    errors or timeouts in 5 batches in a row, or in every batch of a run with fewer.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class FailureMonitor:
         self.bad, self.told = 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Bad batches in a row, and whether the first was told of."""
+        """Failing batches in a row, and whether the first failure was reported."""
         return {"bad": self.bad, "told": self.told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
-    """Writes metrics, heartbeat and events, moves the bar, and passes on the wish to stop."""
+    """Writes metrics, heartbeat and events, moves the progress bar, and passes requests to save or stop to the trainer."""
 
     def __init__(self, run: RunDir, stop: StopSignal, advance: Advance) -> None:
         self.run, self.stop, self.advance = run, stop, advance
@@ -207,7 +207,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
 
 class SyncCallback(TrainerCallback):  # type: ignore[misc]
-    """The last callback of every process: what one of them has found at this step, all of them do now."""
+    """The last callback in every process: a request to save or stop that one process has seen, all follow at this step."""
 
     def __init__(self, processes: DistributedContext, stop: StopSignal, run: RunDir) -> None:
         self.processes, self.stop, self.run = processes, stop, run

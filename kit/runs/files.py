@@ -1,4 +1,4 @@
-"""Files of a run: written so that they survive a crash, read while they grow, and clear words when a disk refuses."""
+"""Files of a run: crash-safe writing, reading while they grow, and disk errors as clear messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def human_size(size: float) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns the refusals of a disk (full, read-only, not permitted, ...) into a `RunError` that says what to do."""
+    """Turns disk errors (full, read-only, no permission, ...) into a `RunError` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Locks that the kernel gives back when their holder dies, however it dies: flock(2) on a file.
+"""File locks (flock(2)), which the kernel releases when their holder dies, for whatever reason.
 
 One lock file stands for one physical GPU of this machine, for this user. A lock is held by open files: the supervisor's,
 and the training process's, which inherits it, so that a GPU stays taken when the supervisor alone has died.
@@ -20,7 +20,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Inside, no other process is inside for the same folder. Where a file system has no locks, nothing is kept out."""
+    """A mutex between processes, one per folder. On a file system without locks it excludes nobody."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -71,7 +71,7 @@ def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/de
 
 
 class GpuLock:
-    """All of `names` or none. `handles` are the open files while it is held, to be inherited by the training process."""
+    """Locks all of `names` or none. `handles`: the open files while it is held, which the training process inherits."""
 
     def __init__(self, names: list[str], folder: Path | None = None) -> None:
         self.names, self.folder = names, folder or (lock_folder() if names else Path())
@@ -99,7 +99,7 @@ class GpuLock:
         return None
 
     def release(self) -> None:
-        """Gives the lock back, whoever else has inherited it."""
+        """Releases the lock, also for processes that have inherited it."""
         while self.handles:
             handle = self.handles.pop()
             _unlock(handle)
@@ -130,7 +130,7 @@ def cache_folder() -> Path:
 
 
 def _unlock(handle: int) -> None:
-    """Closing would do, but for copies that a process forked meanwhile may hold."""
+    """Unlocks explicitly: closing is not enough while a forked process holds a copy of the file."""
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_UN)
 

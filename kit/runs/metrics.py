@@ -1,8 +1,7 @@
-"""The numbers of a run: metrics.jsonl by column, quickly however long it is; steps of lines and of evaluations.
+"""The numbers of a run: metrics.jsonl by column, with a cache that makes long files fast; steps of lines and evaluations.
 
-Parsing JSON is what takes long, so numbers once parsed are kept beside the file, in .metrics/: blocks of `LINES` lines, each
-with the checksum of the bytes that it stands for. A block whose checksum does not fit is made anew, and the folder can be
-deleted at any time.
+Parsing JSON is slow, so parsed numbers are cached in .metrics/ beside the file: blocks of `LINES` lines, each with the checksum
+of the bytes that it was parsed from. A block with another checksum is parsed again, and the folder can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class MetricsCache:
         return columns
 
     def keep_up(self) -> None:
-        """Keeps the blocks that have become full since the last call; faults are left to those who read."""
+        """Caches the blocks that have become full since the last call. Damaged lines are reported by `load`."""
         with contextlib.suppress(OSError, RunError), open(self.path, "rb") as file:
             if file.seek(0, os.SEEK_END) < self._offset:
                 self._kept = self._offset = 0  # the file was cut: its blocks are looked at again
@@ -115,7 +114,7 @@ def _append(columns: Columns, block: Block, before: int) -> None:
 
 
 def _read(path: Path) -> Block | None:
-    """A kept block; None where there is none, or it is not whole."""
+    """A cached block; None where there is none, or it is damaged."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         size, crc, lines, keys = json.loads(head)
@@ -131,7 +130,7 @@ def _read(path: Path) -> Block | None:
 
 
 def _write(path: Path, block: Block) -> None:
-    """Keeps a block, if the disk lets; whoever reads it meanwhile sees all of it or nothing."""
+    """Caches a block atomically; a disk error is ignored."""
     head = json.dumps([block.size, block.crc, block.lines, list(block.columns)]).encode() + b"\n"
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):
@@ -161,7 +160,7 @@ def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it can be drawn: a finite number, and no truth value."""
+    """Whether it is a finite number, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,6 +1,6 @@
-"""Is the process that wrote this still the one that runs? A pid alone does not say: pids are used again.
+"""Identity of processes: whether the process that wrote a status still runs. A pid alone does not tell, as pids are reused.
 
-A process is told by its pid, the time at which it was created, and the boot it lives in. Creation times are counted from
+A process is identified by its pid, its creation time, and the boot it belongs to. Creation times are counted from
 the boot, whose time of day moves when the clock is set; so the boot time that was read stands beside them.
 """
 

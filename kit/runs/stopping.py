@@ -1,7 +1,7 @@
-"""Ending a run from outside, the mildest way that works: sentinel, SIGTERM, SIGTERM again, SIGKILL of the whole group.
+"""Stopping a run from outside, escalating as needed: sentinel file, SIGTERM, second SIGTERM, SIGKILL of the whole group.
 
-The trainer finishes its step, saves a checkpoint and ends when it sees `control/stop`, or gets a first SIGTERM; a second
-SIGTERM ends it at once, in order but without a checkpoint. How long it is waited for follows the run's own steps.
+At `control/stop` or a first SIGTERM the trainer finishes its step, saves a checkpoint and ends. A second SIGTERM ends it at
+once, without a checkpoint. How long each stage waits depends on how long the run's steps take.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ POLL_SECONDS = 0.1
 GRACE_UNKNOWN = 120.0
 """Seconds for a run that has not shown yet how long a step takes: it may be in its first one."""
 GRACE_STARTING = 10.0
-"""Seconds for a run that does not train yet: there is nothing to save, and a download does not look at sentinels."""
+"""Seconds for a run that does not train yet: there is nothing to save, and a download does not poll the sentinel."""
 GRACE_LEAST = 30.0
 STEPS_OF_GRACE = 3
 SAVING_SECONDS = 15.0
-"""Without a change among the files of checkpoints for so long, nothing is being saved any more."""
+"""If no checkpoint file has changed for so long, nothing is being saved."""
 TERM_SECONDS = 10.0
 NOW_SECONDS = 1.0
 FACE_SECONDS = 30.0
@@ -79,14 +79,14 @@ def stop(
 
 
 def what_is_saved(status: Mapping[str, Any]) -> str:
-    """What a live run that is asked to stop does before it ends, as a sentence about it."""
+    """Whether a live run saves before it stops, as a sentence."""
     if status["state"] in ("queued", "starting"):
         return "it has not begun to train, so there is nothing to save"
     return "its step is finished and saved first"
 
 
 def grace(run: RunDir, status: dict[str, Any]) -> float:
-    """Seconds in which a healthy run ends by itself once asked: some of its longest recent steps."""
+    """Seconds within which a healthy run ends after being asked to: a few times its longest recent step."""
     if status["state"] == "queued":
         return GRACE_STARTING
     if status["state"] == "starting" and not (run.eval.is_dir() or run.metrics_file.exists()):

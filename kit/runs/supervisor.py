@@ -1,7 +1,7 @@
-"""Whoever starts a training process stays with it, by one function: waits for a GPU, spawns, watches, writes the end.
+"""The supervisor of a training process: waits for a GPU, spawns the process, watches it, and records how it ended.
 
-A face that waits does so itself (`supervise`). For a run that shall outlive its face `detach` starts
-`python -m kit.runs.supervisor RUN_DIR`: a session of its own without a terminal, all output in the run's log.txt.
+A caller that waits for the run supervises it itself (`supervise`). For a run that continues after its caller has ended,
+`detach` starts `python -m kit.runs.supervisor RUN_DIR`: a session without a terminal, all output in the run's log.txt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, e
 HEARTBEAT_SECONDS = 5.0
 QUEUE_POLL_SECONDS = 0.5
 QUEUE_HEARTBEATS = 20
-"""Looks at a lock that is taken between two signs of life."""
+"""Polls of a lock that another run holds, between two heartbeats."""
 REQUEST = "control/request.json"
 
 
@@ -44,11 +44,14 @@ def supervise(
     face: bool = True,
     on_line: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Runs the job of `module` as the process of `run`, and says how it ended; so does the run's status.
+    """Runs the job of `module` as the process of `run`. Returns how it ended, which the run's status records, too.
 
-    Where the run has a GPU that another run uses, it is `queued` until that has ended; `make` makes the run's directory
-    when it is needed for that (then the job is told to adopt it). With `adopt` in the request it is there already.
-    `face`: this process is the user's own, and a stop of the run never signals it. `on_line` takes each line that the job prints.
+    While another run uses its GPU, the run is `queued`.
+
+    make: creates the run's directory, which a queued run needs (the job is then told to adopt it). With `adopt` in the
+        request the directory exists already.
+    face: this process is the user's own (a notebook, a shell); stopping the run never signals it.
+    on_line: called with each line that the job prints.
     """
     lock = GpuLock(gpus())
     try:
@@ -84,7 +87,7 @@ def _queue(
     make: Callable[[], object] | None,
     face: bool,
 ) -> bool:
-    """Waits for the lock. False when the run was stopped meanwhile: by its sentinel, Ctrl-C or SIGTERM."""
+    """Waits for the lock. False when the run was stopped meanwhile, by its sentinel file, Ctrl-C or SIGTERM."""
     holder = lock.take({"run": run.id, "pid": os.getpid()})
     if holder is None:
         return True
@@ -123,7 +126,7 @@ def _given_up(run: RunDir, reason: str) -> bool:
 
 
 class Heartbeat:
-    """Signs of life while the job runs: that it lives, and who watches. Not that it gets on: that is the job's to say."""
+    """Updates heartbeat and supervisor in status.json while the job's process lives. Progress is reported by the job itself."""
 
     def __init__(self, run: RunDir, adopted: bool) -> None:
         self.run, self.adopted = run, adopted
@@ -133,7 +136,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def started(self, pid: int) -> None:
-        """The job runs; a run that was claimed for it is its own from here on."""
+        """The job has started: a run that was claimed for it now names its process."""
         self.pid = pid
         if self.adopted:
             who = identity(pid)
@@ -162,7 +165,7 @@ class Heartbeat:
 
     def _alive(self, record: dict[str, Any]) -> dict[str, Any] | None:
         if record.get("state") not in ALIVE or record.get("pid") != self.pid:
-            return None  # a run of that id there is, but it is not ours
+            return None  # another process runs under this id
         return {"heartbeat": time.time(), "supervisor": self._me}
 
 
@@ -174,14 +177,14 @@ def cut_short(error: BaseException) -> Outcome:
 
 
 def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
-    """Writes how the run ended if its process died without a word. A full disk leaves it to read as `interrupted`."""
+    """Records how the run ended if its process could not. Where the disk is full, it will read as `interrupted`."""
 
     def end(record: dict[str, Any]) -> dict[str, Any] | None:
         if record.get("state") not in ALIVE or record.get("pid") not in (pid, os.getpid()):
             return None
         before = record.get("before")
         if outcome.code == USER_ERROR and before and not record.get("adopted"):
-            # It was not allowed to go on: all stays as it was.
+            # Resuming was refused: the earlier ending stays.
             words = {**before, "before": None, "refused": str(outcome.error)}
         else:
             words = last_words(run, record, outcome)
@@ -195,7 +198,7 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
 
 
 def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """The ending of a run whose process said none: state, reason, exit."""
+    """State, reason and exit code of a run whose process recorded none."""
     ended = {"ended": time.time(), "eta_seconds": None, "exit": outcome.exit, "before": None}
     asked = record.get("stop") or {}
     if outcome.code == STOPPED or asked:
@@ -208,7 +211,7 @@ def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[st
 
 
 def _make_room(run: RunDir, pid: int | None) -> None:
-    """Gives back what was set aside for this moment, and removes what the process had half written of its status."""
+    """Frees the reserved disk space and removes half-written status files of the process."""
     with contextlib.suppress(OSError):
         (run.path / ".reserve").unlink(missing_ok=True)
         for half in run.path.glob(f".*.{pid}-*.tmp"):
@@ -221,7 +224,7 @@ def _log(run: RunDir, line: str) -> None:
 
 
 def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
-    """Hands a run that this process has claimed to a supervisor of its own, and returns once that has taken it over.
+    """Starts a supervisor process for a run that this process has claimed, and returns once it has taken the run over.
 
     Raises `RunError` when that could not be started; the run then reads `failed`, or as it did before it was claimed.
     """
@@ -251,7 +254,7 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Of `python -m kit.runs.supervisor`: leaves the face behind, takes the run over, and supervises it to its end."""
+    """`python -m kit.runs.supervisor`: detaches from the caller, takes the run over, and supervises it to its end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--module", required=True)
@@ -273,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(run: RunDir, claimed_by: int) -> int | None:
-    """Forks: the parent waits until the child has the run in hand and returns an exit code; the child returns None."""
+    """Forks. The parent waits until the child has taken the run over and returns an exit code; the child returns None."""
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)

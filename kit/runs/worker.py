@@ -1,10 +1,10 @@
-"""Work that may crash or hang, done elsewhere: a job or a worker in a process of its own, a call in a thread of its own.
+"""Isolation of work that may crash or hang: jobs and workers in separate processes, calls in a separate thread.
 
-A job: the face writes a request (JSON) and spawns `python -m MODULE REQUEST --error-file FILE [--quiet]`. The job ends with
-0 (done), 2 (the user's error: message on stderr, and in the error file with its kind), 130 (stopped) or 1 (crash).
-A worker: a process that keeps what it has loaded and answers question after question, one JSON object a line each way.
-A call: a thread cannot be stopped from outside, so one that hangs is left behind and is given no more work. It holds no lock
-of ours, and as a daemon it does not keep the process from ending.
+A job (`call`, `serve`): the caller writes a request (JSON) and spawns `python -m MODULE REQUEST --error-file FILE [--quiet]`.
+Exit codes: 0 done, 2 a user's error (on stderr, and in the error file with its kind), 130 stopped, 1 crash.
+A worker (`Worker`): a process that keeps its models loaded and answers requests, one JSON object a line in both directions.
+A call (`Watchdog`): a thread cannot be killed, so one that hangs is abandoned. It holds no lock of the kit's, and as a daemon it
+does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from kit.runs.process import kill_group
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
 REQUEST, ERROR = "request.json", "error.json"
 ROOM_FOR_ERROR = 16384
-"""Bytes set aside for what a job reports."""
+"""Bytes reserved on disk for the error that a job reports."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KERNEL = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "MPLBACKEND")
-"""Environment variables that ipykernel sets, or that hold for its cells only."""
+"""Environment variables of ipykernel that are meant for its cells, not for child processes."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def serve(
     argv: Sequence[str] | None = None,
     read: Callable[[str, Sequence[str]], dict[str, Any]] | None = None,
 ) -> int:
-    """The job's end: reads the request, calls `job(request, quiet)`, and returns the exit code.
+    """The job's side: reads the request, calls `job(request, quiet)`, and returns the exit code.
 
-    User errors are printed to stderr and reported to the face; Ctrl-C gives 130; anything else is a crash and
-    propagates with its traceback. With `read` the request may be whatever that understands, with `-o a.b=value` changes.
+    User errors are printed to stderr and reported to the caller; Ctrl-C gives 130; any other error is a crash and
+    propagates with its traceback. read: parses the request's argument, with `-o a.b=value` overrides; JSON without it.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("request")
@@ -75,7 +75,7 @@ def serve(
     parser.add_argument("--error-file", type=Path)
     parser.add_argument("--quiet", action="store_true")
     arguments = parser.parse_args(argv)
-    # Ctrl-C also where the shell started us with SIGINT ignored; a polite kill means the same: save and end.
+    # Ctrl-C works also where the shell started us with SIGINT ignored; SIGTERM means the same: save and end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -97,13 +97,13 @@ def serve(
 
 
 def as_error(kind: Any, message: str, otherwise: type[KitError] = KitError) -> KitError:
-    """The error of the kit that a process has reported by its name; `otherwise` for a name that the kit has not."""
+    """The kit's error class of that name, with the message; `otherwise` for a name that is not one of the kit's."""
     found = getattr(kit.errors, str(kind), None)
     return (found if isinstance(found, type) and issubclass(found, KitError) else otherwise)(message)
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A request as a face writes it."""
+    """The request in a JSON file."""
     request: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     return request
 
@@ -119,12 +119,16 @@ def call(
     on_line: Callable[[str], object] | None = None,
     folder: Path | None = None,
 ) -> Outcome:
-    """The face's end: spawns `python -m module`, waits until it has ended, and says how.
+    """The caller's side: spawns `python -m module`, waits until it has ended, and returns how.
 
-    Ctrl-C is left to the job, which saves and ends by itself; this process goes on waiting. Output goes where this
-    process's goes; in a notebook it is piped into the cell. With `capture` stdout is returned instead; with `on_line` each
-    line of stdout and stderr is told to it instead. The job gets the open files `inherit`, and `started` its pid once it
-    runs. What the two say to each other lies in `folder`, or where temporary files lie, until the job has ended.
+    Ctrl-C is handled by the job, which saves and ends by itself; this process keeps waiting. The job's output goes where this
+    process's goes, in a notebook into the cell.
+
+    capture: return stdout instead of printing it.
+    on_line: called with each line of stdout and stderr, which are then not printed.
+    inherit: open files that the job gets.
+    started: called with the job's pid.
+    folder: where the request and the error file lie until the job has ended; None: the folder for temporary files.
     """
     with _letters(request, folder) as place:
         request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
@@ -134,7 +138,7 @@ def call(
 
 
 def _letters(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder with the request, and with room for an error: a full disk is exactly what may be reported."""
+    """A folder with the request and a preallocated error file, so that a full disk can be reported."""
     for parent in (folder, None):
         try:
             if parent is not None:
@@ -200,7 +204,7 @@ def _wait(
 
 
 def _end_with(leader: int) -> None:
-    """Waits for the leader of a process group; when it died early, what it had started goes with it."""
+    """Waits for the leader of a process group. If it did not exit with 0, the rest of its group is killed."""
     if not hasattr(os, "waitid"):
         return
     try:
@@ -220,11 +224,10 @@ def _in_foreground() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """This environment, with the kit importable in the child even where only `sys.path` was changed (notebooks).
+    """Environment variables for a child: PYTHONPATH such that it can import the kit, and one GPU.
 
-    A run trains on one GPU. Where several could be seen and nobody chose (no CUDA_VISIBLE_DEVICES, and not a process
-    of accelerate or torchrun), the child is shown the first one only. What a notebook's kernel sets for itself stays behind:
-    a child that draws colours and bars for a terminal writes escape codes into the cell.
+    A run trains on one GPU. Unless CUDA_VISIBLE_DEVICES is set, or accelerate or torchrun started this process, the child sees
+    only the first. A notebook kernel's own variables are left out: with them a child would write escape codes into the cell.
     """
     home = Path(kit.errors.__file__).resolve().parents[1]
     path = os.environ.get("PYTHONPATH", "")
@@ -239,7 +242,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ctrl-C does not end this process; signals that the started jobs would not hear are passed on to them."""
+    """Inside, Ctrl-C does not end this process, and signals that the jobs do not receive themselves are passed on to them."""
     started: list[subprocess.Popen[str]] = []
     if threading.current_thread() is not threading.main_thread():
         yield started  # only the main thread may set handlers, and only it gets interrupts
@@ -284,7 +287,7 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
 # --- a process that answers as long as it is asked ---------------------------------------------------------------------
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Bytes of one message from such a process: a longer one ends it."""
+"""Longest message of a worker, in bytes; a worker that sends a longer one is ended."""
 
 
 class Worker:
@@ -357,12 +360,12 @@ class Worker:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line, its end included."""
+    """A message as one line, newline included."""
     return (json.dumps(dict(message), ensure_ascii=True, allow_nan=False, default=str) + "\n").encode()
 
 
 def decode(line: bytes | str) -> dict[str, Any] | None:
-    """The object of a line; None for what is none."""
+    """The JSON object in a line; None for anything else."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -371,7 +374,7 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def claim_stdout() -> BinaryIO:
-    """In a worker: what leads to its owner. From here on all that is printed goes to stderr, never among the messages."""
+    """In a worker: the stream to its owner. From now on, whatever is printed goes to stderr, never between the messages."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return replies
@@ -386,7 +389,7 @@ may keep Python's lock."""
 
 
 class Hung(TimeoutError):
-    """The call had not ended in time."""
+    """The call did not end in time."""
 
 
 @dataclass
@@ -445,7 +448,7 @@ class Watchdog:
 
 
 def _stderr() -> Any | None:
-    """The process's own stderr, to which a traceback can be written without Python; None where it was closed."""
+    """The process's real stderr, for faulthandler's tracebacks; None where it was closed."""
     try:
         return sys.__stderr__ if sys.__stderr__ is not None and sys.__stderr__.fileno() >= 0 else None
     except (OSError, ValueError):
