@@ -164,7 +164,7 @@ def relaunch(
 
 
 def _shown(run: RunDir, quiet: bool) -> AbstractContextManager[Callable[[str], None] | None]:
-    """In a notebook a card of the run below the cell, which takes what the run prints; elsewhere nothing."""
+    """In a notebook, a card of the run below the cell, which is given what the run prints; elsewhere nothing."""
     from kit.api.notebook import in_notebook, shown
 
     return shown(run) if in_notebook() and not quiet else nullcontext()

@@ -19,7 +19,7 @@ from kit.runs.store import ALIVE, RunDir
 
 REFRESH_SECONDS = 1.0
 SHARE = 20
-"""Between two drawings passes at least so many times what one takes: a long run's card costs a twentieth of a core."""
+"""Pause between two drawings, in multiples of the time that one takes: a long run's card costs a twentieth of a core."""
 MOST_LINES = 400
 
 
@@ -68,7 +68,7 @@ class Card:
 
 @contextmanager
 def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
-    """Inside, a card follows the run; yields what takes the lines that it prints."""
+    """Inside, a card follows the run. Yields a function to call with each line that the run prints."""
     card, done = Card(run), threading.Event()
     card.show()
 
@@ -91,7 +91,7 @@ def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
 
 
 def watch(folder: RunDir) -> None:
-    """Shows the card of a run until it has ended. An interrupt of the cell ends the watching, not the run."""
+    """Shows the card of a run until the run has ended. Interrupting the cell ends the display, not the run."""
     with shown(folder):
         try:
             while folder.settled()["state"] in ALIVE:

@@ -1,4 +1,4 @@
-"""A handle on a run: everything that can be read of it, or done to it. No torch.
+"""A handle on a run: its data, and the actions on it. No torch.
 
 A run's directory is the only truth; a `Run` holds nothing but the path to it, so it can be made again at any time:
 `kit.Run("quickstart-20260101-120000").plot()`.

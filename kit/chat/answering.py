@@ -1,4 +1,4 @@
-"""The two models of a chat and what they say: the adapter off and on in one model, the same seed for both.
+"""The two models of a chat and their answers: one model with its adapter off and on, the same seed for both.
 
 An answer is made as the run's held-out evaluation makes one, but for sampling settings of one's own and words as they come.
 """
@@ -67,7 +67,7 @@ class ChatModels:
         self.note = " ".join(said for said in (note, no_rollout) if said)
 
     def about(self) -> dict[str, Any]:
-        """What there is to say of them."""
+        """Run, step, model and device, for the session's `ready` event."""
         config = self.source.config
         found = {"run": self.source.run.id, "step": self.source.step, "model": self.source.run_name,
                  "device": self.source.files.backend.device, "heldout": len(self.rows),
@@ -254,7 +254,7 @@ def _all(stop: bool, ids: Any) -> Any:
 
 
 class Stream:
-    """What `generate` tells of each token: turned into text that only ever grows, what tools answer included.
+    """A streamer for `generate`: decodes tokens to text that is only ever appended to, with the answers of tools.
 
     `check` is given the length of the first prompt.
     """
@@ -289,7 +289,7 @@ class Stream:
         self._known, self.ids, self._turn = ids, [], ""
 
     def end(self) -> None:
-        """Says what was held back."""
+        """Emits the text that was held back."""
         self._grow(final=True)
         self._known, self._prompt = self._known + self.ids, True
 

@@ -1,4 +1,4 @@
-"""The session that a face holds, and what it and its process say to each other. Standard library only.
+"""The client of a chat process, and the protocol between the two. Standard library only.
 
 The child ends when the session is closed, when this process dies (its stdin ends), and after a time without questions.
 One JSON object a line. To the process (`do`):
@@ -244,7 +244,7 @@ class ChatSession:
             yield message
 
     def _last_words(self) -> str:
-        """Why the process is gone, as far as it said."""
+        """Why the process has ended, from its last output."""
         code = self._worker.poll() if self._worker is not None else None
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."

@@ -25,7 +25,7 @@ WATCH_SECONDS = 1.0
 
 
 class Wire:
-    """Lines from and to the session. Questions wait in `questions`; what was cancelled stands in `cancelled`."""
+    """The JSON lines from and to the session. `questions`: a queue; `cancelled`: ids of cancelled questions."""
 
     def __init__(self, incoming: TextIO, outgoing: BinaryIO, parent: int | None) -> None:
         self.questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -40,7 +40,7 @@ class Wire:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def send(self, event: str, **fields: Any) -> None:
-        """One event. With nobody left to hear it, the process ends."""
+        """Sends one event. Ends the process if its owner is gone."""
         try:
             with self._lock:
                 self._out.write(encode({"event": event, **fields}))
@@ -147,7 +147,7 @@ def _words(error: Exception) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Takes the real stdout for the protocol: whatever else prints goes to stderr."""
+    """Reserves stdout for the protocol: whatever else is printed goes to stderr."""
     request = json.loads(argv[0])
     wire = Wire(sys.stdin, claim_stdout(), request.get("parent"))
     wire.start()

@@ -20,6 +20,7 @@ from kit.cli import runs as cli_runs
 from kit.cli.objective import objective_app
 from kit.cli.reward import reward_app
 from kit.cli.tables import print_table
+from kit.runs.files import one_line
 from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
 
 if TYPE_CHECKING:
@@ -281,8 +282,7 @@ def _first_comment(path: Path) -> str:
 def _shorten(value: Any, limit: int = 300) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
-    text = " ".join(str(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return one_line(str(value), limit)
 
 
 def _complain(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The whole way of the data: read, map, check, split. `load_data` reads from top to bottom."""
+"""Loads data: read, map columns, check rows, split. Start with `load_data`."""
 
 from __future__ import annotations
 

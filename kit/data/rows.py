@@ -1,4 +1,4 @@
-"""Records to rows: which column is what, which records cannot be used and why, and rows as the trainer gets them."""
+"""From records to rows: the roles of columns, records that cannot be used and why, and rows as the trainer gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tokenizer says of checked rows: prompts that are too long, and prompts given as token ids (`prompt_ids`).
+"""Checks that need a tokenizer: prompts that are too long, and prompts given as token ids (`prompt_ids`).
 
 A row with ids reaches the model as those ids, whatever the chat template would make of its text. Where it has a text or
 messages, too, rewards and people see them; where it has none they see the decoded ids.

@@ -1,4 +1,4 @@
-"""Who says what is right in held-out evaluation, whether that can be done as configured, and which scores it will have."""
+"""The checker that decides correctness in held-out evaluation, whether it fits the configuration, and which scores follow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_checker(config: RunConfig, preset: Preset) -> Preset:
-    """The preset whose checker says what is right in evaluation. Raises `ConfigError` for evaluation.checker."""
+    """The preset whose checker decides correctness in evaluation. Raises `ConfigError` for evaluation.checker."""
     import rewards
 
     name = config.evaluation.checker
@@ -41,7 +41,7 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
 
 
 def check_evaluation(config: RunConfig, checker: Preset) -> None:
-    """Refuses what evaluation could not do as configured. Raises `ConfigError` that says what to set."""
+    """Raises `ConfigError`, with what to set, for evaluation settings that cannot work together."""
     evaluation = config.evaluation
     needs_every = {
         "evaluation.patience": evaluation.patience is not None,

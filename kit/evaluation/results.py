@@ -1,7 +1,6 @@
-"""What evaluations on disk say: scores of problems, which evaluation is the best so far, and how long ago.
+"""Evaluations on disk: scores by problem, the best evaluation so far, and how many there have been since.
 
-It is computed from the files alone, nothing is remembered: a run that goes on after a kill decides as the uninterrupted one
-would have.
+Everything is computed from the files and nothing is kept in memory, so that a resumed run decides as an uninterrupted one.
 """
 
 from __future__ import annotations

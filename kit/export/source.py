@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Source:
-    """A run's policy at one step: where its weights lie, and what it stands on. Loaded by `load`."""
+    """A run's policy at one step: its weights on disk and the base model that they belong to. Loaded by `load`."""
 
     run: RunDir
     config: RunConfig
@@ -81,12 +81,12 @@ class Source:
         return load_model(files, self.config.model).model.eval()
 
     def note(self, text: str) -> None:
-        """Keeps what is to be said, once."""
+        """Adds a remark to the result, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def note_no_start(self, error: Exception) -> None:
-        """Says that, and why, nothing can be held against what training began with."""
+        """Remarks that the export cannot be compared with the initial weights, and why."""
         begin = f"what training began with ({self.start}) cannot be had"
         if any(note.startswith(begin) for note in self.notes):
             return
@@ -137,7 +137,7 @@ def open_source(
 
 
 def keep_weights(source: Source, place: Path) -> None:
-    """Takes the trained files aside by hard links: a run that goes on removes old checkpoints meanwhile."""
+    """Hard-links the trained files into a folder: a run under way may remove old checkpoints during the export."""
     place.mkdir()
     for path in source.weights.iterdir():
         if path.suffix not in (".pt", ".pth", ".bin") and path.is_file():
@@ -242,7 +242,7 @@ def updates(adapter: Path) -> dict[str, torch.Tensor]:
 
 
 class Difference(Mapping[str, "torch.Tensor"]):
-    """What training of all weights did to each, float32, computed when it is asked for."""
+    """The change of each weight where all were trained, float32, computed on demand."""
 
     def __init__(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         self.before, self.after = before, after
@@ -259,7 +259,7 @@ class Difference(Mapping[str, "torch.Tensor"]):
 
 
 def starting_weights(source: Source, trained: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What training of all weights began with, by name; None where it cannot be had, which is noted."""
+    """The initial weights where all were trained, by name; None where they cannot be loaded, which is noted."""
     from kit.models.embedded import source_of
 
     try:

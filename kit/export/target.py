@@ -1,4 +1,4 @@
-"""A folder that is whole or not there: written beside its place, brought to the disk, put there by one rename.
+"""Atomic export folders: written beside their place, synced to disk, and moved there by one rename.
 
 Whoever writes holds a lock in the unfinished folder, which the kernel gives back when the process dies, however it dies.
 An unfinished folder that nobody holds is what an interrupted export left; the next one removes it.
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.runs.files import disk_errors, free_bytes, human_size
+from kit.runs.files import disk_errors, free_bytes, human_size, to_disk
 from kit.runs.lock import try_lock
 
 PARTIAL, OLD, HOLDER = ".partial-", ".old-", ".holder"
 MARKER = ".grpo-kit-export.json"
-"""Lies in every export, with the names of its files: only what is in there is ever replaced."""
+"""A file in every export with the names of its files: only files that it lists are ever replaced."""
 
 
 def check_free(target: Path, *, force: bool, keep: Path | None = None) -> None:
-    """Refuses a place that is taken, or that `keep` or the working directory lies in. Raises `RunError`.
+    """Raises `RunError` for a place that is taken, or that contains `keep` or the working directory.
 
     With `force` the place of an export may be taken, and no other.
     """
@@ -45,7 +45,7 @@ def check_free(target: Path, *, force: bool, keep: Path | None = None) -> None:
 
 
 def check_export(folder: Path) -> None:
-    """Refuses to replace a folder that is not empty, and is no export or holds more than one. Raises `RunError`."""
+    """Raises `RunError` for a folder that is not empty and is no export, or holds files beside the export's."""
     if not any(folder.iterdir()):
         return
     try:
@@ -96,7 +96,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def clean(target: Path) -> None:
-    """Removes what interrupted exports to `target` left. Raises `RunError` while another one is under way."""
+    """Removes the remains of interrupted exports to `target`. Raises `RunError` while another export to it is running."""
     for path in _left(target, PARTIAL):
         with disk_errors(path):
             handle = try_lock(path / HOLDER) if path.is_dir() else None
@@ -114,14 +114,14 @@ def clean(target: Path) -> None:
 
 
 def _left(target: Path, kind: str) -> list[Path]:
-    """Hidden folders that this module made beside `target`: their names end with the number of a process."""
+    """Hidden folders that this module made beside `target`: their names end with a pid."""
     begin = f".{target.name}{kind}"
     beside = target.parent.iterdir() if target.parent.is_dir() else ()
     return [path for path in beside if path.name.startswith(begin) and path.name.removeprefix(begin).isdecimal()]
 
 
 def publish(place: Path, target: Path) -> None:
-    """Puts a written folder in its place, in that of an old export too. Raises `RunError` when that or the disk refuses."""
+    """Moves a written folder to its place, replacing an old export. Raises `RunError` for what is no export, and disk errors."""
     with disk_errors(target):
         if target.exists():  # however long the writing took
             check_export(target)
@@ -136,18 +136,6 @@ def publish(place: Path, target: Path) -> None:
         place.rename(target)
         to_disk(target.parent)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def to_disk(path: Path) -> None:
-    """Waits until the disk has a file or folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not path.is_dir():  # some file systems have no fsync of folders
-            raise
-    finally:
-        os.close(handle)
 
 
 def listing(folder: Path) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Before a run: will it fit, how long will it take, will it learn, and is this machine fit for it?"""
+"""Before a run: does it fit into memory, how long does it take, will it learn, and can this machine run it?"""

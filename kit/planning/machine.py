@@ -1,4 +1,4 @@
-"""Is this machine fit for training? Quick checks, each with what was seen and the fix; nothing is loaded but torch."""
+"""Checks of this machine (`grpo-kit doctor`), each with what was seen and what to do. Nothing heavy but torch is imported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Check:
 
 
 def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
-    """Every check, in the order in which one would mend things. A check that breaks is itself a finding, not an end.
+    """Every check, the most basic first. A check that raises becomes a failed check.
 
     `root` and `model` are those of the run that is asked about.
     """
@@ -62,7 +62,7 @@ def _tried(check: Callable[[], Iterator[Check]]) -> list[Check]:
 
 
 def failed(checks: list[Check]) -> bool:
-    """Whether something must be mended before a run can start."""
+    """Whether a check failed that keeps a run from starting."""
     return any(check.level == "fail" for check in checks)
 
 
@@ -172,7 +172,7 @@ def gpu() -> Iterator[Check]:
 
 
 def backend(model: ModelConfig | None = None) -> Iterator[Check]:
-    """Who would load the model of a run, and why."""
+    """The backend that would load the model of a run, and why."""
     from kit.config import ModelConfig
     from kit.errors import EnvironmentUnsupported
     from kit.models.backend import choose_backend
@@ -200,7 +200,7 @@ def _driver() -> str | None:
 
 
 def run_folder(root: str | Path) -> Iterator[Check]:
-    """Whether runs can be written where they lie."""
+    """Whether the runs' folder can be written."""
     folder = _existing(Path(root))
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".grpo-kit-"):

@@ -197,7 +197,7 @@ def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is planned: a configuration, the shape of its model, its objective and its longest prompt."""
+    """The input of a plan: a configuration, the shape of its model, its objective and its longest prompt."""
 
     config: RunConfig
     shape: ModelShape
@@ -370,7 +370,7 @@ def vllm(found: Subject, room: float) -> dict[str, Any]:
 
 
 def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """The overrides `given` and `changes` after them, without those whose key (or a parent of it) is changed."""
+    """`given` followed by `changes`, without given overrides whose key (or a parent of it) is changed."""
     keys = [change.partition("=")[0] for change in changes]
 
     def stands(override: str) -> bool:

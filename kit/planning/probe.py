@@ -1,4 +1,4 @@
-"""The worst case for real, with the real trainer: its largest update first, then two steps of the longest prompts and
+"""Measures the worst case with the real trainer: its largest update first, then two steps of the longest prompts and
 completions of full length.
 
 `python -m kit.planning.probe REQUEST` does it in a process of its own; `probe` is the face.

@@ -100,7 +100,7 @@ class Verdict:
 
 
 def judge(signal: Signal) -> Verdict:
-    """The verdict, what it rests on, and the one change to make (empty where none is needed)."""
+    """The verdict, its reason, and the one change to make (empty where none is needed)."""
     for decide in (_failing, _truncated, _malformed, _spread):
         found = decide(signal)
         if found is not None:
@@ -441,7 +441,7 @@ def _group_note(k: int, group: int) -> str | None:
 
 
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:
-    """Mean share, resampled over prompts: completions of one prompt are no independent draws."""
+    """Mean share with an interval resampled over prompts: completions of one prompt are not independent."""
     return bootstrap_mean([sum(values[group]) / len(values[group]) for group in groups], shares=True)
 
 

@@ -1,8 +1,8 @@
-"""Answers questions about a configuration, one after the other, from a warm process: rows, rewards, hacks, plans.
+"""A worker that answers questions about a configuration for the page: rows, rewards, hacks, plans.
 
 `python -m kit.planning.workbench` reads one JSON object a line and writes one a line: `{"answer": ...}`,
-`{"error": message, "kind": name}` for a user's mistake, or `{"crash": ...}`. Whoever asks ends it when an answer takes
-too long: a reward may hang, and here it hangs alone. Rows that were read stay in memory for the next question.
+`{"error": message, "kind": name}` for a user's mistake, or `{"crash": ...}`. The page kills the process when an answer takes
+too long, as a reward may hang. Rows stay in memory for the next question.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Request = Mapping[str, Any]
 
 
 class Rows:
-    """Rows by the data section that they were read for; the latest few."""
+    """A cache of rows by data section; the latest few."""
 
     def __init__(self) -> None:
         self._splits: OrderedDict[str, DataSplit] = OrderedDict()
@@ -180,10 +180,7 @@ def _item(verdict: Evaluation, at: int, text: str, right: bool | None) -> dict[s
 
 
 def advantages(totals: Sequence[float | None]) -> list[float | None]:
-    """Reward less the group's mean, over its standard deviation: GRPO's own measure of which completion is to be learned.
-
-    0 throughout where all are alike. Uses the sample's deviation (n - 1), as TRL does.
-    """
+    """GRPO's advantages: (reward - group mean) / standard deviation with n - 1, as TRL has it; 0 where all rewards are equal."""
     known = [total for total in totals if total is not None]
     if not known:
         return [None] * len(totals)

@@ -1,4 +1,4 @@
-"""Which curves a run has, chosen once for every face that draws them, and how long ones are thinned without losing a peak."""
+"""The curves of a run, the same for report, page and notebook, and thinning of long ones that keeps every peak."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
 
 
 def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Panel]:
-    """The charts of a run, as far as there is something to draw, what matters most first; `columns` as of `columns_of`."""
+    """The charts that a run has numbers for, the most important first; `columns` as of `columns_of`."""
     x = steps_of(columns)
 
     def series(name: str, *keys: str, factor: float = 1.0, band: Sequence[Numbers] = ()) -> list[Series]:

@@ -1,6 +1,6 @@
-"""What a run left on disk, read as far as it can be read, and its events in words.
+"""Reads a run directory for reports, however damaged its files are, and puts its events into words.
 
-A damaged file becomes a fault that is told, not an end.
+A damaged file is listed in `Record.faults`; it raises nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """A run at the moment when it was read."""
+    """The content of a run directory when it was read."""
 
     id: str
     status: Tree
@@ -45,7 +45,7 @@ class Record:
 
 
 def read(run: RunDir) -> Record:
-    """Reads a run's directory. Nothing in it is trusted to be there, or whole."""
+    """Reads a run's directory. Any file in it may be missing or damaged."""
     faults: list[str] = []
     text = _text(run.config, faults)
     return Record(
@@ -111,7 +111,7 @@ def _yaml(text: str, faults: list[str]) -> Any:
 
 
 def _lines(whole: Callable[[], list[Tree]], path: Path, faults: list[str]) -> list[Tree]:
-    """All lines, or where one of them is broken the others."""
+    """All lines; without the broken ones where there are some."""
     try:
         return [line for line in whole() if isinstance(line, dict)]
     except RunError:

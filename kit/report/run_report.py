@@ -1,6 +1,6 @@
-"""A run to read: its report, a single HTML file that can be attached to a paper, and its card, the output of a notebook's cell.
+"""The report of a run, one self-contained HTML file, and its card, the output of a notebook's cell.
 
-Each section is a function from what is on record to plain data, and a macro of templates/report.html that shows it.
+Each section is a function from the `Record` to plain data, and a macro of templates/report.html that renders it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kit.report.page import page, piece, shorten
 from kit.report.panels import columns_of, panels
 from kit.report.record import Record, Tree, read, rows, split, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
-from kit.runs.files import human_size, write_atomic
+from kit.runs.files import clock, human_size, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
@@ -93,7 +93,7 @@ def render(record: Record) -> str:
 
 
 def _part(make: Callable[[Record], Markup], record: Record) -> Markup:
-    """A section; where the run's files hold what no run writes, words in its place."""
+    """A section of the report; where making it raises, a notice with the reason in its place."""
     try:
         return make(record)
     except Exception as error:  # whatever is odd in one file, the others are shown
@@ -179,13 +179,6 @@ def _heldout(record: Record) -> list[tuple[str, str]]:
         if values:
             return [(name, f"{values[0]:.3f}")]
     return []
-
-
-def clock(seconds: float) -> str:
-    """`0:42`, `1:05` or `2:03:10`."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def scores(record: Record) -> Markup:
@@ -327,7 +320,7 @@ def events(record: Record) -> Markup:
 
 
 def marks(record: Record) -> list[tuple[float, str]]:
-    """(step, words) of what stands as a vertical line in the charts."""
+    """(step, words) of the vertical lines in the charts."""
     kinds = ("resumed", "early_stop", "rollback", "out_of_memory")
     chosen = [event for event in record.events if event.get("kind") in kinds and is_number(event.get("step"))]
     return [(float(event["step"]), words(event)) for event in chosen[:MOST_OF_A_KIND]]
@@ -496,7 +489,7 @@ def _date(seconds: Any) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """A piece of long work: so much done of so much, and what was said of it."""
+    """Progress of a long task: `done` of `total`, with a note."""
 
     title: str
     done: int
@@ -505,7 +498,7 @@ class Progress:
 
 
 def heard(line: str) -> Progress | None:
-    """What a line that a run prints says of its progress: `Training  6/60  0:08  eta 1:09  reward 0.872`."""
+    """The progress in a line that a run prints, if it is a progress line: `Training  6/60  0:08  eta 1:09  reward 0.872`."""
     found = _PROGRESS.fullmatch(line.rstrip())
     return Progress(found["title"], int(found["done"]), int(found["total"]), found["note"]) if found else None
 

@@ -1,4 +1,4 @@
-"""Held-out scores before and after, with what can be said about their difference."""
+"""Held-out scores before and after training, and the significance of their difference."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kit.runs.metrics import Evaluations, Metrics, is_number, last_step, result_
 
 Scores = Mapping[str, Any]
 CERTAIN = 0.05
-"""Chance, below which a difference counts as more than chance."""
+"""Significance level."""
 FEWEST = 6
-"""Problems that must have changed: with 5, even all in one direction come of fair coins with a chance of 2 / 2^5 > 0.05."""
+"""Least number of changed problems: 5 changes in one direction have a two-sided p of 2 / 2^5 > 0.05."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Difference:
     worse: int = 0
     """Problems on which the later score is higher, and lower; known when paired."""
     chance: float | None = None
-    """Probability of so lopsided a split of the problems that changed, if each change were a fair coin's (McNemar 1947)."""
+    """p-value of McNemar's exact test (1947) on the problems that changed."""
 
     @property
     def verdict(self) -> str:
@@ -52,7 +52,7 @@ def estimates(scores: Scores) -> list[str]:
 
 
 def difference(key: str, before: Scores, after: Scores) -> Difference | None:
-    """What became of the score `key`; None when one side lacks it."""
+    """The change of the score `key`; None when one side lacks it."""
     old, new = problem_scores(before, key), problem_scores(after, key)
     same = identities(before) is not None and identities(before) == identities(after)
     if same and old is not None and new is not None and len(old) == len(new):
@@ -66,7 +66,7 @@ def difference(key: str, before: Scores, after: Scores) -> Difference | None:
 
 
 def identities(scores: Scores) -> list[str] | None:
-    """Content hashes of the problems; only evaluations of the very same ones can be paired."""
+    """Content hashes of the problems; evaluations can be paired only if these are equal."""
     found = (scores.get("per_problem") or {}).get("id")
     return list(found) if found else None
 
@@ -80,7 +80,7 @@ def _paired(pairs: Sequence[tuple[float, float]], *, exact: bool) -> Difference:
 
 
 def _unpaired(first: Mapping[str, float], last: Mapping[str, float], problems: int) -> Difference:
-    """The interval of a difference from those of its two sides (method of variance estimates recovery, Newcombe 1998)."""
+    """The difference of two estimates with the interval that follows from theirs (Newcombe's method, 1998)."""
     change = last["value"] - first["value"]
     below = math.hypot(last["value"] - last["low"], first["high"] - first["value"])
     above = math.hypot(last["high"] - last["value"], first["value"] - first["low"])

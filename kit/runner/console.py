@@ -22,7 +22,7 @@ from rich.table import Table
 from kit.config import EMBEDDED_MODELS
 from kit.errors import RunError
 from kit.evaluation.results import read_best
-from kit.runs.files import disk_errors
+from kit.runs.files import clock, disk_errors, one_line
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -162,9 +162,9 @@ class Reporter:
         """A few completions with their rewards."""
         self.console.print(f"\n[bold]{escape(title)}[/bold]")
         for sample in samples[:limit]:
-            self.console.print(f"  [dim]{escape(shorten(sample['prompt'], 100))}[/dim]")
+            self.console.print(f"  [dim]{escape(one_line(sample['prompt'], 100))}[/dim]")
             reward = "" if sample["reward"] is None else f"   reward {sample['reward']:.2f}"
-            text = escape(shorten(sample["completion"], 160))
+            text = escape(one_line(sample["completion"], 160))
             reference = "" if sample["reference"] is None else f"   (reference {escape(str(sample['reference']))})"
             self.console.print(f"  {text}{reward}{reference}")
 
@@ -242,19 +242,6 @@ def best_line(run: RunDir) -> str | None:
 def interval(estimate: Mapping[str, float]) -> str:
     """`0.430 [0.363, 0.499]`."""
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
-
-
-def shorten(text: str, limit: int) -> str:
-    """One line of at most `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def clock(seconds: float) -> str:
-    """`1:05` or `2:03:10`."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

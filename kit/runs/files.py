@@ -41,6 +41,19 @@ def human_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def clock(seconds: float) -> str:
+    """`0:42`, `1:05` or `2:03:10`."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def one_line(text: str, limit: int) -> str:
+    """The text with single spaces, cut to at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turns disk errors (full, read-only, no permission, ...) into a `RunError` that says what to do."""
@@ -88,6 +101,18 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def to_disk(path: Path) -> None:
+    """Waits until the disk has a file or folder (fsync)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some file systems have no fsync of folders
+            raise
+    finally:
+        os.close(handle)
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The arms of a comparison, made: one configuration, changes to it, seeds; each run a directory as any other.
+"""Trains the arms of a comparison: one configuration, changes to it, seeds. Each run is an ordinary run directory.
 
 Runs are interleaved seed by seed, the order of arms rotated, so that a machine that gets slower or a clock that drifts hits
 all arms alike. Arms share data.seed (rows and their split), and run.seed within a seed (adapters, order of prompts, sampling).
@@ -176,7 +176,7 @@ def _name(config: str | Path, arms: dict[str, RunConfig]) -> str:
 
 
 def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any) -> dict[str, Any]:
-    """Makes the runs that are missing, compares what there is, and files comparison.json; `how` goes to `compare_runs`.
+    """Trains the runs that are missing, compares all, and writes comparison.json; `how` goes to `compare_runs`.
 
     A run that fails is told and left out. Raises `KeyboardInterrupt` when a run was stopped by Ctrl-C, and `KitError` when
     no two arms have a finished run.
@@ -233,7 +233,7 @@ def stopped_by_hand(run: RunDir) -> bool:
 
 
 def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:
-    """How an earlier attempt ended when it was resumed; None where it may not go on, so that it starts again."""
+    """How an earlier attempt ended after it was resumed; None where it cannot be resumed and starts again."""
     from kit.api import launch as api
 
     try:

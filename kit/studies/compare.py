@@ -182,14 +182,14 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
 
 
 def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
-    """Says so when problems were left out because not every run has a score for them."""
+    """A note on problems that were left out because not every run has a score for them."""
     most = max(len(run.columns["held-out length"]) for runs in arms.values() for run in runs)
     left = most - len(problems)
     return [f"{left} of {most} held-out problems are left out: not every run has a {metric} for them."] if left else []
 
 
 def same_note(arms: Arms) -> list[str]:
-    """Says so when there is nothing in the configurations that could have made a difference."""
+    """A note where the configurations do not differ."""
     return [] if config_differences(arms) else ["The arms have the same configuration: any difference is luck."]
 
 

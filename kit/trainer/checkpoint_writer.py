@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.runs.files import disk_errors, write_atomic
+from kit.runs.files import disk_errors, to_disk, write_atomic
 from kit.runs.store import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
 
 log = logging.getLogger("kit")
@@ -42,12 +41,12 @@ def publish(staged: Path, final: Path) -> None:
             *files,
             *root.glob("*.jsonl"),
         ]:  # a metrics line must not be younger on the disk than its checkpoint
-            _to_disk(path)
+            to_disk(path)
         for folder in {staged, *(path.parent for path in files)}:
-            _to_disk(folder)
+            to_disk(folder)
         _put_aside(final)
         staged.rename(final)
-        _to_disk(root)
+        to_disk(root)
 
 
 def rotate(checkpoints: Iterable[Path], limit: int | None, best: str | None) -> None:
@@ -78,17 +77,6 @@ def _put_aside(path: Path) -> None:
     shutil.rmtree(rubbish, ignore_errors=True)
     rubbish.parent.mkdir(exist_ok=True)
     path.rename(rubbish)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not path.is_dir():  # some file systems have no fsync of folders
-            raise
-    finally:
-        os.close(handle)
 
 
 def save_aside(trainer: Any, root: Path, write: Callable[[], None]) -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 MOST_SESSIONS = 2
 IDLE_SECONDS = 600.0
 PROCESS_BYTES = 800 * 1024**2
-"""What Python and torch take beside the weights."""
+"""Bytes that Python and torch need beside the weights."""
 ROOM_LEFT = 1.25
-"""The model is let in where so many times its size is free."""
+"""A model is loaded only if so many times its size is free."""
 BYTES_A_WEIGHT = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 
 
@@ -200,7 +200,7 @@ def _made_with(how: Mapping[str, Any]) -> str:
 
 
 def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Which answer the reward likes better."""
+    """Which answer has the higher reward."""
     totals = {side: (one.get("reward") or {}).get("total") for side, one in answers.items()}
     base, tuned = totals.get("base"), totals.get("tuned")
     if not isinstance(base, (int, float)) or not isinstance(tuned, (int, float)):
@@ -284,7 +284,7 @@ SIDES = {BOTH: ("base", "tuned"), BASE: ("base",), TUNED: ("tuned",)}
 
 
 class Screen:
-    """The screen's work. Every value comes from a browser and is looked at."""
+    """The event handlers of the screen. Every value comes from a browser and is validated."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.pool = site, Pool(site)

@@ -1,4 +1,4 @@
-"""Child processes of the page: warm ones that answer questions (`Bench`), and those that take minutes (`Jobs`)."""
+"""Child processes of the page: persistent ones that answer questions (`Bench`), and jobs that take minutes (`Jobs`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ IDLE_SECONDS = 600.0
 FRESH_SECONDS, PLANS_KEPT = 15.0, 16
 """How long a plan stands, as free memory changes, and how many are kept."""
 HEAVY = frozenset({"lengths", "plan", "validate", "doctor"})
-"""Questions that bring torch or transformers."""
+"""Questions that import torch or transformers."""
 
 
 class Bench:
-    """One child. Questions are asked one at a time; those that come meanwhile wait."""
+    """One child process. It answers one question at a time; further ones wait."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -155,7 +155,7 @@ class Job:
 
     @property
     def stamp(self) -> str:
-        """Changes when there is something new to show."""
+        """A text that changes when there is something new to show."""
         return f"{self.key}:{self.started}:{self.state}:{self.line}"
 
 
@@ -171,7 +171,7 @@ class Jobs:
             return self._jobs.get(key) if isinstance(key, str) else None
 
     def latest(self, prefix: str) -> Job | None:
-        """The job begun last among those whose key begins so: what a page that was loaded anew should show."""
+        """The latest job whose key has that prefix: what a reloaded page should show."""
         with self._lock:
             return next((job for key, job in reversed(self._jobs.items()) if key.startswith(prefix)), None)
 

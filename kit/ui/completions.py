@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Moment:
-    """What became of one prompt at one step."""
+    """Rewards and lengths of one prompt at one step."""
 
     step: int
     place: int
@@ -176,7 +176,7 @@ class Batches:
         return found[:MOST_FOUND], scan
 
     def course(self, run: RunDir, prompt_key: str) -> tuple[list[Moment], Scan]:
-        """What became of one prompt, by step, as far as time lets; files once summed up cost nothing again."""
+        """The `Moment` of one prompt at each step, as far as time allows; files are summed up once and cached."""
         files = list(reversed(self.steps(run)))
         scan, found = Scan(steps=len(files)), []
         for step, path in within(files):

@@ -43,7 +43,7 @@ def charts(elem_id: str) -> gr.HTML:
 
 
 class Growing:
-    """The columns of one metrics.jsonl, kept in memory and added to."""
+    """The columns of one metrics.jsonl in memory, extended as the file grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class Growing:
 
 
 class Library:
-    """Files that are being looked at, the latest few: every browser shares them."""
+    """The most recently used files, shared by all browsers."""
 
     def __init__(self, most: int = 12) -> None:
         self._most, self._lock = most, threading.Lock()

@@ -100,7 +100,7 @@ def _last_line(row: Row) -> str:
 
 
 def pull(advantage: Any) -> Markup:
-    """A bar from the middle: to the right what is made likelier, to the left what is made less likely."""
+    """The advantage as a bar from the middle: right for a positive one, left for a negative one."""
     if not isinstance(advantage, (int, float)):
         return Markup("")
     share = min(1.0, abs(advantage) / LARGEST_PULL) * 50
@@ -175,7 +175,7 @@ def best_and_worst(found: Group, when: str) -> Markup:
 
 
 def _no_weights() -> Markup:
-    """What is said where rewards are sums without weights."""
+    """A note that rewards are sums without weights."""
     return m.note(
         "The weights of the reward's parts cannot be read from the run's env.json: each part counts 1 in the rewards below, "
         "which may differ from those that were trained on.",
@@ -184,7 +184,7 @@ def _no_weights() -> Markup:
 
 
 def show_reach(scan: Scan) -> Markup:
-    """How far a look over many steps came, and which files could not be read."""
+    """How many steps a search has read, and which files could not be read."""
     parts = []
     if not scan.whole:
         parts.append(

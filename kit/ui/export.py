@@ -34,7 +34,7 @@ LOAD = {
 
 
 def _no_runs() -> str:
-    """What stands where there is no run at all."""
+    """The text where there is no run at all."""
     return m.empty(
         "No trained model yet",
         m.join([m.tag("a", "Train one", href="/new"), " first; then its weights can be taken from here."]),

@@ -18,6 +18,7 @@ from markupsafe import Markup
 import rewards
 from kit.config import RunConfig
 from kit.errors import KitError
+from kit.runs.files import one_line
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.draft import Draft
@@ -493,12 +494,7 @@ def _case(case: dict[str, Any], works: bool) -> list[Any]:
 def _said(text: str | None) -> Markup:
     if text is None or not text.strip():
         return m.tag("small", "no completion at all" if text is None else "(empty)")
-    return m.tag("code", _short(text))
-
-
-def _short(text: str, limit: int = 110) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+    return m.tag("code", one_line(text, 110))
 
 
 def show_signal(found: dict[str, Any]) -> str:

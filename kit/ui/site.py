@@ -1,4 +1,4 @@
-"""What all screens share: options, runs, the children, the run that an address names, polling, numbers in boxes."""
+"""What all screens share: settings, runs, child processes, the run in the address, polling, numbers from text boxes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run')
 
 @dataclass
 class Site:
-    """Made once a server; screens keep nothing of their own in it, so that two browsers see the same."""
+    """One per server. Screens store nothing in it, so that two browsers see the same."""
 
     settings: Settings
     benches: Benches = field(default_factory=Benches)
