@@ -248,6 +248,16 @@ class VllmConfig(Section):
     """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
     float8_kv_cache: bool = False
     """Keep the cache in 8-bit floats: twice the tokens in the same memory, log-probabilities further off. GPU only."""
+    speculative: Literal["ngram", "suffix"] | None = None
+    """Draft tokens without a model of their own and let the policy accept them, which keeps its distribution. `ngram`: from
+    what stands in prompt and completion; `suffix`: from earlier completions, too (package arctic-inference). GPU only."""
+    quantization: Literal["fp8"] | None = None
+    """`fp8`: the engine computes with weights of 8 bits, rounded anew at every hand-over. Its log-probabilities are further
+    off, so that the weight `sampler_correction` (or vespo's sampler_cap) has to stand beside it. GPU only."""
+    prefix_caching: bool = True
+    """Compute what prompts have in common once; emptied when weights are handed over."""
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = None
+    """Completions that the engine makes at once, at most. Null: those of a generation batch."""
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Largest adapter rank that an engine which loads adapters (Unsloth's) makes room for. Null: model.lora.rank."""
     seed: int | None = None
@@ -450,8 +460,8 @@ class OptimisationConfig(Section):
     """Completions per forward and backward pass; null: the whole batch at once, at most 16 on a GPU."""
     iterations: Annotated[int, Field(ge=1)] = 1
     """Optimiser steps on the same completions (μ); above 1 the later ones are off-policy."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate."""
+    learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = 1e-5
+    """Peak learning rate. `auto`: by the model's width, ten times larger for adapters (docs/planning.md has the formula)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

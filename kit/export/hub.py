@@ -146,7 +146,7 @@ def _training(source: Source) -> str:
         "recipe": config.objective.recipe,
         "steps": f"{source.step} of {best.steps}",
         "completions a step": f"{best.batch_size} in groups of {config.generation.num_generations}",
-        "learning rate": f"{best.learning_rate:g}, {best.schedule}",
+        "learning rate": f"{best.learning_rate}, {best.schedule}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}" if lora else "none, all weights trained",
         **({"base's revision": config.model.revision} if config.model.revision else {}),
         "base in 4 bits": "yes" if config.model.load_in_4bit else "no",

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
@@ -36,6 +37,7 @@ from kit.models.backend import (
 from kit.models.unsloth import room
 
 if TYPE_CHECKING:
+    from kit.config.sections import VllmConfig
     from kit.objective import Objective
 
 TESTED = ("0.28", "0.31")
@@ -156,6 +158,7 @@ def incompatibilities(
                 f"generation.vllm.{key}: true is a setting of the colocated engine; a server is told when it is started. "
                 f"Set generation.vllm.{key}: false, or generation.vllm.mode: colocate."
             )
+    yield from _cheaper(config, device, objective)
     yield from _of_the_run(config, objective)
 
 
@@ -238,6 +241,59 @@ def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
     if vllm.mode == "server" or backend == UNSLOTH:
         return None
     return config.run.seed if vllm.seed is None else vllm.seed
+
+
+DRAFTS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
+}
+"""vLLM's `speculative_config`: how many tokens are drafted, and from how many that match."""
+
+
+def further_arguments(vllm: VllmConfig) -> dict[str, Any]:
+    """What vLLM's `LLM(...)` is told for cheaper rollouts, beside TRL's arguments."""
+    told: dict[str, Any] = {"enable_prefix_caching": vllm.prefix_caching}
+    told |= {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
+    told |= {"quantization": vllm.quantization} if vllm.quantization else {}
+    return told | ({"max_num_seqs": vllm.max_num_seqs} if vllm.max_num_seqs else {})
+
+
+def _cheaper(
+    config: RunConfig, device: str, objective: Objective | None
+) -> Iterator[ConfigError | EnvironmentUnsupported]:
+    """What keeps the keys for cheaper rollouts from this run."""
+    vllm = config.generation.vllm
+    asked = {name: value for name in ("speculative", "quantization") if (value := getattr(vllm, name)) is not None}
+    for key, value in asked.items():
+        if device == "cpu":
+            yield EnvironmentUnsupported(
+                f"generation.vllm.{key}: {value} needs a GPU, and this machine has none that torch can use. Set it to null."
+            )
+    colocated = [
+        *asked,
+        *(["max_num_seqs"] if vllm.max_num_seqs else []),
+        *([] if vllm.prefix_caching else ["prefix_caching"]),
+    ]
+    if vllm.mode == "server" and colocated:
+        yield ConfigError(
+            f"generation.vllm.{colocated[0]} is a setting of the colocated engine; a server is told when it is started. Take it "
+            "out, or set generation.vllm.mode: colocate."
+        )
+    if vllm.speculative == "suffix" and find_spec("arctic_inference") is None:
+        yield EnvironmentUnsupported(
+            "generation.vllm.speculative: suffix needs the package arctic-inference. Install it with: pip install "
+            "arctic-inference, or set generation.vllm.speculative: ngram."
+        )
+    if vllm.speculative is not None and config.generation.min_p:
+        yield ConfigError(
+            f"generation.vllm.speculative: {vllm.speculative} with generation.min_p, which vLLM does not apply to "
+            "drafted tokens. Set generation.min_p: null, or speculative: null."
+        )
+    if vllm.quantization is not None and objective is not None and "sampler_logps" not in objective.needs:
+        yield ConfigError(
+            f"generation.vllm.quantization: {vllm.quantization} samples from a policy of 8 bits, and nothing weighs that it "
+            "is not the one that trains. Add the weight sampler_correction (objective.weights), or set quantization: null."
+        )
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:
@@ -366,6 +422,12 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             f"generation.vllm.seed: {vllm.seed} under Unsloth, whose engine takes no seed. Set generation.vllm.seed: null. "
             f"{TRANSFORMERS_INSTEAD}"
         )
+    for key, usual in (("speculative", None), ("quantization", None), ("max_num_seqs", None), ("prefix_caching", True)):
+        if getattr(vllm, key) != usual:
+            yield ConfigError(
+                f"generation.vllm.{key}: {getattr(vllm, key)} under Unsloth, which starts its engine with settings of its "
+                f"own. Take it out. {TRANSFORMERS_INSTEAD}"
+            )
     if lora is not None and vllm.max_lora_rank is not None and lora.rank > vllm.max_lora_rank:
         yield ConfigError(
             f"model.lora.rank: {lora.rank} is above generation.vllm.max_lora_rank: {vllm.max_lora_rank}, so the engine could "

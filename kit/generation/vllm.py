@@ -79,6 +79,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             told["kv_cache_dtype"] = "fp8"
         if settings.revision is not None:
             told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
+        told |= settings.further
         _into_the_log(logging.getLogger("vllm"))
         vllm_generation.LLM = lambda **given: made(**given | told)  # type: ignore[misc]
         try:
@@ -92,8 +93,10 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         return self._asked(f"making {len(prompts)} completions", make)
 
     def sync_weights(self) -> None:
-        """TRL's, watched; on the CPU by vLLM's reloading, since its layers keep packed weights there. Raises `EngineError`."""
-        packed = self.mode == "colocate" and self.accelerator.device.type == "cpu"
+        """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights. Raises `EngineError`."""
+        packed = self.mode == "colocate" and (
+            self.accelerator.device.type == "cpu" or "quantization" in self.settings.further
+        )
         take = self._reload if packed else super().sync_weights
         self._asked("taking over the weights", torch.no_grad()(take))
 

@@ -12,8 +12,8 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -90,6 +90,7 @@ class EngineSettings:
     float8_kv_cache: bool = False
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
+    further: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's LLM(...)
     max_logp_difference: float | None = 0.01  # nats; None: nobody is told
     tell: Callable[[str], None] = log.warning
 

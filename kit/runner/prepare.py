@@ -97,6 +97,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.evaluation.heldout import note_opened_thinking
     from kit.generation.prompts import check_pictures, fit_pictures
     from kit.generation.tools import check_rows, check_turns, load_tools
+    from kit.models.learning_rate import with_learning_rate
     from kit.models.memory import check_memory
     from kit.models.start import described
     from kit.runner.lifecycle import check_run_id
@@ -128,6 +129,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_reward(config, preset, data, interaction)
     check_checker(config, checker, *trial_samples(config, data, interaction))
     files = find_model(config)
+    config = with_learning_rate(config, files.config)
     check_memory(config, files.shape, files.backend.device, objective)
     check_context(config, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
@@ -436,9 +438,10 @@ def validate(config: RunConfig) -> list[str]:
     Raises `KitError` for anything that would keep the run from starting.
     """
     from kit.generation.prompts import thinking_note
+    from kit.models.learning_rate import notes as learning_notes
     from kit.models.memory import free_memory, note, planned
 
-    found = prepare(config)
+    found, asked = prepare(config), config
     config, data, preset, files = found.config, found.data, found.preset, found.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
     if files.shape is not None:
@@ -446,6 +449,7 @@ def validate(config: RunConfig) -> list[str]:
         notes.append(note(planned(config, files.shape, device, found.objective), free_memory(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
+    notes += learning_notes(asked, config, files.config)
     if config.data.chat and (thinking := thinking_note(files)):
         notes.append(f"thinking: {thinking}")
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")

@@ -62,7 +62,7 @@ def _of_rows(head: Projection, hidden: Tensor, targets: Tensor, allowed: Tensor)
             "A token that was sampled is not among those that the sampler allowed: something changed the completion after it "
             "was made, or the sampler takes other ways. Set generation.replay_support: false."
         )
-    ids, places = allowed.clamp(min=0).unique(return_inverse=True)
+    ids, places = torch.unique(allowed.clamp(min=0), return_inverse=True)
 
     def score(hidden: Tensor, weight: Tensor) -> Tensor:
         z = hidden.float() @ weight[ids].float().T  # (n, U)
@@ -98,7 +98,7 @@ class Recorder:
 
     def of(self, completions: Sequence[Sequence[int]]) -> list[Tensor]:
         """The supports of completions, in the order in which they were asked for."""
-        split = [ids.split(sizes.tolist()) for sizes, ids in self.steps]
+        split = [torch.split(ids, sizes.tolist()) for sizes, ids in self.steps]
         return [packed([split[at][row] for at in range(len(ids))]) for row, ids in enumerate(completions)]
 
 

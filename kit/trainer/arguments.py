@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
+from kit.errors import ConfigError
 from kit.generation.engine import vllm_arguments
 from kit.models.backend import UNSLOTH, Backend, torch_dtype
 from kit.models.memory import micro_batch_size
@@ -41,6 +42,13 @@ def reference_arguments(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None or name == "device_map"}
 
 
+def given_learning_rate(value: float | str) -> float:
+    """The number; `auto` has become one when a run is prepared. Raises `ConfigError`."""
+    if isinstance(value, str):
+        raise ConfigError("optimisation.learning_rate: auto is known once a run is prepared (kit.runner.prepare).")
+    return value
+
+
 def grpo_config(
     config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float], processes: int = 1
 ) -> Any:
@@ -67,7 +75,7 @@ def grpo_config(
         gradient_accumulation_steps=accumulation,
         steps_per_generation=accumulation,
         num_iterations=optimisation.iterations,
-        learning_rate=optimisation.learning_rate,
+        learning_rate=given_learning_rate(optimisation.learning_rate),
         lr_scheduler_type=SCHEDULERS[optimisation.schedule],
         warmup_steps=optimisation.warmup_steps,
         optim=OPTIMIZERS[optimisation.optimizer],

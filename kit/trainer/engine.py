@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from kit.errors import EngineError
+from kit.generation.engine import further_arguments
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
 from kit.runs.store import PREFIX, is_whole
 from kit.trainer.mismatch import SAMPLER_DIFFERENCE, advice
@@ -40,6 +41,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         float8_kv_cache=vllm.float8_kv_cache,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
+        further=further_arguments(vllm),
         max_logp_difference=vllm.max_logp_difference if whole and generation.repetition_penalty == 1.0 else None,
         tell=tell,
     )

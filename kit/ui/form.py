@@ -83,7 +83,14 @@ class Key:
         if all(get_origin(one) is Literal for one in plain) or (plain == [bool] and self.optional):
             return "choice"
         simple = {bool: "switch", int: "whole", float: "number", str: "text"}
+        if float in plain and self.words:
+            return "number"
         return simple.get(plain[0], "yaml") if len(plain) == 1 else "yaml"
+
+    @property
+    def words(self) -> list[str]:
+        """What a number may say instead, such as `auto`."""
+        return [str(value) for one in self.members if get_origin(one) is Literal for value in get_args(one)]
 
     @property
     def nested(self) -> type[Section] | None:
@@ -94,8 +101,7 @@ class Key:
     def choices(self) -> list[str]:
         if self.name in NAMES:
             return [NULL] * self.optional + NAMES[self.name]()
-        found = [str(value) for one in self.members if get_origin(one) is Literal for value in get_args(one)]
-        found = found or ["true", "false"]
+        found = self.words or ["true", "false"]
         return [NULL, *found] if self.optional else found
 
 
@@ -171,6 +177,8 @@ def read(key: Key, value: Any) -> Any:
     if key.kind == "choice":
         return value == "true" if key.choices[-2:] == ["true", "false"] else value
     if key.kind in ("whole", "number"):
+        if value in key.words:
+            return value
         try:
             return int(value) if key.kind == "whole" else float(value)
         except ValueError:

@@ -57,6 +57,27 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         (["generation.vllm.float8_kv_cache=true"], "cpu", CPU_BUILD, r"float8_kv_cache: false"),
         (["generation.vllm.mode=server", "generation.vllm.standby=true"], "cuda", CUDA_BUILD, "colocated engine"),
         (["model.load_in_4bit=true"], "cuda", CUDA_BUILD, r"model\.backend: unsloth"),
+        (["generation.vllm.speculative=ngram"], "cpu", CPU_BUILD, "speculative: ngram needs a GPU"),
+        (["generation.vllm.quantization=fp8"], "cpu", CPU_BUILD, "quantization: fp8 needs a GPU"),
+        (["generation.vllm.speculative=suffix"], "cuda", CUDA_BUILD, "pip install arctic-inference"),
+        (
+            ["generation.vllm.speculative=ngram", "generation.min_p=0.1"],
+            "cuda",
+            CUDA_BUILD,
+            "does not apply to drafted tokens",
+        ),
+        (
+            ["generation.vllm.mode=server", "generation.vllm.max_num_seqs=4"],
+            "cuda",
+            CUDA_BUILD,
+            "max_num_seqs.*colocate",
+        ),
+        (
+            ["generation.vllm.mode=server", "generation.vllm.prefix_caching=false"],
+            "cuda",
+            CUDA_BUILD,
+            "prefix_caching.*colocate",
+        ),
         (["generation.vllm.max_model_length=300"], "cuda", CUDA_BUILD, "512 .*256 = 768. Raise it to 768"),
     ],
 )
@@ -388,3 +409,30 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
     folder = kit.train.run(load_config(tree, ["run.id=broken", "optimisation.steps=3"]), quiet=True, resume=True)
     one, other = (load_file(run.path / "checkpoint-3" / "adapter_model.safetensors") for run in (whole.folder, folder))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_cheaper_rollouts_are_told_to_the_engine_and_weighed() -> None:
+    from types import SimpleNamespace
+
+    from kit.runner.prepare import build_objective
+    from kit.trainer.engine import engine_settings
+
+    args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
+
+    def told(*overrides: str) -> dict[str, Any]:
+        settings = engine_settings(config(*overrides), args, print)
+        assert settings is not None
+        return dict(settings.further)
+
+    assert told() == {"enable_prefix_caching": True}
+    asked = told(
+        "generation.vllm.speculative=ngram", "generation.vllm.quantization=fp8", "generation.vllm.max_num_seqs=64"
+    )
+    assert asked["speculative_config"]["method"] == "ngram"
+    assert (asked["quantization"], asked["max_num_seqs"]) == ("fp8", 64)
+    assert told("generation.vllm.prefix_caching=false") == {"enable_prefix_caching": False}
+    rounded = config("generation.vllm.quantization=fp8")
+    plain = next(incompatibilities(rounded, "cuda", CUDA_BUILD, build_objective(rounded)), None)
+    assert "sampler_correction" in str(plain)
+    weighed = config("generation.vllm.quantization=fp8", "objective.weights=[sampler_correction]")
+    assert next(incompatibilities(weighed, "cuda", CUDA_BUILD, build_objective(weighed)), None) is None

@@ -92,6 +92,8 @@ def test_what_is_no_value_is_said(name: str, value: str) -> None:
 def test_a_small_learning_rate_stays_as_it_was_written() -> None:
     key = KEYS["optimisation.learning_rate"]
     assert read(key, "1e-5") == 1e-5
+    assert read(key, "auto") == "auto"
+    assert shown(key, "auto") == "auto"
     assert shown(key, 1e-5) == "1e-05"
 
 

@@ -1,0 +1,71 @@
+"""`optimisation.learning_rate: auto`: the published rule for adapters, by the model's width.
+
+    5e-5 * 10 * (2000 / H)^P        H: hidden size; the 10 for adapters only; P: 0.781 for Llama, 0.0775 for Qwen
+
+Sources: "LoRA Without Regret" (Schulman et al., Thinking Machines, 2025, thinkingmachines.ai/blog/lora) for the factor of about
+ten over full fine-tuning in supervised and reinforcement learning alike, for ranks from 1 on, and for large batches; the
+constants are those of `tinker_cookbook.hyperparam_utils.get_lr`. They were fitted with alpha 32, scaled by alpha / rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+
+BASE, FOR_ADAPTERS, WIDTH = 5e-5, 10.0, 2000
+EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
+"""By the beginning of `model_type`; no other family has a published one, and its width is left out."""
+ALPHA = 32.0
+ENOUGH_RANK, LARGE_BATCH = 32, 1024
+
+
+def exponent(model_config: Any) -> float:
+    """How fast the learning rate falls with width in this family; 0 where nothing is published."""
+    kind = str(getattr(model_config, "model_type", ""))
+    return next((value for name, value in EXPONENTS.items() if kind.startswith(name)), 0.0)
+
+
+def learning_rate(model_config: Any, *, lora: bool) -> float:
+    """The rule for a transformers configuration, to two digits."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    found = BASE * (FOR_ADAPTERS if lora else 1.0) * (WIDTH / text.hidden_size) ** exponent(model_config)
+    return float(f"{found:.2g}")
+
+
+def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
+    """The configuration with the number in place of `auto`."""
+    if config.optimisation.learning_rate != "auto":
+        return config
+    found = learning_rate(model_config, lora=config.model.lora is not None)
+    return config.model_copy(update={"optimisation": config.optimisation.model_copy(update={"learning_rate": found})})
+
+
+def notes(asked: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
+    """What `validate` says of learning rate, rank and batch. asked: before `auto` was written out."""
+    found, lora = [], config.model.lora
+    if asked.optimisation.learning_rate == "auto":
+        why = "ten times that of all weights" if lora is not None else "all weights"
+        width = (
+            f"by the width of {model_config.model_type}"
+            if exponent(model_config)
+            else (f"without the width, as no exponent is published for {model_config.model_type}")
+        )
+        found.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
+        if lora is not None and (lora.alpha != ALPHA or lora.rslora):
+            found.append(
+                f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, and this run has alpha "
+                f"{lora.alpha:g}{' and rslora' * lora.rslora}: the update scales with it, so try half and twice the number, too"
+            )
+    if lora is not None and lora.rank > ENOUGH_RANK:
+        found.append(
+            f"LoRA: rank {lora.rank}; rewards tell a run few bits a completion, and ranks of 1 to 32 have learned as much as all "
+            "weights (LoRA Without Regret)"
+        )
+    if lora is not None and config.optimisation.batch_size > LARGE_BATCH:
+        found.append(
+            f"LoRA: {config.optimisation.batch_size} completions a step; adapters lose more by very large batches than all "
+            "weights do, at any rank (LoRA Without Regret): more steps of fewer completions may learn more"
+        )
+    return found

@@ -1,0 +1,52 @@
+"""`optimisation.learning_rate: auto`: the published rule, written out in the run, and what is said beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from kit.config import load_config
+from kit.errors import ConfigError
+from kit.models.learning_rate import learning_rate, notes
+from kit.runner.prepare import prepare
+from kit.trainer.arguments import given_learning_rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "lora", "expected"),
+    [
+        ("llama", 4096, True, 2.9e-4),  # 5e-4 (2000 / 4096)^0.781 = 5e-4 * 0.5713
+        ("llama", 2048, True, 4.9e-4),  # 5e-4 * 0.9816
+        ("qwen3", 4096, True, 4.7e-4),  # 5e-4 (2000 / 4096)^0.0775 = 5e-4 * 0.9460
+        ("qwen3", 4096, False, 4.7e-5),
+        ("gemma2", 4096, True, 5e-4),  # no exponent is published
+    ],
+)
+def test_the_published_rule(kind: str, hidden: int, lora: bool, expected: float) -> None:
+    assert learning_rate(AutoConfig.for_model(kind, hidden_size=hidden), lora=lora) == pytest.approx(expected)
+
+
+def test_a_run_has_the_number_and_says_where_it_is_from(tree: Any) -> None:
+    tree["optimisation"]["learning_rate"] = "auto"
+    tree["model"]["lora"] = {"rank": 64, "alpha": 64}
+    asked = load_config(tree)
+    parts = prepare(asked)
+    rate = parts.config.optimisation.learning_rate
+    assert rate == learning_rate(parts.files.config, lora=True)
+    assert load_config(parts.config).optimisation.learning_rate == rate  # what a saved run has
+    large = parts.config.model_copy(
+        update={"optimisation": parts.config.optimisation.model_copy(update={"batch_size": 2048})}
+    )
+    told = " ".join(notes(asked, large, parts.files.config))
+    for words in (f"{rate:g} (auto", "alpha 64", "rank 64", "2048 completions a step"):
+        assert words in told
+    assert notes(parts.config, load_config({}), parts.files.config) == []
+
+
+def test_words_are_no_learning_rate() -> None:
+    with pytest.raises(ConfigError, match="learning_rate"):
+        load_config({"optimisation": {"learning_rate": "fast"}})
+    with pytest.raises(ConfigError, match="prepared"):
+        given_learning_rate("auto")
