@@ -27,6 +27,7 @@ from kit.models.inputs import COUNTS, joined, take
 from kit.scoring.head import Projection, asking_head
 from kit.scoring.packed_attention import KEYWORD, Layout
 from kit.scoring.packing import NO_LABEL, Pack
+from kit.scoring.unsloth_packs import pack_inputs
 
 ROWWISE = ("token_type_ids", "mm_token_type_ids")
 """Inputs beside the ids with a value for each of them."""
@@ -143,7 +144,7 @@ class ModelPass:
     """A forward pass of `model` into TRL's fused head, which gives a score for every label.
 
     autocast: a context for the precision of the run. remedy: what to set where the head is not there. offload: what gradient
-    checkpointing keeps waits in main memory.
+    checkpointing keeps waits in main memory. unsloths: the model's layers are Unsloth's own (`kit.scoring.unsloth_packs`).
     """
 
     model: Callable[..., Any]
@@ -151,6 +152,7 @@ class ModelPass:
     wanted: Wanted = field(default_factory=Wanted)
     remedy: str = ""
     offload: bool = False
+    unsloths: bool = False
 
     def __call__(self, **inputs: Any) -> Scores:
         """Scores in the layout of the labels, a column less; `head.hidden` in the order of the labels.
@@ -301,16 +303,19 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
         if layouts is not None:
             layouts.append(layout)
         found = run(
-            input_ids=ids,
-            # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
-            position_ids=positions,
-            shift_labels=labels,
-            **{KEYWORD: layout},
+            input_ids=ids, position_ids=positions, shift_labels=labels, **_layout_inputs(layout, device, run.unsloths)
         )
         parts.append(found.laid_out(functools.partial(_at, places=labelled)))
     shape = (len(rows.ids), rows.completion)
     return _joined(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
+
+
+def _layout_inputs(layout: Layout, device: torch.device, unsloths: bool) -> dict[str, Any]:
+    """What brings the layout to the model's attention."""
+    if unsloths:
+        return pack_inputs(layout)
+    # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
+    return {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device), KEYWORD: layout}
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:

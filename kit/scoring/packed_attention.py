@@ -127,13 +127,18 @@ class Layout:
 
 
 def install_packed_attention() -> None:
-    """Wraps the attention functions of transformers that are in `WRAPPED`; calling it again changes nothing."""
-    from transformers import AttentionInterface
+    """Wraps the attention functions of transformers that are in `WRAPPED`; calling it again changes nothing.
 
-    for name in WRAPPED:
-        original = AttentionInterface._global_mapping.get(name)
-        if original is not None and not hasattr(original, "unpacked"):
-            AttentionInterface.register(name, _with_packs(name, original))
+    And those that another package has put in their place (Unsloth does), where models look first.
+    """
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for mapping in (AttentionInterface._global_mapping, ALL_ATTENTION_FUNCTIONS._local_mapping):
+        for name in WRAPPED:
+            original = mapping.get(name)
+            if original is not None and not hasattr(original, "unpacked"):
+                mapping[name] = _with_packs(name, original)
 
 
 def _with_packs(name: str, original: Function) -> Function:

@@ -44,6 +44,7 @@ class Verdict:
 
     way: Literal["packed", "trimmed", "plain"]
     reason: str = ""
+    shared: bool = True  # a prompt is read once for all its completions, where rows are packed
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,11 @@ def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool, 
         bare.train(training and not has_dropout(model.base))
         with torch.no_grad():
             wanted = plain(run, probe).logps
-            hindrance = _hindrance_to_packs(model.text) or _attempt(lambda: _packs_differ(model, probe, wanted))
+            hindrance = _hindrance_to_packs(model) or _attempt(lambda: _packs_differ(model, probe, wanted))
             if hindrance is None:
                 return Verdict("packed")
+            if run.unsloths and _attempt(lambda: _packs_differ(model, probe, wanted, share=False)) is None:
+                return Verdict("packed", hindrance, shared=False)
             padding = _attempt(lambda: _difference(model, score_trimmed(run, probe, plain=plain).logps, wanted, probe))
     finally:
         bare.train(training)
@@ -157,11 +160,12 @@ def _hindrance(model: Examined) -> str | None:
     return None
 
 
-def _hindrance_to_packs(text: Any) -> str | None:
+def _hindrance_to_packs(model: Examined) -> str | None:
+    text = model.text
     kinds = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()) - ATTENTION
     if kinds:
         return f"layers other than attention ({', '.join(sorted(map(str, kinds)))}) would carry a text on into the next"
-    if text._attn_implementation not in WRAPPED:
+    if not model.run.unsloths and text._attn_implementation not in WRAPPED:
         return f"attention '{text._attn_implementation}' has no place for it (model.attention: sdpa has)"
     if getattr(text, "output_router_logits", False):
         return "the balancing loss of its experts counts tokens"
@@ -188,7 +192,7 @@ def _attempt(compared: Callable[[], str | None]) -> str | None:
         return first_line(error)
 
 
-def _packs_differ(model: Examined, probe: Rows, wanted: Tensor) -> str | None:
+def _packs_differ(model: Examined, probe: Rows, wanted: Tensor, *, share: bool = True) -> str | None:
     layouts: list[Layout] = []
     changed = probe.ids.clone()
     longest = int(probe.live.sum(1).argmax())
@@ -196,9 +200,11 @@ def _packs_differ(model: Examined, probe: Rows, wanted: Tensor) -> str | None:
     own[:] = torch.where(own > 0, own - 1, own + 1)
     found = []
     for ids in (probe.ids, changed):
-        packs = lay_out(ids, probe.mask, probe.completion)
+        packs = lay_out(ids, probe.mask, probe.completion, share=share)
         found.append(score_packs(model.run, packs, probe, layouts=layouts).logps)
     seen, expected = [layout.windows for layout in layouts], _windows(model.text)
+    if model.run.unsloths:  # each call asks for the window that it has in padded rows; that it came is what counts
+        expected = expected if any(len(windows) != len(expected) for windows in seen) else seen[0]
     if any(windows != expected for windows in seen):
         return f"{len(expected)} layers ask for attention in another way (windows {seen[0]}, expected {expected})"
     others = probe.live.clone()

@@ -37,6 +37,8 @@ from kit.scoring.packed_attention import install_packed_attention
 from kit.scoring.packing import NotPackable, Pack, lay_out
 from kit.scoring.proof import Verdict, examine, fuse
 from kit.scoring.support import SUPPORT, renormalised
+from kit.scoring.unsloth_packs import has_unsloths_layers
+from kit.scoring.unsloth_packs import install as install_unsloth_packs
 
 log = logging.getLogger("kit")
 PACK_TOKENS = {"cpu": 2048}
@@ -92,6 +94,8 @@ class Scorer:
         """Whether models get fewer kernels (`kit.models.fused`) at their first rows."""
         self.fused: dict[int, Fused] = {}  # by model
         install_packed_attention()
+        if packing:
+            install_unsloth_packs()
 
     @property
     def report(self) -> Report:
@@ -102,7 +106,7 @@ class Scorer:
         worst = next((one for way in ("plain", "trimmed", "packed") for one in found if one.way == way), None)
         if worst is None:
             return {"packing": None, "share_prompts": self.share_prompts, "reason": ""}
-        shared = worst.way == "packed" and self.share_prompts
+        shared = worst.way == "packed" and self.share_prompts and all(one.shared for one in found)
         return {"packing": worst.way, "share_prompts": shared, "reason": worst.reason}
 
     def score(self, model: Any, rows: Rows, wanted: Wanted = PLAIN, batch_size: int | None = None) -> Scores:
@@ -113,7 +117,7 @@ class Scorer:
         """
         if (supports := rows.fields.get(SUPPORT)) is not None:
             return self._over_supports(model, rows, wanted, batch_size, supports)
-        run = ModelPass(self.family.completed(model), self.autocast, wanted, REMEDY[self.padding], self.offload)
+        run = self._pass(model, wanted)
         rows = Rows(rows.ids, rows.mask, rows.completion, self._accepted(rows.fields))
         self._fuse(model, rows)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"
@@ -136,6 +140,11 @@ class Scorer:
         found = renormalised(scores.projection, rows.ids[:, rows.width :][live], supports, live)
         logps = scores.logps.new_zeros(live.shape).masked_scatter(live, found.to(scores.logps.dtype))
         return replace(scores, logps=logps, head=scores.head if wanted.hidden else None)
+
+    def _pass(self, model: Any, wanted: Wanted = PLAIN) -> ModelPass:
+        unsloths = has_unsloths_layers(self.unwrap(model))
+        completed = self.family.completed(model)
+        return ModelPass(completed, self.autocast, wanted, REMEDY[self.padding], self.offload, unsloths)
 
     @property
     def _plain(self) -> Callable[..., Scores]:
@@ -161,10 +170,11 @@ class Scorer:
         if id(bare) not in self.verdicts:
             if rows.width < 1 or not bool((rows.live.any(1) & rows.mask[:, : rows.width].any(1)).any()):
                 return "plain"
-            run = ModelPass(self.family.completed(bare), self.autocast)
-            verdict = examine(run, bare, rows, plain=self._plain, half=self.half, divided=self.divided)
+            verdict = examine(self._pass(bare), bare, rows, plain=self._plain, half=self.half, divided=self.divided)
             self.verdicts[id(bare)] = verdict
-            if verdict.way != "packed":
+            if verdict.way == "packed" and not verdict.shared:
+                log.warning("%s reads a prompt anew for every completion: %s", type(bare).__name__, verdict.reason)
+            elif verdict.way != "packed":
                 told = "with its padding trimmed" if verdict.way == "trimmed" else "in padded rows"
                 log.warning("%s is scored %s: %s", type(bare).__name__, told, verdict.reason)
         return self.verdicts[id(bare)].way
@@ -176,7 +186,8 @@ class Scorer:
             limit = min(limit, batch_size * rows.ids.shape[1])
         most = None if _waits(model) else limit
         try:
-            return lay_out(rows.ids, rows.mask, rows.completion, share=self.share_prompts, limit=most)
+            share = self.share_prompts and self.verdicts[id(self.unwrap(model))].shared
+            return lay_out(rows.ids, rows.mask, rows.completion, share=share, limit=most)
         except NotPackable as reason:
             log.info("these rows are not packed: %s", reason)
             return []

@@ -173,7 +173,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             autocast=accelerator.autocast,
             unwrap=accelerator.unwrap_model,
             padding="right" if theirs and objective is not None else "left",
-            packing=packing and objective is not None and not theirs,
+            packing=packing and objective is not None,
             share_prompts=share_prompts,
             half=accelerator.mixed_precision in ("bf16", "fp16"),
             divided=self.is_deepspeed_enabled or self.is_fsdp_enabled,

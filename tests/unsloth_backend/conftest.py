@@ -1,4 +1,4 @@
-"""Runs the two workers once a session; every test here reads what they left."""
+"""Runs the workers once a session; every test here reads what they left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import warm_processes
 
-WORKER = Path(__file__).with_name("worker.py")
+HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,14 +25,19 @@ def _cold() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """`stock` and `unsloth`: rollouts, losses, gradients and findings of each process."""
+    """`stock`, `unsloth` and `packs`: rollouts, losses, gradients and findings of each process."""
     import torch
 
     folder = tmp_path_factory.mktemp("unsloth")
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    for which in ("stock", "unsloth"):
-        command = [sys.executable, str(WORKER), which, str(folder)]
+    workers = {
+        "stock": ["worker.py", "stock"],
+        "unsloth": ["worker.py", "unsloth"],
+        "packs": ["packs_on_unsloth.py"],
+    }
+    for script, *which in workers.values():
+        command = [sys.executable, str(HERE / script), *which, str(folder)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-4000:]
-    return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in ("stock", "unsloth")}
+    return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in workers}

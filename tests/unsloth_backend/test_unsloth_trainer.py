@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from worker import recipes
 
-from kit.objective.recipes import recipe_names
 from kit.trainer.trl_compat import TRL_LOSS_ARGUMENTS
 
 pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
@@ -22,7 +22,7 @@ def test_the_base_is_the_class_that_unsloth_generates(worked: Worked) -> None:
     assert "GRPOTrainer" not in names
 
 
-@pytest.mark.parametrize("recipe", [*recipe_names(), WITH_KL])
+@pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
 def test_loss_and_gradients_equal_those_on_trls_class(worked: Worked, recipe: str) -> None:
     ours, theirs = worked["unsloth"]["recipes"][recipe], worked["stock"]["recipes"][recipe]
     torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=1e-4, atol=1e-6)

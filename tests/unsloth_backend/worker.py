@@ -35,10 +35,17 @@ def generate_unsloths_class() -> None:
     rl._patch_trl_rl_trainers_impl("grpo_trainer")
 
 
-def objectives() -> dict[str, dict[str, Any]]:
+def recipes() -> list[str]:
+    """Those that need nothing beside the policy and a reward."""
+    from kit.objective import Objective
     from kit.objective.recipes import recipe_names
 
-    return {name: {"recipe": name} for name in recipe_names()} | {WITH_KL: {"recipe": "grpo", "regularizers": [KL]}}
+    needs = {name: Objective.from_spec(name).needs for name in recipe_names()}
+    return [name for name, needed in needs.items() if not any(need.startswith("teacher") for need in needed)]
+
+
+def objectives() -> dict[str, dict[str, Any]]:
+    return {name: {"recipe": name} for name in recipes()} | {WITH_KL: {"recipe": "grpo", "regularizers": [KL]}}
 
 
 class Bench:
@@ -86,7 +93,7 @@ class Bench:
         }
         return pinned(GRPOConfig, given | changes)
 
-    def trainer(self, objective: Any, unchecked: bool = True, **changes: Any) -> Any:
+    def trainer(self, objective: Any, unchecked: bool = True, reuse: bool = False, **changes: Any) -> Any:
         import torch
         from datasets import Dataset
 
@@ -104,7 +111,7 @@ class Bench:
             processing_class=self.tokenizer,
             objective=objective,
             first_step_checks=not unchecked,
-            reuse_old_logps=False,  # the adapter is moved by hand in between
+            reuse_old_logps=reuse,  # where the adapter is moved by hand in between it may not
         )
 
     def trainer_of(self, name: str, objective: dict[str, Any]) -> Any:
@@ -207,6 +214,8 @@ def unsloth(folder: Path) -> dict[str, Any]:
     trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2, logging_steps=1)
     before = adapters(trained.model)
     trained.train()
+    twice = bench.trainer("dapo", reuse=True, num_iterations=2, max_steps=2, logging_steps=1)
+    twice.train()
     return {
         "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],
         "recipes": computed(bench, lambda name, _: (theirs[name]["batches"], theirs[name]["lengths"])),
@@ -227,6 +236,9 @@ def unsloth(folder: Path) -> dict[str, Any]:
         "steps": trained.state.global_step,
         "padding_side": bench.tokenizer.padding_side,
         "guards": planted(bench),
+        "savings": twice.savings_report
+        | {"packing": twice.packing_report}
+        | {"ratios": [entry["ratio/abs_log"] for entry in twice.state.log_history if "ratio/abs_log" in entry]},
     }
 
 

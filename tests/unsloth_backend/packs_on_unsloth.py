@@ -1,0 +1,326 @@
+"""Models with Unsloth's own forward functions, on the CPU: scored in packs and in padded rows, in a process of its own.
+
+`packs_on_unsloth.py FOLDER` reads the rollouts of `worker.py stock FOLDER` and leaves `packs.pt`. Unsloth's Triton kernels
+run in Triton's interpreter, its fused LoRA functions as they are, in float32 throughout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from worker import SWITCHES, Bench, generate_unsloths_class, objectives
+
+FAMILIES = {
+    "llama": "FastLlamaModel",
+    "mistral": "FastMistralModel",
+    "qwen2": "FastQwen2Model",
+    "qwen3": "FastQwen3Model",
+}
+WINDOW = 6
+"""Tokens that a token of the tiny Mistral sees: fewer than a row has."""
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class PatchedBench(Bench):
+    """Trainers of tiny models as `FastLanguageModel` leaves them, but for the precision."""
+
+    kind, fused, layers = "qwen3", True, 2
+
+    def model(self) -> Any:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from kit.model_check.tiny import tiny_config
+
+        getattr(importlib.import_module(f"unsloth.models.{self.kind}"), FAMILIES[self.kind]).pre_patch()
+        config = tiny_config(AutoConfig.for_model(self.kind), len(self.tokenizer))
+        config.num_hidden_layers, config.initializer_range = self.layers, 0.3
+        if self.kind == "mistral":
+            config.sliding_window = WINDOW
+        torch.manual_seed(0)
+        with device_of_tables("cpu"):
+            model = AutoModelForCausalLM.from_config(config)
+        for module in model.modules():
+            module.max_seq_length = 64
+        for layer in model.model.layers:
+            layer.self_attn.rotary_emb = model.model.rotary_emb
+        torch.manual_seed(0)
+        lora = LoraConfig(r=4, lora_alpha=4, target_modules=LINEAR, init_lora_weights=False, task_type="CAUSAL_LM")
+        wrapped = get_peft_model(model, lora)
+        wrapped.for_training = types.MethodType(lambda self, *_, **__: self.train(), wrapped)
+        wrapped.for_inference = types.MethodType(lambda self, *_, **__: self.eval(), wrapped)
+        if self.fused:
+            fuse(wrapped)
+        return wrapped
+
+
+@contextmanager
+def device_of_tables(device: Any) -> Iterator[None]:
+    """Inside, Unsloth's rotary embeddings make their first tensors on this device; else by its number."""
+    from unsloth.models import llama
+
+    llama.get_current_device = lambda: device
+    try:
+        yield
+    finally:
+        llama.get_current_device = lambda: 0
+
+
+def one_device() -> None:
+    """Unsloth's rotary embeddings keep a table for each GPU by its number: here the CPU is the only device, number 0."""
+    import torch
+    from unsloth.kernels import rope_embedding
+    from unsloth.models import llama
+
+    make = llama.LlamaRotaryEmbedding._set_cos_sin_cache
+
+    def on_the_cpu(self: Any, seq_len: int, device: Any, dtype: Any) -> Any:
+        return make(self, seq_len=seq_len, device=torch.device("cpu", 0), dtype=dtype)
+
+    llama.DEVICE_COUNT, llama.LlamaRotaryEmbedding._set_cos_sin_cache = 1, on_the_cpu
+    rope_embedding._eviction_hints_ok = lambda device: False  # asks CUDA for the device's number
+
+
+@contextmanager
+def rowwise_in_torch() -> Iterator[None]:
+    """Inside, torch computes Unsloth's norms and rotary embeddings: Triton's interpreter takes some 20 ms for every token."""
+    import torch
+    from unsloth.kernels import qk_norm_rope
+    from unsloth.models import llama, mistral, qwen3
+
+    def norm(layernorm: Any, hidden: Any, *_: Any, **__: Any) -> Any:
+        return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], layernorm.weight, layernorm.variance_epsilon)
+
+    def rotated(heads: Any, cos: Any, sin: Any, places: Any) -> Any:
+        at = torch.arange(heads.shape[2])[None] if places is None else places.long()
+        first, second = heads.chunk(2, dim=-1)
+        return heads * cos[at][:, None] + torch.cat((-second, first), dim=-1) * sin[at][:, None]
+
+    def rope(query: Any, key: Any, cos: Any, sin: Any, places: Any = None) -> Any:
+        return rotated(query, cos, sin, places), rotated(key, cos, sin, places)
+
+    kept = [(qk_norm_rope, "QK_NORM_ROPE_ENABLED", qk_norm_rope.QK_NORM_ROPE_ENABLED)] + [
+        (module, name, getattr(module, name))
+        for module in (llama, mistral, qwen3)
+        for name in ("fast_rms_layernorm", "fast_rope_embedding")
+        if hasattr(module, name)
+    ]
+    twins = {"fast_rms_layernorm": norm, "fast_rope_embedding": rope, "QK_NORM_ROPE_ENABLED": False}
+    for module, name, _ in kept:
+        setattr(module, name, twins[name])
+    try:
+        yield
+    finally:
+        for module, name, own in kept:
+            setattr(module, name, own)
+
+
+def fuse(model: Any) -> None:
+    """Unsloth's LoRA functions in every layer. It puts them there itself for weights in half precision."""
+    from unsloth.kernels import apply_lora_mlp_swiglu, apply_lora_o, apply_lora_qkv
+
+    for layer in model.base_model.model.model.layers:
+        layer.mlp.forward = types.MethodType(apply_lora_mlp_swiglu, layer.mlp)
+        layer.self_attn.apply_o = apply_lora_o
+        if layer.self_attn.q_proj.base_layer.bias is None:
+            layer.self_attn.apply_qkv = apply_lora_qkv
+
+
+def prepared(folder: Path) -> None:
+    os.environ.update(SWITCHES, TRITON_INTERPRET="1", UNSLOTH_COMPILE_LOCATION=str(folder / "unsloth_compiled_cache"))
+    generate_unsloths_class()
+    one_device()
+
+
+# --- every recipe -----------------------------------------------------------------------------------------------------
+
+
+def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> list[dict[str, Any]]:
+    """Rows of a stored rollout, those of a prompt together, in `count` micro-batches. tools: some tokens are a tool's."""
+    import torch
+
+    whole = {n: torch.cat([one[n] for one in batches]) if v.dim() else v for n, v in batches[0].items()}
+    rows = torch.arange(len(whole["completion_ids"])).view(len(batches), -1).T.flatten()
+    if tools:
+        whole["tool_mask"] = torch.ones_like(whole["completion_mask"])
+        whole["tool_mask"][:, 2] = 0
+        whole["tool_mask"][3] = 0
+    return [
+        {name: value[own] if value.dim() else value for name, value in whole.items()}
+        for own in torch.tensor_split(rows, count)
+    ]
+
+
+def recipes(bench: PatchedBench, stored: dict[str, Any]) -> dict[str, Any]:
+    """Loss and gradients of every objective in packs and in padded rows; any two settings of the rest meet in a recipe."""
+    from pairwise import cover
+
+    settings, found = cover([2, 2, 2, 2]), {}
+    for number, (name, objective) in enumerate(objectives().items()):
+        accumulation, tools, checkpointing, parts = settings[number % len(settings)]
+        trainer = bench.trainer_of(name, objective)
+        checkpoint(trainer.model, bool(checkpointing))
+        trainer.rollout_memory.all_lengths = stored[name]["lengths"]
+        given = micro_batches(stored[name]["batches"], (1, 3)[accumulation], bool(tools))
+        if name not in ("rloo", "remax"):
+            drift(trainer)
+        found[name] = both_ways(trainer, given, budget=40 if parts else None)
+        found[name] |= {"accumulation": len(given), "tools": bool(tools), "checkpointing": bool(checkpointing)}
+    return found
+
+
+def both_ways(trainer: Any, batches: list[dict[str, Any]], budget: int | None = None) -> dict[str, Any]:
+    """Packed with every saving, and padded with none."""
+    from training.steps import in_a_step, switch
+
+    found: dict[str, Any] = {}
+    for way, on in (("padded", False), ("packed", True)):
+        trainer.scorer.packing = on
+        switch(trainer, budget=budget if on else None, skip=on)
+        tokens, count = [], trainer.metric_log.count_tokens
+        trainer.metric_log.count_tokens = lambda useful, forwarded, tokens=tokens: tokens.append(forwarded)
+        losses, gradients = in_a_step(trainer, batches, len(batches))
+        trainer.metric_log.count_tokens = count
+        found[way] = {"losses": losses, "gradients": gradients, "tokens": sum(tokens)}
+    return found | {"report": trainer.packing_report, "savings": trainer.savings_report}
+
+
+def drift(trainer: Any) -> None:
+    from training.rollouts import drift
+
+    drift(trainer)
+
+
+def checkpoint(model: Any, on: bool) -> None:
+    """Gradient checkpointing "unsloth", as its `get_peft_model` turns it on."""
+    if on:
+        from unsloth.models._utils import prepare_model_for_kbit_training
+
+        prepare_model_for_kbit_training(model, use_gradient_checkpointing="unsloth", use_reentrant=True)
+
+
+# --- every family, and what is planted --------------------------------------------------------------------------------
+
+
+def families(bench: PatchedBench) -> dict[str, Any]:
+    """Scores and gradients of ragged rows in both ways, fused and by PEFT, and what scoring took."""
+    from training.packs import plainly, rows_of, score
+
+    found = {}
+    for kind in FAMILIES:
+        bench.kind, bench.fused = kind, kind != "llama"  # which is as PEFT leaves it
+        trainer = bench.trainer("grpo")
+        trainer.model.train()
+        rows = rows_of((7, 5), (1, 4, 9))
+        found[kind] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
+        found[kind] |= {"report": trainer.packing_report, "savings": trainer.savings_report}
+    return found
+
+
+def in_triton(bench: PatchedBench) -> dict[str, Any]:
+    """Of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings as well."""
+    from training.packs import plainly, rows_of, score
+
+    from kit.scoring import proof
+
+    proof.PROMPT = proof.COMPLETION = 3
+    bench.kind, bench.fused, bench.layers = "llama", True, 1
+    trainer = bench.trainer("grpo")
+    rows = rows_of((2, 3), (1, 2))
+    trainer.model.train()
+    return {"packed": score(trainer, rows), "padded": plainly(trainer, rows), "report": trainer.packing_report}
+
+
+def four_bit(bench: PatchedBench) -> dict[str, Any]:
+    """4-bit weights, read by bitsandbytes for the CPU in the place of its CUDA kernels."""
+    import bitsandbytes as bnb
+    import torch
+    from training.packs import plainly, rows_of, score
+    from unsloth.kernels import fast_lora, utils
+
+    def read(
+        weight: Any, state: Any = None, out: Any = None, use_global_buffer: bool = False, dtype: Any = None
+    ) -> Any:
+        if state is None:
+            return weight
+        turned = weight.shape[0] == 1
+        whole = bnb.functional.dequantize_4bit(weight.t() if turned else weight, state)
+        whole = whole if dtype is None else whole.to(dtype)
+        return whole.t() if turned else whole
+
+    bench.kind, bench.fused, bench.layers = "qwen3", True, 2
+    utils.fast_dequantize = fast_lora.fast_dequantize = read
+    trainer = bench.trainer("grpo")
+    for layer in list(trainer.model.modules()):
+        base = getattr(layer, "base_layer", None)
+        if isinstance(base, torch.nn.Linear):
+            quantized = bnb.nn.Linear4bit(base.in_features, base.out_features, bias=False, quant_type="nf4")
+            quantized.weight = bnb.nn.Params4bit(base.weight.data, requires_grad=False, quant_type="nf4").to("cpu")
+            layer.base_layer = quantized
+    rows = rows_of((7, 5), (1, 4, 9))
+    trainer.model.train()
+    return {"packed": score(trainer, rows), "padded": plainly(trainer, rows), "report": trainer.packing_report}
+
+
+def planted(bench: PatchedBench) -> dict[str, Any]:
+    """What scoring takes, by the defect that is planted in the attention."""
+    from training.packs import plainly, rows_of, score
+
+    from kit.scoring import layouts, unsloth_packs
+    from kit.scoring.packing import Group
+
+    def one_text(layout: Any) -> Any:
+        return layout.__class__([Group(0, 0, (layout.tokens,))])
+
+    attend, inputs = unsloth_packs.packed_attention, unsloth_packs.pack_inputs
+    defects = {
+        "none": {},
+        "completions of a prompt see each other": {
+            "packed_attention": lambda q, k, v, layout, *rest, **more: attend(q, k, v, one_text(layout), *rest, **more)
+        },
+        "all texts see each other": {
+            "packed_attention": lambda q, k, v, layout, *rest, **more: attend(q, k, v, one_text(layout), *rest, **more),
+            "pack_inputs": lambda layout: (
+                inputs(layout) | {"packed_seq_lengths": inputs(one_text(layout))["packed_seq_lengths"]}
+            ),
+        },
+    }
+    found = {}
+    bench.kind, bench.fused = "qwen3", False
+    for name, defect in defects.items():
+        unsloth_packs.packed_attention = defect.get("packed_attention", attend)
+        layouts.pack_inputs = defect.get("pack_inputs", inputs)
+        trainer = bench.trainer("grpo")
+        trainer.model.train()
+        rows = rows_of((7, 5), (1, 4, 9))
+        found[name] = {
+            "packed": score(trainer, rows),
+            "padded": plainly(trainer, rows),
+            "report": trainer.packing_report,
+        }
+    unsloth_packs.packed_attention, layouts.pack_inputs = attend, inputs
+    return found
+
+
+if __name__ == "__main__":
+    import torch
+
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    prepared(folder)
+    bench = PatchedBench(folder)
+    stored = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
+    with rowwise_in_torch():
+        found = {"recipes": recipes(bench, stored), "families": families(bench), "planted": planted(bench)}
+    found["triton"] = in_triton(bench)
+    with rowwise_in_torch():
+        found["four_bit"] = four_bit(bench)
+    torch.save(found, folder / "packs.pt")

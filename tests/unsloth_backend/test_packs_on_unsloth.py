@@ -1,0 +1,85 @@
+"""Packs and shared prompts through Unsloth's own forward functions: the numbers of padded rows. `pytest -m unsloth`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from worker import recipes
+
+pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
+WITH_KL = "grpo with kl"
+PACKED = {"packing": "packed", "share_prompts": True, "reason": ""}
+Worked = dict[str, Any]
+
+
+def assert_same_gradients(packed: dict[str, torch.Tensor], padded: dict[str, torch.Tensor]) -> None:
+    assert packed.keys() == padded.keys() != set()
+    for name, want in padded.items():
+        assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"
+        assert (packed[name] - want).norm() <= 1e-4 * want.norm(), name
+
+
+def assert_same_scores(found: Worked) -> None:
+    (logps, entropy, gradients), (want, want_entropy, want_gradients) = found["packed"], found["padded"]
+    assert want.abs().max() > 0.1
+    torch.testing.assert_close(logps, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy, want_entropy, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(gradients, want_gradients)
+
+
+@pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
+def test_every_recipe_has_the_loss_and_gradients_of_padded_rows(worked: Worked, recipe: str) -> None:
+    found = worked["packs"]["recipes"][recipe]
+    packed, padded = found["packed"], found["padded"]
+    torch.testing.assert_close(packed["losses"], padded["losses"], rtol=1e-4, atol=1e-4)
+    assert_same_gradients(packed["gradients"], padded["gradients"])
+    assert found["report"] == PACKED
+    assert packed["tokens"] < 0.6 * padded["tokens"]
+
+
+def test_each_setting_met_each_other_in_a_recipe(worked: Worked) -> None:
+    found = worked["packs"]["recipes"].values()
+    settings = {(one["accumulation"], one["tools"], one["checkpointing"]) for one in found}
+    assert len({pair[:2] for pair in settings}) == len({pair[1:] for pair in settings}) == 4
+    budgets = {(one["savings"]["token_budget"], one["checkpointing"]) for one in found}
+    assert len(budgets) == 4
+
+
+def test_every_saving_is_on(worked: Worked) -> None:
+    assert worked["packs"]["recipes"]["dapo"]["savings"] == {
+        "token_budget": "on", "skip_flat_groups": "on", "reuse_old_logps": "switched off",
+    }  # fmt: skip
+    trained = worked["unsloth"]["savings"]
+    assert trained["reuse_old_logps"] == "on"
+    assert [ratio == 0.0 for ratio in trained["ratios"]] == [True, False]  # old = new on the first pass
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) -> None:
+    found = worked["packs"]["families"][family]
+    assert_same_scores(found)
+    assert found["report"] == PACKED
+
+
+@pytest.mark.parametrize("case", ["triton", "four_bit"])
+def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, case: str) -> None:
+    assert_same_scores(worked["packs"][case])
+    assert worked["packs"][case]["report"] == PACKED
+
+
+@pytest.mark.parametrize(
+    ("defect", "packing", "shared"),
+    [
+        ("none", "packed", True),
+        ("completions of a prompt see each other", "packed", False),
+        ("all texts see each other", "trimmed", False),
+    ],
+)
+def test_what_passes_between_completions_is_found(worked: Worked, defect: str, packing: str, shared: bool) -> None:
+    found = worked["packs"]["planted"][defect]
+    assert_same_scores(found)
+    report = found["report"]
+    assert (report["packing"], report["share_prompts"]) == (packing, shared)
+    assert ("one completion changes the scores of another" in report["reason"]) == (defect != "none")
