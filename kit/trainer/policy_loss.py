@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from kit.errors import ObjectiveError
 from kit.models.failures import rng_state, set_rng_state
@@ -57,6 +58,8 @@ PER_TOKEN = ("logps", "entropy", "full_kl", "teacher_kl")
 HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
 """What a hook may need that is computed from hidden states."""
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
+BUCKET_BYTES = 64 * 2**20
+"""Of gradients that processes average in one message."""
 RETURNS_WATCHED = 3
 """Losses whose way through `compute_loss` is looked at as soon as they are back; to look waits for the device."""
 
@@ -507,13 +510,22 @@ def unit_of_backward(accelerator: Any) -> float | Tensor:
 
 
 def average_gradients(accelerator: Any, model: Any) -> None:
-    """Over all processes, after the last part of an optimiser step. A weight that one of them has not used has none there."""
+    """Over all processes, after the last part of an optimiser step. A weight that one of them has not used has none there.
+
+    Many gradients go together, as one flat tensor of each precision: a message of its own for every weight would wait for
+    the network as often as there are weights.
+    """
     if accelerator.num_processes == 1:
         return
+    gradients = []
     for weight in model.parameters():
         if weight.requires_grad:
-            own = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            weight.grad = accelerator.reduce(own, reduction="mean")
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            gradients.append(weight.grad)
+    for bucket in _take_tensors(gradients, BUCKET_BYTES):  # type: ignore[no-untyped-call]
+        mean = accelerator.reduce(_flatten_dense_tensors(bucket), reduction="mean")  # type: ignore[no-untyped-call]
+        torch._foreach_copy_(bucket, _unflatten_dense_tensors(mean, bucket))  # type: ignore[no-untyped-call]
 
 
 _warned: set[str] = set()
