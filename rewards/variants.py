@@ -59,10 +59,15 @@ def echoes(prompt: str) -> list[str]:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two answers are the same by spelling or as numbers, whatever a grader says."""
+    """Whether two answers are the same by spelling, as numbers, or as several numbers in any order, whatever a grader says."""
     left, right = plain(one), plain(other)
-    value = number(left)
-    return bare(left).casefold() == bare(right).casefold() or (value is not None and value == number(right))
+    if bare(left).casefold() == bare(right).casefold():
+        return True
+    values = [[number(bare(part)) for part in split(text).parts] for text in (left, right)]
+    several = {split(text).kind for text in (left, right)} <= {"list", "set"}
+    if None in values[0] or not (several or len(values[0]) == len(values[1]) == 1):
+        return False
+    return set(values[0]) == set(values[1])
 
 
 def near_misses(reference: str) -> list[str]:

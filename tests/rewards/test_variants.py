@@ -96,3 +96,12 @@ def test_echoes_are_what_a_prompt_holds() -> None:
 
 def test_examples_hold() -> None:
     assert doctest.testmod(variants).failed == 0
+
+
+def test_several_numbers_are_the_same_answer_in_any_order_and_spelling():
+    assert same_answer(r"\pm 1", r"\{-1, 1\}")
+    assert same_answer("1, 2", "2.0, 1")
+    assert same_answer("0.50", r"\frac{1}{2}")
+    assert not same_answer("(1,2)", "(2,1)")
+    assert not same_answer("1", "1, 2")
+    assert not same_answer("x, y", "y, x")
