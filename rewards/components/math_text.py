@@ -104,7 +104,7 @@ _MULTIPLIED = re.compile(r"(?<=\d) (?=[A-Za-z])")
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s|\s(?![0-9A-Za-z])")
 _VECTOR = re.compile(r"\\langle(?![A-Za-z])((?:[^<>|\\]|\\(?!langle|rangle))*+)\\rangle(?![A-Za-z])")
 _VECTOR_IN_SIGNS = re.compile(r"<([^<>=]*,[^<>=]*)>")
-_NATURAL = re.compile(r"\\log\s?_\s?(?:\{\s?e\s?\}|e)(?![A-Za-z])")
+_NATURAL = re.compile(r"\\log\s?_\s?(?:\{\s?e\s?\}|e)(?![A-Za-z])\s?")
 _BUILT = re.compile(
     r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))([^|:,{}]*)\\\}"
 )

@@ -99,7 +99,8 @@ def test_answers_that_mean_something_else_are_not(reference: str, answer: str) -
 
 
 @pytest.mark.parametrize(
-    ("reference", "answer"), [(r"x \ge 1", r"[1,\infty)"), (r"\{x|x>1\}", r"(1,\infty)"), ("[0,1]", r"0 \le x \le 1")]
+    ("reference", "answer"),
+    [(r"\ln 2", r"\log_e 2"), (r"x \ge 1", r"[1,\infty)"), (r"\{x|x>1\}", r"(1,\infty)"), ("[0,1]", r"0 \le x \le 1")],
 )
 def test_an_interval_is_as_worked_out_as_its_inequality(reference: str, answer: str) -> None:
     assert judge(answer, reference, final=True) == judge(reference, answer, final=True) == "equal"
