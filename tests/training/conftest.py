@@ -128,10 +128,17 @@ def new_trainer(
         from peft import LoraConfig
         from trl import GRPOTrainer
 
+        from kit.config import TeacherConfig
+        from kit.objective import Objective
         from kit.scoring.head import install_torch_logprob_kernel
+        from kit.trainer.teacher import TEACHER_NEEDS, Teacher
         from kit.trainer.trainer import HookedGRPOTrainer
 
         install_torch_logprob_kernel()
+        needs = Objective.from_spec(objective).needs if isinstance(objective, str) else frozenset()
+        if needs & TEACHER_NEEDS:  # for tests that go through all recipes
+            hint = TeacherConfig(model="self", weights="ema", prompt="{prompt} The answer is {target}.")
+            extra = {"teacher": Teacher(hint), **(extra or {})}
         given: dict[str, Any] = {
             "model": new_model(),
             "reward_funcs": reward,
