@@ -1,0 +1,547 @@
+"""What the train phase of a GRPO step costs on CUDA, counted at real shapes without a GPU.
+
+`uv run python benchmarks/counted_cost.py [--models ...] [--works ...] [--arms ...] [--sm 75|89|90] [--out FILE]`
+
+FLOPs, peak bytes of the allocator, memory traffic outside matrix products and launches of loss and backward pass of one step:
+LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights, micro-batches of 16 completions. The arms:
+
+    ours     the real HookedGRPOTrainer on transformers' models
+    trl      the real GRPOTrainer
+    unsloth  how Unsloth 2026.10 does it: all rows of a micro-batch in one without padding, its LoRA functions, checkpoints in
+             main memory, its head of two products; kernels for norms, rotary embeddings and activations as they allocate
+    floor    by hand: each live token once, prompts once a group, one recomputation, a head of two products
+
+The arms' own code runs on tensors without data (`cost_meter.py`), over a CUDA runtime that reports a GPU and does nothing
+(`fake_cuda.c`, compiled with gcc), so that torch chooses its kernels as it would there. All counts grow evenly with the
+number of layers: two small depths (Gemma, whose layers are of two kinds: three) give those of the whole model.
+
+It is no measurement. Seconds are a roofline of `--tflops` and `--tbs`: FLOPs over the one, traffic outside products over the
+other, added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+PRELOADED = "KIT_FAKE_CUDA"
+GIB = 2**30
+RANK = 16
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "kind": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        "kind": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-3b": {
+        "kind": "qwen2", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": {
+        "kind": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    },
+    "llama-3.1-8b": {
+        "kind": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+    "gemma-3-4b": {
+        "kind": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "sliding_window": 1024,
+        "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""Configurations, by the names of the models that have these shapes."""
+WORKS = ("gsm8k", "reasoning", "long")
+ARMS = ("ours", "trl", "unsloth", "floor")
+
+Groups = list[tuple[int, list[int]]]
+"""Of one step: tokens of a prompt, and of its completions."""
+
+
+def workload(name: str) -> Groups:
+    """The same lengths every time. gsm8k: 4 prompts, completions of 250 in the mean. reasoning: 2, 2k, at most 8k. long: 20k."""
+    draw = random.Random(0)
+
+    def drawn(middle: float, spread: float, least: int, most: int) -> list[int]:
+        return [max(least, min(most, round(draw.lognormvariate(middle, spread)))) for _ in range(8)]
+
+    if name == "gsm8k":
+        return [(200, drawn(math.log(225), 0.5, 16, 512)) for _ in range(4)]
+    if name == "reasoning":
+        return [(300, drawn(math.log(2000) - 0.32, 0.8, 64, 8192)) for _ in range(2)]
+    if name == "long":
+        return [(500, [20000] * 8)]
+    if name == "small":  # of the test
+        return [(40, [16, 24, 32, 64]), (30, [8, 48, 48, 56])]
+    raise SystemExit(f"There is no work {name}; there are: {', '.join(WORKS)}.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: what is counted. layers: a depth; of Gemma a letter a layer, s for a sliding one, f for a full one."""
+
+    model: str
+    work: str
+    arm: str
+    layers: int | str
+    checkpointing: bool = True
+    budget: int | None = None
+    micro: int = 16  # completions of a micro-batch
+
+
+@dataclass(frozen=True)
+class Count:
+    """What was counted; of a whole model or of one of few layers."""
+
+    flops: dict[str, float]  # by kind
+    peaks: dict[str, float]  # bytes, by phase
+    traffic: dict[str, float]  # bytes; gemm, attention, other
+    launches: float
+    attention: dict[str, int]  # calls of few layers, by kernel and mask
+
+    @property
+    def tflop(self) -> float:
+        return sum(self.flops.values()) / 1e12
+
+    @property
+    def peak(self) -> float:
+        return max(self.peaks.values())
+
+    def seconds(self, tflops: float, tbs: float) -> float:
+        """Of a roofline: nothing overlaps."""
+        outside = sum(value for kind, value in self.traffic.items() if kind != "gemm")
+        return self.tflop / tflops + outside / 1e12 / tbs
+
+    def times(self, factor: float) -> Count:
+        def scaled(values: dict[str, Any]) -> dict[str, Any]:
+            return {name: factor * value for name, value in values.items()}
+
+        parts = scaled(self.flops), scaled(self.peaks), scaled(self.traffic)
+        return Count(*parts, factor * self.launches, self.attention)
+
+    def plus(self, other: Count) -> Count:
+        def summed(one: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+            return {name: one.get(name, 0) + more.get(name, 0) for name in {**one, **more}}
+
+        parts = ((getattr(self, name), getattr(other, name)) for name in ("flops", "peaks", "traffic"))
+        return Count(*(summed(*pair) for pair in parts), self.launches + other.launches, self.attention)
+
+
+def depths(model: str) -> dict[int | str, float]:
+    """Small models of these shapes, and how often each counts in the whole one."""
+    whole = MODELS[model]["num_hidden_layers"]
+    if "sliding_window" in MODELS[model]:
+        full = whole // 6
+        return {"sf": 3.0 - whole, "ssf": whole - full - 1.0, "sff": full - 1.0}
+    return {2: 3.0 - whole, 3: whole - 2.0}
+
+
+def counted(case: Case) -> Count:
+    """Of the whole model."""
+    if case.arm == "floor":
+        return floor(case)
+    total: Count | None = None
+    for layers, factor in depths(case.model).items():
+        part = count(replace(case, layers=layers)).times(factor)
+        total = part if total is None else total.plus(part)
+    assert total is not None
+    return total
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def floor(case: Case) -> Count:
+    """By hand, at the whole depth. Memory: the longest completion with its prompt at a time; no traffic, no launches."""
+    from cost_meter import causal_pairs
+
+    shape, groups, forwards = MODELS[case.model], workload(case.work), 2 if case.checkpointing else 1
+    hidden, middle, heads = shape["hidden_size"], shape["intermediate_size"], shape["num_attention_heads"]
+    layers, vocabulary = shape["num_hidden_layers"], shape["vocab_size"]
+    size = shape.get("head_dim", hidden // heads)
+    query, key = heads * size, shape["num_key_value_heads"] * size
+    linear = [(hidden, query), (hidden, key), (hidden, key), (query, hidden)]
+    linear += [(hidden, middle), (hidden, middle), (middle, hidden)]
+    weights, lora = sum(a * b for a, b in linear), RANK * sum(a + b for a, b in linear)
+    tokens = sum(prompt + sum(lengths) for prompt, lengths in groups)
+    scored = sum(sum(lengths) for _, lengths in groups)
+    pairs = 0
+    for layer in range(layers):
+        window = None if "sliding_window" not in shape or (layer + 1) % 6 == 0 else shape["sliding_window"]
+        for prompt, lengths in groups:
+            pairs += causal_pairs(prompt, prompt, window)
+            pairs += sum(causal_pairs(length, prompt + length, window) for length in lengths)
+    flops = {
+        "linear": layers * 2 * weights * tokens * (forwards + 1),
+        "lora": layers * 2 * lora * tokens * (forwards + 2),
+        "attention": pairs * query * (4 * forwards + 10),
+        "head": 4 * scored * vocabulary * hidden,
+    }
+    longest = max(prompt + max(lengths) for prompt, lengths in groups)
+    layer_bytes = 2 * longest * (4 * hidden + 2 * query + 2 * key + 3 * middle) + 4 * heads * longest
+    kept = 2 * layers * hidden * longest + layer_bytes
+    if not case.checkpointing:
+        kept = 2 * layers * longest * (4 * hidden + 2 * query + 2 * key + 2 * middle) + 2 * longest * middle
+    embeddings = vocabulary * hidden * (1 if shape["tie_word_embeddings"] else 2)
+    held = 2 * (layers * weights + embeddings) + 8 * layers * lora
+    rows = 2 * hidden * max(max(lengths) for _, lengths in groups)
+    return Count(flops, {"floor": held + kept + 4 * longest * hidden + rows}, {}, 0, {})
+
+
+# --- an arm on tensors without data -----------------------------------------------------------------------------------
+
+
+def count(case: Case) -> Count:
+    """Runs the train phase of a model of few layers."""
+    import torch
+    from cost_meter import Meter
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch.manual_seed(0)
+    mode, meter = FakeTensorMode(allow_non_fake_inputs=True), Meter(RANK)
+    with patched(), meter.counting_triton():
+        model = build_model(case, mode)
+        for weight in (*model.parameters(), *model.buffers()):
+            meter.hold(weight)
+        if case.arm == "unsloth":
+            import counted_unsloth
+
+            counted_unsloth.run(case, model, mode, meter, micro_batches(case))
+        else:
+            run_trainer(case, model, mode, meter)
+    return Count(dict(meter.flops), dict(meter.peaks), dict(meter.traffic), meter.launches, dict(meter.attention))
+
+
+def build_model(case: Case, mode: Any) -> Any:
+    """With LoRA, and TRL's head."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
+    shape = dict(MODELS[case.model])
+    kind = shape.pop("kind")
+    if isinstance(case.layers, str):
+        shape["layer_types"] = [{"s": "sliding_attention", "f": "full_attention"}[one] for one in case.layers]
+    shape["num_hidden_layers"] = len(case.layers) if isinstance(case.layers, str) else case.layers
+    config = AutoConfig.for_model(kind, max_position_embeddings=131072, **shape)
+    with mode, torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
+        model.config.use_cache = False
+        lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
+        if case.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.enable_input_require_grads()
+        model.train()
+    inner = model.forward
+
+    def forward(*args: Any, **keywords: Any) -> Any:  # as accelerate prepares a model
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return inner(*args, **keywords)
+
+    model.forward = forward
+    return model
+
+
+class Accelerator:
+    """What trainers ask accelerate's for, in one process on one GPU in bfloat16."""
+
+    num_processes, process_index, distributed_type = 1, 0, "NO"
+    scaler, mixed_precision, gradient_accumulation_steps = None, "bf16", 1
+    sync_gradients = is_main_process = True
+
+    def __init__(self) -> None:
+        import torch
+
+        self.device = torch.device("cuda", 0)
+
+    def autocast(self) -> Any:
+        import torch
+
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def unwrap_model(self, model: Any, **_: Any) -> Any:
+        return model
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+
+    def gather(self, value: Any) -> Any:
+        return value
+
+    reduce = gather_for_metrics = lambda _, value, **__: value
+
+
+def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
+    """Loss and backward pass by the real trainer, which is built around a small model and then given this one."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    from kit.models.embedded import source_of
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    ours = case.arm == "ours"
+    shape = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    small = Qwen2ForCausalLM(Qwen2Config(num_attention_heads=1, num_key_value_heads=1, **shape))
+    args = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+        per_device_train_batch_size=case.micro, num_generations=8, max_completion_length=64, loss_type="dapo",
+        epsilon_high=None if ours else 0.28,
+    )  # fmt: skip
+    given: dict[str, Any] = (
+        {"objective": "dapo", "first_step_checks": False, "token_budget": case.budget} if ours else {}
+    )
+    trainer = (HookedGRPOTrainer if ours else GRPOTrainer)(
+        model=small,
+        reward_funcs=lambda completion_ids, **_: [0.0] * len(completion_ids),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["1 ="] * 8}),
+        processing_class=AutoTokenizer.from_pretrained(source_of("embedded")),
+        peft_config=LoraConfig(r=8, target_modules="all-linear"),
+        **given,
+    )
+    trainer.model = trainer.model_wrapped = model
+    trainer.accelerator = Accelerator()
+    trainer.current_gradient_accumulation_steps = 1
+    mark_heads(meter)
+    if ours:
+        give_model(trainer, case)
+    parts = micro_batches(case)
+    longest = max(max(lengths) for part in parts for _, lengths in part)
+    for number, part in enumerate(parts):
+        batch = padded_batch(part, longest, model.config.vocab_size, number)
+        with mode, meter:
+            inputs = {name: value.to("cuda") for name, value in batch.items()}
+            trainer._stepping = ours
+            loss = trainer.compute_loss(model, inputs)
+            trainer.accelerator.backward(loss)
+            del inputs, loss
+
+
+def give_model(trainer: Any, case: Case) -> None:
+    """The parts of our trainer for the model and the device that it now has. Proofs, which need values, are left out."""
+    from kit.models.fused import Fused
+    from kit.scoring.proof import Verdict
+
+    trainer._build_parts(packing=True, share_prompts=True, checked=False)
+    trainer.set_savings(token_budget=case.budget)
+    trainer.scorer.verdicts[id(trainer.model)] = Verdict("packed")
+    trainer.scorer.fused[id(trainer.model)] = Fused(trainer.model)
+
+
+def micro_batches(case: Case) -> list[Groups]:
+    """Groups in micro-batches, completions of a prompt together."""
+    flat = [(number, prompt, one) for number, (prompt, some) in enumerate(workload(case.work)) for one in some]
+    found = []
+    for start in range(0, len(flat), case.micro):
+        part: dict[int, tuple[int, list[int]]] = {}
+        for number, prompt, length in flat[start : start + case.micro]:
+            part.setdefault(number, (prompt, []))[1].append(length)
+        found.append(list(part.values()))
+    return found
+
+
+def padded_batch(groups: Groups, longest: int, vocabulary: int, seed: int) -> dict[str, Any]:
+    """A micro-batch in TRL's layout. longest: of the step, to which TRL pads all of it."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    width, rows = max(prompt for prompt, _ in groups), sum(len(lengths) for _, lengths in groups)
+    prompt_ids, prompt_mask = torch.zeros(rows, width, dtype=torch.long), torch.zeros(rows, width, dtype=torch.long)
+    ids, mask = torch.zeros(rows, longest, dtype=torch.long), torch.zeros(rows, longest, dtype=torch.long)
+    row = 0
+    for prompt, lengths in groups:
+        text = torch.randint(4, vocabulary - 4, (prompt,), generator=draw)
+        for length in lengths:
+            prompt_ids[row, width - prompt :], prompt_mask[row, width - prompt :] = text, 1
+            ids[row, :length], mask[row, :length] = torch.randint(4, vocabulary - 4, (length,), generator=draw), 1
+            row += 1
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.0 - 2.0 * (one % 2) for one in range(rows)]),
+        "num_items_in_batch": mask.sum().float(),
+    }
+
+
+def mark_heads(meter: Any) -> None:
+    """The autograd functions of TRL's head and of ours are counted as the head."""
+    import torch
+    import trl.kernels.chunked_logprob as theirs
+
+    import kit.scoring.head as own
+
+    for module in (theirs, own):
+        for found in list(vars(module).values()):
+            if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+                meter.mark_head(found)
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Inside, what asks for values that are not there is answered; all is put back, so that arms do not touch each other."""
+    import torch
+    import trl.kernels.chunked_logprob as head
+    import trl.trainer.grpo_trainer as grpo
+    from torch.utils._python_dispatch import _disable_current_modes
+    from transformers import AttentionInterface, masking_utils
+
+    import kit.scoring.packed_attention as packed
+
+    kept: list[tuple[Any, str, Any]] = []
+
+    def put(where: Any, name: str, value: Callable[..., Any]) -> None:
+        kept.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+    put(torch.nn.Module, "_apply", _apply)
+    put(masking_utils, "is_tracing", lambda *_: False)  # which tensors without data are taken for
+    put(grpo, "nanmin", torch.Tensor.min)  # metrics
+    put(grpo, "nanmax", torch.Tensor.max)
+    functions = [
+        one for one in vars(head).values() if isinstance(one, type) and issubclass(one, torch.autograd.Function)
+    ]
+    for one in functions:
+        put(one, "forward", one.forward)
+        put(one, "backward", one.backward)
+    made = packed.causal_lower_right
+
+    def lower_right(*sizes: int) -> Any:  # a tensor of a class of its own, which no mode may see being made
+        with _disable_current_modes():
+            return made(*sizes)
+
+    put(packed, "causal_lower_right", lower_right)
+    kernel = "flash" if int(os.environ["FAKE_SM"]) >= 80 else "efficient"
+    put(packed, "_kernel", lambda *_: kernel)  # whose proof needs values
+    mapping = dict(AttentionInterface._global_mapping)
+    try:
+        yield
+    finally:
+        for where, name, value in reversed(kept):
+            setattr(where, name, staticmethod(value) if where in functions else value)
+        AttentionInterface._global_mapping.clear()
+        AttentionInterface._global_mapping.update(mapping)
+
+
+def _apply(self: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """`nn.Module._apply` for parameters without data, which cannot be swapped."""
+    import torch
+
+    for child in self.children() if recurse else ():
+        _apply(child, change)
+    for name, weight in self._parameters.items():
+        if weight is not None:
+            with torch.no_grad():
+                self._parameters[name] = torch.nn.Parameter(change(weight.detach()), weight.requires_grad)
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = change(buffer)
+    return self
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def preloaded(sm: int) -> None:
+    """Starts this command again over the CUDA runtime that does nothing, unless it stands on it."""
+    if os.environ.get(PRELOADED) == str(sm):
+        return
+    triton = find_spec("triton")
+    include = Path((triton and triton.origin) or "").parent / "backends" / "nvidia" / "include"
+    library = Path(tempfile.gettempdir()) / f"kit-fake-cuda-{os.getuid()}" / "libcuda.so.1"
+    library.parent.mkdir(exist_ok=True)
+    made = library.with_suffix(f".{os.getpid()}")
+    command = ["gcc", "-shared", "-fPIC", f"-I{include}", "-Wl,-soname,libcuda.so.1", "-o", made, HERE / "fake_cuda.c"]
+    subprocess.run(command, check=True)
+    made.replace(library)
+    changed = {PRELOADED: str(sm), "FAKE_SM": str(sm), "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+    changed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | changed)
+
+
+def table(found: dict[tuple[str, str], dict[str, Count]], arms: Sequence[str], tflops: float, tbs: float) -> str:
+    """Rows of Markdown, the arms' numbers behind one another."""
+    lines = [
+        f"| model | work | {' / '.join(arms)}: TFLOP | peak GiB | TB outside products | launches, k | roofline s |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for (model, work), row in found.items():
+        cells = [
+            " / ".join(f"{row[arm].tflop:,.0f}" for arm in arms),
+            " / ".join(f"{row[arm].peak / GIB:.1f}" for arm in arms),
+            *(
+                " / ".join(text(row[arm]) for arm in arms if arm != "floor")
+                for text in (
+                    lambda one: f"{(one.traffic.get('other', 0) + one.traffic.get('attention', 0)) / 1e12:.2f}",
+                    lambda one: f"{one.launches / 1e3:.1f}",
+                    lambda one: f"{one.seconds(tflops, tbs):.2f}",
+                )
+            ),
+        ]
+        lines.append(f"| {model} | {work} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["qwen2.5-0.5b", "llama-3.1-8b", "gemma-3-4b"], choices=MODELS)
+    parser.add_argument("--works", nargs="+", default=list(WORKS))
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--sm", type=int, default=90, choices=(75, 89, 90), help="compute capability")
+    parser.add_argument("--budget", type=int, help="optimisation.token_budget of ours")
+    parser.add_argument("--micro", type=int, default=16, help="completions of a micro-batch")
+    parser.add_argument("--no-checkpointing", action="store_true")
+    parser.add_argument("--shallow", action="store_true", help="two layers of the model, as the test has it")
+    parser.add_argument("--tflops", type=float, default=600.0)
+    parser.add_argument("--tbs", type=float, default=2.7, help="TB/s")
+    parser.add_argument("--out", type=Path, help="a line of JSON for every row")
+    options = parser.parse_args()
+    preloaded(options.sm)
+    warnings.filterwarnings("ignore")
+    from cost_meter import without_a_gpu
+
+    without_a_gpu()
+    found: dict[tuple[str, str], dict[str, Count]] = {}
+    for model in options.models:
+        for work in options.works:
+            row = found.setdefault((model, work), {})
+            for arm in options.arms:
+                case = Case(model, work, arm, 0, not options.no_checkpointing, options.budget, options.micro)
+                two = replace(case, layers=next(iter(depths(model))))
+                row[arm] = count(two) if options.shallow else counted(case)
+                print(
+                    f"{model} {work} {arm}: {row[arm].tflop:,.1f} TFLOP, {row[arm].peak / GIB:.2f} GiB", file=sys.stderr
+                )
+                if options.out is not None:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps({"sm": options.sm, **vars(case), **vars(row[arm])}) + "\n")
+    print(table(found, options.arms, options.tflops, options.tbs))
+
+
+if __name__ == "__main__":
+    main()

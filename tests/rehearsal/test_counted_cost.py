@@ -1,0 +1,113 @@
+"""benchmarks/counted_cost.py: its numbers held against hand counts, and those of two small shapes exactly. `pytest -m rehearsal`
+
+A change that makes training cheaper or dearer changes `EXPECTED`: write the new numbers, which are what is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "counted_cost.py"
+EXPECTED: dict[str, dict[str, int]] = {
+    "qwen2.5-0.5b": {
+        "attention": 586_663_168,
+        "lora": 2_135_031_808,
+        "linear": 58_778_976_256,
+        "head": 161_183_432_704,
+        "launches": 757,
+        "peak": 400_201_728,
+    },
+    "gemma-3-4b": {
+        "attention": 1_341_077_504,
+        "lora": 5_104_992_256,
+        "linear": 412_216_197_120,
+        "head": 794_762_936_320,
+        "launches": 1_075,
+        "peak": 1_813_474_816,
+    },
+}
+"""Of our arm, by shape, of two layers: FLOPs by kind, launches, and bytes at the peak."""
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """Rows of the command by model and arm."""
+    file = tmp_path_factory.mktemp("counted") / "rows.jsonl"
+    asked = ["--models", *EXPECTED, "--works", "small", "--shallow", "--arms", "ours", "trl", "--out", str(file)]
+    done = subprocess.run([sys.executable, str(COMMAND), *asked], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {(row["model"], row["arm"]): row for row in map(json.loads, file.read_text().splitlines())}
+
+
+@pytest.fixture
+def counted_cost(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import counted_cost
+
+    return counted_cost
+
+
+@pytest.mark.parametrize("model", EXPECTED)
+def test_the_counts_of_a_small_shape(counted: Any, model: str) -> None:
+    row = counted[model, "ours"]
+    peak = int(max(row["peaks"].values()))
+    assert {**row["flops"], "launches": row["launches"], "peak": peak} == EXPECTED[model]
+
+
+def linear_weights(shape: dict[str, Any]) -> int:
+    """Numbers in the linear layers of two layers."""
+    hidden, size = shape["hidden_size"], shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
+    query, key = size * shape["num_attention_heads"], size * shape["num_key_value_heads"]
+    return 2 * (hidden * (2 * query + 2 * key) + 3 * hidden * shape["intermediate_size"])
+
+
+@pytest.mark.parametrize("model", EXPECTED)
+def test_products_of_trls_rows_are_those_of_the_tokens_that_it_forwards(
+    counted: Any, counted_cost: Any, model: str
+) -> None:
+    """Two FLOPs a weight and token: forward, recomputed, and the gradient of the input."""
+    shape, groups = counted_cost.MODELS[model], counted_cost.workload("small")
+    width, longest = max(prompt for prompt, _ in groups), max(max(lengths) for _, lengths in groups)
+    forwarded = sum(len(lengths) for _, lengths in groups) * (width + longest)
+    found = counted[model, "trl"]["flops"]["linear"]
+    assert found == 2 * linear_weights(shape) * forwarded * 3
+
+
+@pytest.mark.parametrize("model", EXPECTED)
+def test_ours_forwards_each_live_token_once(counted: Any, counted_cost: Any, model: str) -> None:
+    """All but the last of every completion, and a prompt once, whose last token begins each of its completions."""
+    forwarded = sum(prompt - 1 + sum(lengths) for prompt, lengths in counted_cost.workload("small"))
+    most = 2 * linear_weights(counted_cost.MODELS[model]) * forwarded * 3
+    found = counted[model, "ours"]["flops"]["linear"]
+    assert 0.85 * most <= found <= most  # a layer's last product need not be done again
+
+
+def test_the_pairs_of_causal_attention_are_counted_one_by_one(counted_cost: Any) -> None:
+    from cost_meter import causal_pairs
+
+    for queries, keys, window in ((5, 5, None), (3, 9, None), (9, 9, 4), (3, 9, 4), (4, 6, 5), (1, 7, 7)):
+        seen = sum(
+            key <= place and (window is None or place - key < window)
+            for place in range(keys - queries, keys)
+            for key in range(keys)
+        )
+        assert causal_pairs(queries, keys, window) == seen
+
+
+def test_two_depths_give_every_depth(counted_cost: Any) -> None:
+    """Factors sum to 1, and the layers of each kind to those of the whole model."""
+    for model, shape in counted_cost.MODELS.items():
+        some = counted_cost.depths(model)
+        assert sum(some.values()) == 1
+        layers = {one: (one if isinstance(one, int) else len(one)) for one in some}
+        assert sum(layers[one] * factor for one, factor in some.items()) == shape["num_hidden_layers"]
+        if "sliding_window" in shape:
+            full = sum(str(one).count("f") * factor for one, factor in some.items())
+            assert full == shape["num_hidden_layers"] // 6

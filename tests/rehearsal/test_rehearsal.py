@@ -1,0 +1,95 @@
+"""The real trainer on pretended GPUs: nothing mixes devices, and the host waits for the device a bounded number of times.
+
+The runs are in processes of their own (rehearse.py); every test here reads what they left. `pytest -m rehearsal`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+HERE = Path(__file__).parent
+KINDS = {"transformers": ["9.0", "8.9+4bit", "7.5", "9.0+wait"]}
+"""By process: runs of a backend."""
+WAITS = 4
+"""Times that the host may wait for the device in a micro-batch, whatever its size."""
+FIRST = 3
+"""Micro-batches whose values are asked for, to see that nothing wraps the loss."""
+RUNS = [(name.split()[0], kind) for name, kinds in KINDS.items() for kind in kinds if "wait" not in kind]
+Seen = Callable[[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What a backend was seen to do on a kind of GPU, by completions of a micro-batch."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    path = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE)))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    build = "import sys, rehearse, pathlib; rehearse.build_model(pathlib.Path(sys.argv[1]) / 'model')"
+    subprocess.run([sys.executable, "-c", build, str(folder)], env=environment, check=True, capture_output=True)
+    done: set[str] = set()
+
+    def seen(backend: str, kind: str) -> dict[str, Any]:
+        process = next(name for name, kinds in KINDS.items() if name.split()[0] == backend and kind in kinds)
+        if process not in done:
+            command = [sys.executable, str(HERE / "rehearse.py"), str(folder), backend]
+            run = subprocess.run(
+                [*command, *KINDS[process]], env=environment, cwd=folder, capture_output=True, text=True, timeout=290
+            )
+            assert run.returncode == 0, run.stderr[-4000:]
+            done.add(process)
+        found: dict[str, Any] = json.loads((folder / f"{backend}-{kind}.json").read_text())
+        return found
+
+    return seen
+
+
+def micro_batches(run: dict[str, Any]) -> list[int]:
+    """Waits of those whose values nobody asks for."""
+    return run["waits"][FIRST:]
+
+
+@pytest.mark.parametrize(("backend", "kind"), RUNS)
+def test_it_trains(rehearsed: Any, backend: str, kind: str) -> None:
+    for run in rehearsed(backend, kind).values():
+        assert run["steps"] == 3
+        assert all(math.isfinite(one) for one in run["losses"])
+        assert all(one > 0 for one in run["gradients"])
+        assert run["half"] == ("fp16" if kind.startswith("7.5") else "bf16")
+        assert run["kernels"]["train"] > 1000
+
+
+@pytest.mark.parametrize(("backend", "kind"), RUNS)
+def test_nothing_mixes_devices(rehearsed: Any, backend: str, kind: str) -> None:
+    for run in rehearsed(backend, kind).values():
+        assert run["mixed"] == []
+
+
+@pytest.mark.parametrize(("backend", "kind"), RUNS)
+def test_the_host_waits_a_bounded_number_of_times(rehearsed: Any, backend: str, kind: str) -> None:
+    for completions, run in rehearsed(backend, kind).items():
+        waits = micro_batches(run)
+        assert len(waits) >= 2
+        assert max(waits) <= WAITS, (completions, waits, [one for one in run["where"] if one[0] == "train"])
+
+
+@pytest.mark.parametrize(("backend", "kind"), RUNS)
+def test_waits_do_not_grow_with_the_micro_batch(rehearsed: Any, backend: str, kind: str) -> None:
+    small, large = (max(micro_batches(run)) for run in rehearsed(backend, kind).values())
+    assert large <= small
+
+
+def test_a_planted_wait_is_seen(rehearsed: Any) -> None:
+    plain, planted = (rehearsed("transformers", kind) for kind in ("9.0", "9.0+wait"))
+    for size in plain:
+        assert planted[size]["waits"] == [one + 1 for one in plain[size]["waits"]]
+        assert planted[size]["losses"] == plain[size]["losses"]
