@@ -46,6 +46,12 @@ class Rows:
     mask: Tensor  # (B, L) 1 for tokens
     completion: int  # T: the last columns, which are the completion's
     fields: Mapping[str, Any] = field(default_factory=dict)  # inputs beside text, as a micro-batch holds them
+    copy: tuple[Tensor, Tensor] | None = None  # ids and mask on the host, where they are known there already
+
+    @property
+    def on_host(self) -> tuple[Tensor, Tensor]:
+        """Ids and mask (bool) on the host. Waits for the device where `copy` is not given."""
+        return self.copy if self.copy is not None else (self.ids.detach().cpu(), self.mask.detach().cpu().bool())
 
     @property
     def width(self) -> int:
@@ -66,7 +72,8 @@ class Rows:
         for start in range(0, count, size):
             part = range(start, min(start + size, count))
             own = slice(part.start, part.stop)
-            yield Rows(self.ids[own], self.mask[own], self.completion, take(self.fields, part, count))
+            copy = self.copy and (self.copy[0][own], self.copy[1][own])
+            yield Rows(self.ids[own], self.mask[own], self.completion, take(self.fields, part, count), copy)
 
     def model_inputs(self) -> dict[str, Any]:
         """The inputs beside text, as the model takes them."""
@@ -239,8 +246,8 @@ def push_left(rows: Rows) -> Pushed:
     The mask says what padding is, never the padding id, which may be a token that ends a text. The first token of a row
     has none before it to be predicted from, and scores 0.
     """
-    live = rows.mask.bool()
-    places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, int(live.sum(1).max()))]
+    live, longest = rows.mask.bool(), int(rows.on_host[1].sum(1).max())
+    places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, longest)]
     ids, tokens = rows.ids.gather(1, places), live.gather(1, places)
     labels = ids.masked_fill(~(tokens & (places >= rows.width)), NO_LABEL)
     return Pushed(ids, tokens.to(rows.mask.dtype), labels, places, rows.ids.shape[1], rows.completion)
@@ -254,19 +261,21 @@ def score_trimmed(
     Exact for every causal model that leaves padding out by the mask. as_they_come: in the batches of TRL, as always with the
     balancing loss of a mixture of experts, which is a mean over them. plain: how a batch is then scored.
     """
-    live, width = rows.mask.bool().cpu(), rows.width  # which a device would be asked for again and again
+    (ids, live), width = rows.on_host, rows.width
     together, parts, places = [], [], []
     as_they_come = as_they_come or run.wanted.aux_loss
     for batch in _like_lengths(live, width, size or len(live), as_they_come=as_they_come):
         columns = torch.nonzero(live[batch].any(0)).flatten()
         start = min(int(columns[0]), width - 1) if len(columns) else width - 1
         stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1
-        found = plain(run, Rows(rows.ids[batch, start:stop], rows.mask[batch, start:stop], stop - width))
+        there, copy = to_device(batch, rows.ids.device), (ids[batch, start:stop], live[batch, start:stop])
+        some = Rows(rows.ids[there, start:stop], rows.mask[there, start:stop], stop - width, copy=copy)
+        found = plain(run, some)
         parts.append(found.laid_out(functools.partial(pad, pad=(0, rows.completion - (stop - width)))))
         together.append(batch)
         scored = live[batch, width:].nonzero()
         places.append(batch[scored[:, 0]] * rows.completion + scored[:, 1])
-    order = torch.cat(together).argsort()
+    order = to_device(torch.cat(together).argsort(), rows.ids.device)
     return _joined(parts, places).laid_out(lambda values: values[order])
 
 
@@ -292,18 +301,19 @@ def _like_lengths(live: Tensor, width: int, size: int, *, as_they_come: bool) ->
 def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list[Layout] | None = None) -> Scores:
     """One forward pass a pack, all in one graph. layouts: takes those that attention was given."""
     device, parts = rows.ids.device, []
-    # Before the first pass: copies to a device wait for what it is doing.
-    given = [
-        (pack.ids.to(device), pack.positions.to(device), pack.labels.to(device), _labelled(pack).to(device))
-        for pack in packs
-    ]
-    places = torch.cat([pack.places for pack in packs]).to(device)
+    # All of it before the first pass, for none of which the device is waited for.
+    given = [_on_device(pack, device) for pack in packs]
+    places = to_device(torch.cat([pack.places for pack in packs]), device)
     made = [Layout(pack.groups, device) for pack in packs]
     for layout, (ids, positions, labels, labelled) in zip(made, given, strict=True):
         if layouts is not None:
             layouts.append(layout)
         found = run(
-            input_ids=ids, position_ids=positions, shift_labels=labels, **_layout_inputs(layout, device, run.unsloths)
+            input_ids=ids,
+            position_ids=positions,
+            # Unsloth's own forward pass has not been seen with labels that are no tensor.
+            shift_labels=labels if run.unsloths else PlacedLabels(labels, labelled),
+            **_layout_inputs(layout, device, run.unsloths),
         )
         parts.append(found.laid_out(functools.partial(_at, places=labelled)))
     shape = (len(rows.ids), rows.completion)
@@ -323,9 +333,60 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
     return values[0].index_select(0, places.to(values.device))
 
 
-def _labelled(pack: Pack) -> Tensor:
-    """(N,) where the tokens stand that predict one."""
-    return torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
+def _on_device(pack: Pack, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ids, positions and labels (1, S), and where the tokens stand that predict one (N,): in one copy."""
+    labelled = torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
+    rows = (pack.ids[0], pack.positions[0], pack.labels[0])
+    whole = to_device(torch.cat([*rows, labelled]), device)
+    ids, positions, labels, places = torch.split(whole, [*map(len, rows), len(labelled)])
+    return ids[None], positions[None], labels[None], places
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of what the host has, for which it does not wait until the device has done what it was given before."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+class PlacedLabels:
+    """Labels whose places are known: TRL's head takes hidden states by them, without asking the device where labels are.
+
+    It computes `mask = labels != -100`, takes `hidden[mask]` and `labels[mask]`, and spreads what it found by
+    `masked_scatter(mask, ...)`. This stands for both of them, labels (1, S) and mask; for anything else it is the tensor.
+    """
+
+    def __init__(self, values: Tensor, places: Tensor) -> None:
+        self.values, self.places = values, places  # (1, S); (N,) of S
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.values, name)
+
+    def __ne__(self, other: object) -> Any:
+        found: Any = self.values != other
+        return PlacedLabels(found, self.places) if other == NO_LABEL else found
+
+    def __getitem__(self, index: Any) -> Any:
+        return _taken(self.values, index.places) if isinstance(index, PlacedLabels) else self.values[index]
+
+    def to(self, *args: Any, **keywords: Any) -> PlacedLabels:
+        values = self.values.to(*args, **keywords)
+        return PlacedLabels(values, self.places.to(values.device))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(args) > 1 and isinstance(args[1], cls):
+            if func is Tensor.__getitem__:
+                return _taken(args[0], args[1].places)
+            if func is Tensor.masked_scatter:
+                return args[0].flatten().index_copy(0, args[1].places, args[2]).view(args[0].shape)
+        plain = [one.values if isinstance(one, cls) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def _taken(values: Tensor, places: Tensor) -> Tensor:
+    """(1, S, ...) -> (N, ...). Differentiable."""
+    return values.flatten(0, 1).index_select(0, places)
 
 
 def _spread(values: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:

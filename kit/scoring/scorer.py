@@ -118,7 +118,7 @@ class Scorer:
         if (supports := rows.fields.get(SUPPORT)) is not None:
             return self._over_supports(model, rows, wanted, batch_size, supports)
         run = self._pass(model, wanted)
-        rows = Rows(rows.ids, rows.mask, rows.completion, self._accepted(rows.fields))
+        rows = replace(rows, fields=self._accepted(rows.fields))
         self._fuse(model, rows)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"
         if way == "plain":
@@ -187,7 +187,7 @@ class Scorer:
         most = None if _waits(model) else limit
         try:
             share = self.share_prompts and self.verdicts[id(self.unwrap(model))].shared
-            return lay_out(rows.ids, rows.mask, rows.completion, share=share, limit=most)
+            return lay_out(*rows.on_host, rows.completion, share=share, limit=most)
         except NotPackable as reason:
             log.info("these rows are not packed: %s", reason)
             return []

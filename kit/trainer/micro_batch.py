@@ -9,14 +9,14 @@ and among prompts, neighbours are of like length, so that little padding is left
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kit.models.inputs import take
-from kit.scoring.layouts import Rows
+from kit.scoring.layouts import Rows, to_device
 
 MODEL_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
@@ -25,6 +25,34 @@ MODEL_INPUTS = (
 """Inputs of the model beside ids and masks that TRL 1.15 has a place for."""
 EXTRA = "extra_inputs."
 """Prefix of those that it has none for: each a list with a tensor a completion."""
+
+
+COPY = "copy_on_host"
+"""Name under which a `HostCopy` is kept with a micro-batch."""
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """What lengths and layouts depend on, of B rows, on the host: a step then waits for nothing that it knows.
+
+    `of`: the tensors of the micro-batch that this is a copy of, each with its version.
+    """
+
+    ids: Tensor  # (B, P + T)
+    mask: Tensor  # (B, P + T) bool
+    advantage: Tensor  # (B,) bool: with an advantage that is not 0 at some token that trains
+    of: list[tuple[Tensor, int]] = field(repr=False)
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the tensors are those, as they were."""
+        found = versions(tensors)
+        same = (one[0] is kept[0] and one[1] == kept[1] for one, kept in zip(found, self.of, strict=False))
+        return len(self.of) == len(found) and all(same)
+
+
+def versions(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """Each with a number that changes with what is in it."""
+    return [(one, one._version) for one in tensors]
 
 
 @dataclass(frozen=True)
@@ -93,20 +121,42 @@ class MicroBatch:
             torch.cat([self.inputs["prompt_mask"], self.completion_mask], dim=1),
             self.completion_ids.shape[1],
             {name.removeprefix(EXTRA): value for name, value in self.fields.items()},
+            (self.on_host.ids, self.on_host.mask),
         )
+
+    @property
+    def on_host(self) -> HostCopy:
+        """Made at the first call, in one copy for which the host waits, and kept in `inputs`."""
+        tensors = self._copied
+        held: HostCopy | None = self.inputs.get(COPY)
+        if held is None or not held.is_of(tensors):
+            ids = [self.inputs["prompt_ids"], self.completion_ids]
+            masks = [self.inputs["prompt_mask"], self.completion_mask, self.has_advantage[:, None]]
+            whole = torch.cat([*ids, *(mask.to(ids[0].dtype) for mask in masks)], dim=1).cpu()
+            columns = (whole.shape[1] - 1) // 2
+            live = whole[:, columns:].bool()
+            held = HostCopy(whole[:, :columns], live[:, :-1], live[:, -1], versions(tensors))
+            self.inputs[COPY] = held
+        return held
+
+    @property
+    def _copied(self) -> list[Tensor]:
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "tool_mask")
+        return [self.inputs[name] for name in names if name in self.inputs]
 
     @property
     def prompts(self) -> list[bytes]:
         """A key for each completion, the same for the same prompt."""
-        keys = self.inputs["prompt_ids"].masked_fill(self.inputs["prompt_mask"] == 0, -1).cpu().numpy()
+        width, held = self.inputs["prompt_ids"].shape[1], self.on_host
+        keys = held.ids[:, :width].masked_fill(~held.mask[:, :width], -1).numpy()
         return [key.tobytes() for key in keys]
 
     def lengths(self, *, trimmed: bool) -> list[SequenceLengths]:
         """Of every row. `trimmed`: without the padding that a part of them alone would not have."""
-        live, mask = self.inputs["prompt_mask"].bool(), self.completion_mask.bool()
-        width, length = live.shape[1], mask.shape[1]
-        prompts = (live * torch.arange(width, 0, -1, device=live.device)).amax(1) if width else live.sum(1)
-        completions = (mask * torch.arange(1, length + 1, device=mask.device)).amax(1) if length else mask.sum(1)
+        width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
+        live, mask = torch.split(self.on_host.mask, [width, length], dim=1)
+        prompts = (live * torch.arange(width, 0, -1)).amax(1) if width else live.sum(1)
+        completions = (mask * torch.arange(1, length + 1)).amax(1) if length else mask.sum(1)
         sizes = torch.stack([prompts, completions], dim=1).tolist()
         return [
             SequenceLengths(key, prompt if trimmed else width, max(1, completion if trimmed else length))
@@ -119,20 +169,29 @@ class MicroBatch:
         width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
         prompt = width if lengths is None else max(lengths[row].prompt for row in rows)
         completion = length if lengths is None else max(lengths[row].completion for row in rows)
-        index = torch.as_tensor(rows, device=self.completion_ids.device)
+        chosen, held = torch.as_tensor(rows), self.on_host
+        index = to_device(chosen, self.completion_ids.device)
 
         def some(name: str, value: Any) -> Any:
             if isinstance(value, list) and len(value) == whole:
                 return [value[row] for row in rows]
             if not isinstance(value, Tensor) or not value.dim() or len(value) != whole:
                 return value
-            own = value[index.to(value.device)]
+            own = value[index if value.device == index.device else chosen.to(value.device)]
             if name in ("prompt_ids", "prompt_mask"):
                 return own[:, width - prompt :]
             return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
 
-        part = {name: some(name, value) for name, value in self.inputs.items() if name not in fields}
-        return MicroBatch(part | take(fields, rows, whole), self.share * len(rows) / whole)
+        names = (name for name in self.inputs if name not in fields and name != COPY)
+        part = MicroBatch(
+            {name: some(name, self.inputs[name]) for name in names} | take(fields, rows, whole),
+            self.share * len(rows) / whole,
+        )
+        columns = slice(width - prompt, width + completion)
+        part.inputs[COPY] = HostCopy(
+            held.ids[chosen, columns], held.mask[chosen, columns], held.advantage[chosen], versions(part._copied)
+        )
+        return part
 
 
 def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -145,7 +204,7 @@ def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """
     size = len(batches[0]["prompt_ids"])
     whole: dict[str, Any] = {}
-    for name in batches[0]:
+    for name in (one for one in batches[0] if one != COPY):
         values: list[Any] = [batch.get(name) for batch in batches]
         if all(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values):
             whole[name] = torch.cat(values)

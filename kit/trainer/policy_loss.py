@@ -41,7 +41,7 @@ from kit.objective.advantage import value_loss
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
 from kit.scoring.full_kl import full_kl
-from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens
+from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
 from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import may_be_trimmed
 from kit.scoring.scorer import Scorer
@@ -75,19 +75,19 @@ class PolicyOutputs:
     weight_norm: Tensor | None = None  # ()
     scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
 
-    def filled_in(self, part: PolicyOutputs, rows: Sequence[int]) -> PolicyOutputs:
+    def filled_in(self, part: PolicyOutputs, rows: Tensor) -> PolicyOutputs:
         """With those of a part in its rows, as constants."""
         values: dict[str, Tensor | None] = {}
         for name in PER_TOKEN:
             kept, new = getattr(self, name), getattr(part, name)
             if kept is not None and new is not None:
                 kept = kept.to(torch.promote_types(kept.dtype, new.dtype), copy=True)
-                kept[rows] = 0.0
+                kept.index_fill_(0, rows, 0.0)
                 kept[rows, : new.shape[1]] = new.detach().to(kept.dtype)
             values[name] = kept
         assert self.scored is not None
         scored = self.scored.clone()
-        scored[rows] = True
+        scored.index_fill_(0, rows, True)
         return replace(self, **values, scored=scored)  # type: ignore[arg-type]
 
 
@@ -111,6 +111,10 @@ class MicroBatchPlan:
 
     def part(self, number: int) -> MicroBatch:
         return self.taking(self.parts[number])
+
+    def rows(self, number: int) -> Tensor:
+        """Those of a part, on the device."""
+        return to_device(torch.tensor(self.parts[number]), self.batch.completion_ids.device)
 
     def taking(self, rows: Sequence[int]) -> MicroBatch:
         """Some completions, without the columns that none of them needs."""
@@ -238,7 +242,7 @@ class PolicyLoss:
         count = len(batch)
         chosen = list(range(count))
         if self.skip_flat:
-            chosen = torch.nonzero(batch.has_advantage).flatten().tolist()
+            chosen = torch.nonzero(batch.on_host.advantage).flatten().tolist()
         self.at_once = min(count, max_rows)
         if len(chosen) == count and self.token_budget is None and max_rows >= count:
             return None
@@ -260,8 +264,8 @@ class PolicyLoss:
     def _single_pass(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
         whole, norm, arrivals = self._placeholder_outputs(plan.batch), self._weight_norm(), _Arrivals(context, plan)
         total: Tensor | None = None
-        for number, rows in enumerate(plan.parts):
-            part = plan.part(number)
+        for number in range(len(plan.parts)):
+            part, rows = plan.part(number), plan.rows(number)
             outputs, scores = self._outputs(model, part, context)
             arrivals.watch(outputs.logps, rows)
             whole = whole.filled_in(outputs, rows)
@@ -282,14 +286,14 @@ class PolicyLoss:
     def _gradient_cached(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
         whole, norm, states = self._placeholder_outputs(plan.batch), self._weight_norm(), []
         with torch.no_grad():
-            for number, rows in enumerate(plan.parts):
+            for number in range(len(plan.parts)):
                 states.append(rng_state())
-                whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], rows)
+                whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], plan.rows(number))
         total, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=True)
         arrivals = _Arrivals(context, plan)
-        for number, rows in enumerate(plan.parts):
+        for number in range(len(plan.parts)):
             set_rng_state(states[number])  # the same dropout as without a graph
-            part = plan.part(number)
+            part, rows = plan.part(number), plan.rows(number)
             outputs, scores = self._outputs(model, part, context)
             arrivals.watch(outputs.logps, rows)
             beside = self._auxiliary_loss(part, scores, context)
@@ -348,7 +352,7 @@ class PolicyLoss:
         found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
         return loss.detach(), {name: grad for name, grad in zip(sources, found, strict=True) if grad is not None}
 
-    def _send(self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: list[int], beside: Tensor | None) -> None:
+    def _send(self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor, beside: Tensor | None) -> None:
         """The gradient of the part `rows` through its graph, with that of what is beside the objective."""
         width = outputs.logps.shape[1]
         values = {name: getattr(outputs, name) for name in PER_TOKEN if name in grads}
@@ -372,7 +376,7 @@ class PolicyLoss:
             hidden=bool(self.objective.needs & HIDDEN_NEEDS),
         )
         rows, counted = batch.rows, context.training and torch.is_grad_enabled()
-        useful = unique_tokens(rows.ids, rows.mask, rows.completion) if counted else 0  # before the device has work
+        useful = unique_tokens(*rows.on_host, rows.completion) if counted else 0
         scores = self.scorer.score(model, rows, wanted)
         if context.training:
             self.metrics.count_tokens(useful, scores.tokens)
@@ -484,7 +488,7 @@ class _Arrivals:
         self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device) if self.checks else None
         self.any = False
 
-    def watch(self, logps: Tensor, rows: list[int]) -> None:
+    def watch(self, logps: Tensor, rows: Tensor) -> None:
         """The log-probabilities of the part `rows`, before its backward pass."""
         if self.arrived is None or not logps.requires_grad:
             return

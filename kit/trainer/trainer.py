@@ -418,7 +418,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Of a rollout: by the clock, in smaller parts after running out of memory, and kept where a hook needs it."""
         state, backoff = self._state, self.generator.backoff
         counted = self.model.training and torch.is_grad_enabled()
-        useful = unique_tokens(rows.ids, rows.mask, rows.completion) if counted else 0
+        useful = unique_tokens(*rows.on_host, rows.completion) if counted else 0
         if state is None or torch.is_grad_enabled():
             scores = self.scorer.score(model, rows, wanted, batch_size)
         else:

@@ -48,7 +48,7 @@ def derive(trainer: Any, **methods: Any) -> Any:
 def without_mask(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Reads left padding as text: the model attends to it, and counts it in positions."""
     model, rows, *rest = args
-    return score(model, replace(rows, mask=torch.ones_like(rows.mask)), *rest, **keywords)
+    return score(model, replace(rows, mask=torch.ones_like(rows.mask), copy=None), *rest, **keywords)
 
 
 def shifted(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

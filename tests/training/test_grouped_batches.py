@@ -10,7 +10,7 @@ import torch
 from kit.objective import Objective
 from kit.objective.objective import to_regrouping
 from kit.objective.recipes import recipe_names
-from kit.trainer.micro_batch import grouped_by_prompt
+from kit.trainer.micro_batch import MicroBatch, grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -96,6 +96,8 @@ def test_what_cannot_be_divided_by_rows_is_left_alone() -> None:
         "prompt_ids": torch.tensor([[1], [2]]),
         "prompt_mask": torch.ones(2, 1),
         "completion_ids": torch.tensor([[3], [4]]),
+        "completion_mask": torch.ones(2, 1),
+        "advantages": torch.zeros(2),
         "num_items_in_batch": torch.tensor(3),
     }
     other = rows | {"prompt_ids": torch.tensor([[2], [1]])}
@@ -136,3 +138,24 @@ def test_a_router_is_balanced_over_the_micro_batches_as_they_came(new_trainer: N
     assert trainer.shares_prompts
     trainer.aux_loss_enabled = True
     assert not trainer.shares_prompts
+
+
+def test_the_host_copies_a_micro_batch_once_and_again_when_it_has_changed() -> None:
+    batch = MicroBatch({
+        "prompt_ids": torch.tensor([[0, 5], [6, 7]]), "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+        "completion_ids": torch.tensor([[8, 0], [9, 3]]), "completion_mask": torch.tensor([[1, 0], [1, 1]]),
+        "advantages": torch.tensor([0.0, 1.0]),
+    })  # fmt: skip
+    held = batch.on_host
+    assert batch.on_host is held
+    assert held.ids.tolist() == [[0, 5, 8, 0], [6, 7, 9, 3]]
+    assert held.mask.tolist() == [[False, True, True, False], [True] * 4]
+    assert held.advantage.tolist() == [False, True]
+    part = batch.select([0], batch.lengths(trimmed=True))
+    own = part.inputs.copy()
+    assert part.on_host is own["copy_on_host"]  # without asking the device
+    assert part.on_host.ids.tolist() == [[5, 8]]
+    batch["completion_mask"][1] = 0
+    assert batch.on_host is not held
+    assert batch.on_host.mask[1].tolist() == [True, True, False, False]
+    assert not batch.on_host.advantage.any()
