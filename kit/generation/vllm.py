@@ -72,6 +72,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             "seed": settings.seed + self.accelerator.process_index,
             "dtype": str(settings.dtype or next(self.model.parameters()).dtype).removeprefix("torch."),
             "use_tqdm_on_load": False,
+            "enable_prefix_caching": True,  # a prompt is read once for its group
         }
         if settings.eager or (settings.eager is None and self.accelerator.device.type == "cpu"):
             told["enforce_eager"] = True

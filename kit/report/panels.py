@@ -124,6 +124,7 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "other": ("seconds/other",),
         },
     ),
+    ("Speed, end to end", "completion tokens a second", {"tokens": ("tokens/per_second",)}),
 )
 """Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
 

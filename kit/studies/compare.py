@@ -54,6 +54,7 @@ LABELS = {
     "entropy": "nats per token",
     "KL": "nats per token",
     "time a step": "seconds",
+    "speed": "completion tokens a second",
 }
 METHOD = (
     "Each difference is paired: the same held-out problems and, where the arms have the same seeds, the same seeds. Its error "

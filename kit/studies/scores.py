@@ -50,6 +50,7 @@ QUANTITIES = (
     Quantity("entropy", "nats per token, mean of the last half", ("entropy",)),
     Quantity("KL", "nats per token, mean of the last half", ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")),
     Quantity("time a step", "seconds, mean without the first step", ("step_time",)),
+    Quantity("speed", "completion tokens a second, mean without the first step", ("tokens/per_second",)),
 )
 TOTAL_TIME, MEMORY, GPU_MEMORY = "training time", "peak memory", "peak GPU memory"
 
@@ -78,7 +79,7 @@ class RunScores:
     def tail(self, name: str) -> list[Point]:
         """What a quantity is judged by: the last half of training; for times every step but the first."""
         series = self.series.get(name, [])
-        return series[1:] or series if name == "time a step" else series[len(series) // 2 :]
+        return series[1:] or series if name in ("time a step", "speed") else series[len(series) // 2 :]
 
     def scalar(self, name: str) -> float | None:
         """One number for the run; None where it has none."""

@@ -21,6 +21,8 @@ USEFUL = "tokens/useful"
 
 SAMPLED = 1024
 """Values of a micro-batch that are kept for quantiles, about."""
+RATE = "tokens/per_second"
+"""Metric: completion tokens that all processes generated, over the time that the steps on them took, rollout included."""
 
 
 class MetricLog:
@@ -37,6 +39,8 @@ class MetricLog:
         self.samples: dict[str, dict[str, list[Tensor]]] = {"train": {}, "eval": {}}
         self.observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
         self.phases = StepPhases()
+        self.generated = 0  # completion tokens of this process that are not in `RATE` yet
+        self._spent = 0.0  # seconds of the steps since
 
     def append(self, name: str, value: float) -> None:
         """One number more of a metric, of which TRL logs the mean."""
@@ -51,7 +55,12 @@ class MetricLog:
         self.add({USEFUL: Mean(torch.tensor(float(useful)), torch.tensor(float(forwarded)))})
 
     def add_masked(self, batch: MicroBatch, tokens: int, *, truncated: bool) -> None:
-        """The shares of a rollout's completion tokens that do not train, by reason: cut completions, and tools."""
+        """The shares of a rollout's completion tokens that do not train, by reason: cut completions, and tools.
+
+        tokens: of its completions, all of which count as generated.
+        """
+        if self.mode() == "train":
+            self.generated += tokens
         total, kept = torch.tensor(float(tokens)), batch.completion_mask.sum().cpu()
         if truncated:
             self.add({"masked/truncated": Mean(total - kept, total)})
@@ -98,12 +107,16 @@ class MetricLog:
         sample = self.accelerator.gather(padded)
         sample = sample[~torch.isnan(sample)]
         if sample.numel():
-            values = torch.quantile(sample, sample.new_tensor(QUANTILES)).exp().tolist()
+            levels = torch.tensor(QUANTILES, dtype=sample.dtype, device=sample.device)
+            values = torch.quantile(sample, levels).exp().tolist()
             for level, value in zip(QUANTILES, values, strict=True):
                 self.append(f"{name}/p{100 * level:02.0f}", value)
 
-    def step_made(self, objective: Objective, completions: int) -> None:
-        """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took."""
+    def step_made(self, objective: Objective, completions: int, *, last: bool = True) -> None:
+        """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took.
+
+        last: the next step begins with a rollout.
+        """
         if self.observed:
             parts, seen = zip(*sorted(self.observed.items()), strict=True)
             sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in seen])
@@ -112,8 +125,14 @@ class MetricLog:
                 {part: Mean(total, count) for part, (total, count) in zip(parts, sums, strict=True)}, completions
             )
             self.observed = {}
-        for phase, seconds in self.phases.taken().items():
+        took = self.phases.taken()
+        for phase, seconds in took.items():
             self._metrics()["train"][f"seconds/{phase}"].append(seconds)
+        self._spent += sum(took.values())
+        if last and self.generated:
+            generated = float(self.generated * self.accelerator.num_processes)  # seconds are summed over processes, too
+            self.means["train"].add({RATE: Mean(torch.tensor(generated), torch.tensor(self._spent))})
+            self.generated, self._spent = 0, 0.0
 
     # --- for a micro-batch that is done again -------------------------------------------------------------------------
 

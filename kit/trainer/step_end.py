@@ -43,6 +43,11 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
         if trainer.teacher is not None:
             trainer.teacher.step_made()
         completions = trainer.args.per_device_train_batch_size * trainer.current_gradient_accumulation_steps
-        trainer.metric_log.step_made(trainer.objective, completions * trainer.accelerator.num_processes)
+        rollouts_every = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
+        trainer.metric_log.step_made(
+            trainer.objective,
+            completions * trainer.accelerator.num_processes,
+            last=trainer._step % rollouts_every == 0,
+        )
         if trainer.memory is not None:
             trainer.memory.finished(state.global_step)

@@ -68,6 +68,13 @@ def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch
     assert sum(gradients) == passes[True]
     assert first["generation"] + first["scoring"] + first["update"] - gradients[0] == 10 * passes[False]
     assert second["rewards"] == second["generation"] == second["scoring"] == 0  # the same completions once more
+    assert "tokens/per_second" not in logs[0]  # the completions are trained on once more
+    made = (
+        logs[0]["completions/mean_length"]
+        * trainer.args.per_device_train_batch_size
+        * trainer.args.steps_per_generation
+    )
+    assert logs[1]["tokens/per_second"] == pytest.approx(made / sum(log["step_time"] for log in logs))
 
 
 def test_stock_loss_logs_what_stock_trl_logs(new_trainer: NewTrainer) -> None:
