@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -142,7 +143,7 @@ class Scorer:
         return replace(scores, logps=logps, head=scores.head if wanted.hidden else None)
 
     def _pass(self, model: Any, wanted: Wanted = PLAIN) -> ModelPass:
-        unsloths = has_unsloths_layers(self.unwrap(model))
+        unsloths = isinstance(model, torch.nn.Module) and has_unsloths_layers(self.unwrap(model))
         completed = self.family.completed(model)
         return ModelPass(completed, self.autocast, wanted, REMEDY[self.padding], self.offload, unsloths)
 
