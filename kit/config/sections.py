@@ -478,9 +478,10 @@ class OptimisationConfig(Section):
     """Recompute activations in the backward pass to save memory. `offload`: what is kept for that waits in main memory (on the
     CPU the same as true). `unsloth`: its own way of that (model.backend: unsloth; elsewhere refused, on its CPU backend the same
     as true). Null: on with a GPU, off on the CPU."""
-    token_budget: Annotated[int, Field(ge=1)] | None = None
-    """Tokens (prompt and completion) of which one forward and backward pass keeps activations, at most; a larger micro-batch
-    goes through in parts, with the same gradient. Null: whole micro-batches. A single longer completion goes alone."""
+    token_budget: Annotated[int, Field(ge=0)] | None = None
+    """Tokens (prompts and completions) that go through the model at once, at most; a larger micro-batch is forwarded in parts,
+    with the same gradient. A single longer completion goes alone. Null: by the free memory, when the run starts; on a GPU at
+    most a pack of 8,192 tokens, on the CPU whole micro-batches where they fit. 0: whole micro-batches."""
     skip_flat_groups: bool = True
     """Leave completions whose advantages are all 0 out of the forward pass where the gradient is the same without it. What is
     logged of the policy (entropy, ratios, weights) is then of the completions that were scored."""

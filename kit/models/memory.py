@@ -15,7 +15,8 @@ What a model is like comes from its configuration alone (`shape_of`): no weight 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,8 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 TILE_BYTES = 2 * 8 * MIB
 """Two buffers of the scorer's tiles (kit/scoring/tiles.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
+PACK_TOKENS = 8192
+"""Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
 CPU_BASELINE = 1060 * MIB
 """Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""
 CUDA_CONTEXT = 0.6 * GIB
@@ -161,6 +164,10 @@ class Workload:
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
     token_budget: int | None = None
+    packed: bool = False  # without padding, a prompt once a group
+    single_pass: bool = (
+        True  # whether parts of a micro-batch go through the model once (`kit.objective.objective.to_parts`)
+    )
 
     @property
     def autocast(self) -> bool:
@@ -172,12 +179,23 @@ class Workload:
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens that a pass with a graph holds at most: a micro-batch, or the budget; one completion always goes through.
+        """Tokens that one graph holds at most: a micro-batch, or the budget; one completion always goes through.
 
-        Scores without a graph are made for whole micro-batches: the trainer divides nothing outside of a training step.
+        In packs a prompt counts once for its completions, and once more in each further pack that they take.
         """
-        whole = self.micro_batch * self.tokens
+        together = min(self.group, max(1, (self.pack - self.prompt) // self.completion)) if self.packed else 1
+        whole = self.micro_batch * self.completion + math.ceil(self.micro_batch / together) * self.prompt
         return whole if self.token_budget is None else min(whole, max(self.token_budget, self.tokens))
+
+    @property
+    def tokens_of_a_pass(self) -> int:
+        """Tokens that go through the model together: packs of one graph go one after the other."""
+        return min(self.tokens_at_once, max(self.pack, self.tokens)) if self.packed else self.tokens_at_once
+
+    @property
+    def pack(self) -> int:
+        """Tokens of a pack, at most, as `kit.scoring.scorer` has them."""
+        return max(PACK_TOKENS, 4 * self.prompt)
 
 
 @dataclass(frozen=True)
@@ -307,7 +325,7 @@ def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
     A part within a token budget may have short prompts, and so be all but made of completions.
     """
     rows = work.micro_batch * work.completion
-    rows = min(rows, work.tokens_at_once) if gradient else rows
+    rows = min(rows, work.tokens_at_once) if gradient or work.token_budget is not None else rows
     width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
     tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
     hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
@@ -316,8 +334,8 @@ def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
 
 
 def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """One micro-batch through the model without gradients."""
-    tokens = work.micro_batch * work.tokens
+    """One micro-batch through the model without gradients, or what a budget lets through at once."""
+    tokens = work.tokens_of_a_pass
     transients = forward_elements(shape, work) * work.compute_bytes * tokens
     return {
         "transients": transients + 2 * shape.query * work.compute_bytes * tokens,
@@ -327,13 +345,13 @@ def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Forward and backward pass of one micro-batch, or of its largest part."""
-    tokens = work.tokens_at_once
-    layer = layer_bytes(shape, work) * tokens
+    tokens, once = work.tokens_at_once, work.tokens_of_a_pass
+    layer = layer_bytes(shape, work, padded=not work.packed)
     stream = 4 if work.autocast and work.rank is None else work.compute_bytes
     boundaries = shape.layers * shape.hidden * stream * tokens
-    activations = boundaries + layer if work.checkpointing else shape.layers * layer
+    activations = boundaries + layer * once if work.checkpointing else shape.layers * layer * tokens
     # In the backward pass of a feed-forward part: gradients of product, gate, up and of what the adapters add.
-    transients = (3 * shape.intermediate + 3 * shape.hidden) * work.compute_bytes * tokens
+    transients = (3 * shape.intermediate + 3 * shape.hidden) * work.compute_bytes * once
     terms = {
         "activations": activations,
         "transients": transients,
@@ -364,6 +382,8 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
     `room` (bytes) is the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
     """
 
+    from kit.objective.objective import to_parts
+
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
     compute = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[config.model.dtype]
     checkpointing = optimisation.gradient_checkpointing
@@ -391,8 +411,44 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
         vllm_bytes=engine_bytes(config, device, room),
         vllm_sleeps=vllm.standby,
-        token_budget=optimisation.token_budget,
+        token_budget=optimisation.token_budget or None,
+        packed=device == "cuda"
+        and optimisation.packing,  # the figures of the CPU are those of padded rows, as measured
+        single_pass=to_parts(objective) is None,
     )
+
+
+def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
+    """The token budget with which an update fits into `room` bytes; None where whole micro-batches do.
+
+    On a GPU no more than a pack, whose graph then ends before that of the next one, unless parts would go through the model
+    twice for it. Below that powers of two, and at last one completion, whether that fits or not.
+    """
+    always = sum(plan_memory(shape, work).always.values())
+
+    def fits(budget: int | None) -> bool:
+        terms = update_terms(shape, replace(work, token_budget=budget))
+        return always + (1 + SLACK[work.device]) * sum(terms.values()) <= room
+
+    whole = replace(work, token_budget=None).tokens_at_once
+    most = max(PACK_TOKENS, work.tokens)
+    if work.device == "cuda" and work.single_pass:
+        if whole <= most and fits(None):
+            return None
+    elif fits(None):
+        return None
+    else:
+        most = whole
+    powers = [1 << bits for bits in range(most.bit_length(), -1, -1)]
+    sizes = [size for size in (most, *powers) if work.tokens < size <= most]
+    return next((size for size in sizes if size < whole and fits(size)), work.tokens)
+
+
+def budget_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
+    """`optimisation.token_budget`: as it is set, none for 0, else by the memory. None without a shape to go by."""
+    if config.optimisation.token_budget is not None:
+        return config.optimisation.token_budget or None
+    return None if shape is None else choose_budget(shape, work, room)
 
 
 def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
@@ -484,8 +540,9 @@ def prompt_tokens(config: RunConfig, longest: int | None = None) -> int:
 def planned(
     config: RunConfig, shape: ModelShape, device: str, objective: Objective, longest: int | None = None
 ) -> MemoryPlan:
-    """The memory plan of a run on this machine."""
-    return plan_memory(shape, workload(config, device, objective, prompt_tokens(config, longest)))
+    """The memory plan of a run on this machine, with the token budget that it would choose."""
+    work = workload(config, device, objective, prompt_tokens(config, longest))
+    return plan_memory(shape, replace(work, token_budget=budget_of(config, shape, work, free_memory(device))))
 
 
 def note(plan: MemoryPlan, free: float) -> str:

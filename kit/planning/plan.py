@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
-from kit.models.memory import GIB, MemoryPlan, ModelShape, Workload, plan_memory, prompt_tokens, shape_of, workload
+from kit.models.memory import (
+    GIB,
+    MemoryPlan,
+    ModelShape,
+    Workload,
+    budget_of,
+    plan_memory,
+    prompt_tokens,
+    shape_of,
+    workload,
+)
 from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
 
 if TYPE_CHECKING:
@@ -207,7 +217,10 @@ class Subject:
     notes: list[str]
 
     def work(self, device: str, config: RunConfig | None = None, room: float | None = None) -> Workload:
-        return workload(config or self.config, device, self.objective, self.prompt, room)
+        """With the token budget that a run would choose for `room` bytes, where it is to choose one."""
+        config = config or self.config
+        work = workload(config, device, self.objective, self.prompt, room)
+        return work if room is None else replace(work, token_budget=budget_of(config, self.shape, work, room))
 
     def memory(self, device: str, config: RunConfig | None = None, room: float | None = None) -> MemoryPlan:
         return plan_memory(self.shape, self.work(device, config, room))
@@ -298,7 +311,7 @@ def plan(
     fits = memory.peak <= room
     changes = None if fits else fixes(config, lambda c: found.memory(device, c, room), room, device)
     speed = speed_of(gpu) if gpu else cpu_speed() if device == "cpu" else speed_of(_present())
-    seconds = estimate(found.shape, found.work(device), speed, config.optimisation.iterations)
+    seconds = estimate(found.shape, found.work(device, room=room), speed, config.optimisation.iterations)
     return {
         "model": {"name": config.model.name, "parameters": found.shape.parameters},
         "place": place,

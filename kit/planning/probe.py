@@ -83,6 +83,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
     from kit.models.libraries import return_freed_memory
     from kit.models.loading import keep_trainable_in_float32, load_model
     from kit.models.unsloth import loading
+    from kit.runner.build import token_budget
     from kit.runner.console import silence_steps
     from kit.trainer.arguments import grpo_config
     from kit.trainer.engine import engine_settings
@@ -101,6 +102,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
 
     set_seed(config.run.seed)
     return_freed_memory(parts.files.parameters)
+    budget, _ = token_budget(parts)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
@@ -119,6 +121,7 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
         engine=engine_settings(config, args, say),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
+        token_budget=budget,
         **switches(config) | {"skip_flat_groups": False},  # with this data every group may be flat
         **parts.interaction.trainer_arguments(),
     )

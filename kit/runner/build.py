@@ -21,6 +21,7 @@ from kit.models.backend import UNSLOTH
 from kit.models.failures import BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import keep_trainable_in_float32, load_model
+from kit.models.memory import CPU_BASELINE, CUDA_CONTEXT, GIB, budget_of, free_memory, prompt_tokens, workload
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
@@ -30,7 +31,7 @@ from kit.runner.recording import CompletionWriter, FailureMonitor
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, grpo_config
 from kit.trainer.engine import engine_settings
-from kit.trainer.savings import switches
+from kit.trainer.savings import at_most, switches
 from kit.trainer.teacher import Teacher
 from kit.trainer.trainer import HookedGRPOTrainer
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from kit.runner.console import Reporter
     from kit.runner.distributed import DistributedContext
     from kit.runner.lifecycle import StopSignal
-    from kit.runner.resume import Resumption
+    from kit.runner.resume import PreviousRun, Resumption
     from kit.runs.store import RunDir
 
 SECRET = ("token", "key", "secret", "password")
@@ -67,6 +68,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
+    budget, told_budget = token_budget(parts, job.resumption.previous if job.resumption is not None else None)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
@@ -99,13 +101,18 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         engine=engine_settings(config, args, say),
         selection=config.selection,
         teacher=load_teacher(config, parts),
+        token_budget=budget,
         **switches(config),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
         **parts.interaction.trainer_arguments(),
     )
     moved = changes(args, trainer.args)
-    stands_on |= {"savings": trainer.savings_report} | ({"changed_by_backend": moved} if moved else {})
+    if told_budget and trainer.divisible:
+        trainer.savings_report["token_budget"] = told_budget
+    stands_on |= {"savings": trainer.savings_report, "token_budget": budget} | (
+        {"changed_by_backend": moved} if moved else {}
+    )
     folder.write_json("env.json", stands_on)
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support
@@ -132,6 +139,26 @@ def load_teacher(config: RunConfig, parts: Parts) -> Teacher | None:
     return Teacher(
         config.teacher, load_model(parts.teacher, teacher_model(config)).model.to(parts.files.backend.device)
     )
+
+
+def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int | None, str]:
+    """The budget of the run, and what is to be said of one that was chosen; before the model takes its memory.
+
+    A run that goes on keeps what it began with: parts of another size round otherwise.
+    """
+    config, files = parts.config, parts.files
+    if config.optimisation.token_budget is not None:
+        return config.optimisation.token_budget or None, ""
+    if previous is not None and previous.checkpoint is not None and "token_budget" in previous.env:
+        kept = previous.env["token_budget"]
+        return kept, f"{at_most(kept) if kept else 'whole micro-batches go through'}, as when the run began"
+    device = files.backend.device
+    # This very process is counted in the plan.
+    room = free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
+    work = workload(config, device, parts.objective, prompt_tokens(config), room)
+    chosen = budget_of(config, files.shape, work, room)
+    for_all = "not needed: whole micro-batches go through" if chosen is None else at_most(chosen)
+    return chosen, f"{for_all}, chosen for {room / GIB:.1f} GiB of free memory"
 
 
 def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:

@@ -88,6 +88,8 @@ class Scorer:
         self.packing, self.share_prompts, self.half, self.divided = packing, share_prompts, half, divided
         self.pack_tokens = PACK_TOKENS.get(device, GPU_PACK_TOKENS)
         """Tokens of a pack, at most; more only beside a long prompt, and for a single longer row."""
+        self.token_budget: int | None = None
+        """Tokens of a pass without a graph, at most. One with a graph is bounded by whoever asks for it."""
         self.verdicts: dict[int, Verdict] = {}  # by model: the policy's, and that of a reference with its own weights
         self.offload = False
         """Whether what gradient checkpointing keeps waits in main memory."""
@@ -121,6 +123,9 @@ class Scorer:
         run = self._pass(model, wanted)
         rows = replace(rows, fields=self._accepted(rows.fields))
         self._fuse(model, rows)
+        if self.token_budget is not None and not torch.is_grad_enabled() and not wanted.aux_loss:
+            within = max(1, self.token_budget // rows.ids.shape[1])
+            batch_size = within if batch_size is None else min(batch_size, within)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"
         if way == "plain":
             return self._plain(run, rows, batch_size)

@@ -240,14 +240,21 @@ class SequenceLengths:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """What one part may hold. None: any number. `padded`: padding goes through the model, and counts as tokens."""
+    """What one part may hold. None: any number.
+
+    padded: padding goes through the model, and counts as tokens. shared: if not, a prompt goes once for its completions.
+    """
 
     tokens: int | None = None
     rows: int | None = None
     padded: bool = True
+    shared: bool = False
 
     def cost(self, part: Sequence[SequenceLengths]) -> int:
         """Tokens that go through the model."""
+        if not self.padded and self.shared:
+            prompts = {row.key: row.prompt for row in part}
+            return sum(prompts.values()) + sum(row.completion for row in part)
         if not self.padded:
             return sum(row.tokens for row in part)
         return len(part) * (max(row.prompt for row in part) + max(row.completion for row in part)) if part else 0

@@ -247,8 +247,13 @@ class PolicyLoss:
         if len(chosen) == count and self.token_budget is None and max_rows >= count:
             return None
         lengths = batch.lengths(trimmed=not batch.fields and may_be_trimmed(self.policy))
-        padded = self.scorer.report["packing"] != "packed"
-        budget = TokenBudget(self.token_budget, max_rows if max_rows < count else None, padded=padded)
+        way = self.scorer.report
+        budget = TokenBudget(
+            self.token_budget,
+            max_rows if max_rows < count else None,
+            padded=way["packing"] != "packed",
+            shared=way["share_prompts"],
+        )
         found = MicroBatchPlan(batch, lengths, split_by_tokens(lengths, chosen, budget))
         self.at_once = max((len(part) for part in found.parts), default=1)
         if self.token_budget is not None and any(budget.cost([lengths[n]]) > self.token_budget for n in chosen):

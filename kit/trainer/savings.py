@@ -50,15 +50,21 @@ def settle(
 ) -> dict[str, str]:
     """What is left out of every step: `on`, or why not, by the name of the switch."""
     undivided = _not_divisible(situation)
-    budget = undivided if token_budget is not None else "no budget is set"
+    budget = undivided if token_budget else "no budget is set"
     skipping = _not_skippable(objective, situation) if skip_flat_groups else OFF
     reuse = _not_reusable(situation) if reuse_old_logps else OFF
     found = {"token_budget": budget, "skip_flat_groups": skipping, "reuse_old_logps": reuse}
-    quiet = {"token_budget": token_budget is None, "reuse_old_logps": reuse == NOT_NEEDED}
+    quiet = {"token_budget": not token_budget, "reuse_old_logps": reuse == NOT_NEEDED}
     for name, reason in found.items():
         if reason not in (None, OFF) and not quiet.get(name):
             log.info("%s is off: %s", name, reason)
-    return {name: reason or ON for name, reason in found.items()}
+    report = {name: reason or ON for name, reason in found.items()}
+    return report if budget else report | {"token_budget": at_most(token_budget)}
+
+
+def at_most(token_budget: int | None) -> str:
+    """What is said of a budget that is kept."""
+    return f"at most {token_budget} tokens at once"
 
 
 def _not_divisible(situation: Situation) -> str | None:
@@ -93,8 +99,8 @@ def _not_reusable(situation: Situation) -> str | None:
 
 
 def switches(config: RunConfig) -> dict[str, Any]:
-    """The trainer's keyword arguments."""
-    names = ("token_budget", "skip_flat_groups", "reuse_old_logps")
+    """The trainer's keyword arguments, but for the token budget, which depends on the memory."""
+    names = ("skip_flat_groups", "reuse_old_logps")
     return {name: getattr(config.optimisation, name) for name in names}
 
 
@@ -116,7 +122,7 @@ def planned(config: RunConfig, objective: Objective) -> dict[str, str]:
         reuse = "the model has dropout (model.lora.dropout)"
     budget = settings.token_budget
     return {
-        "token_budget": "no budget is set" if budget is None else f"at most {budget} tokens at once",
+        "token_budget": "by the free memory" if budget is None else at_most(budget) if budget else OFF,
         "skip_flat_groups": (skipping or ON) if settings.skip_flat_groups else OFF,
         "reuse_old_logps": (reuse or ON) if settings.reuse_old_logps else OFF,
     }

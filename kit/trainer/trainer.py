@@ -103,8 +103,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
     engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, compare its log-probabilities. None: TRL's handling.
     memory: a `kit.models.failures.BatchSizeBackoff`: go on with smaller parts after running out of memory. None: fail.
-    token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`; `savings_report` says of each whether it is
-        on, or why not.
+    token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`, but that nothing is chosen for a budget of
+        None; `savings_report` says of each whether it is on, or why not.
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
     selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
@@ -266,7 +266,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             skip_flat_groups=skip_flat_groups,
             reuse_old_logps=reuse_old_logps,
         )
-        self.policy_loss.token_budget = token_budget
+        self.policy_loss.token_budget = self.scorer.token_budget = token_budget or None
         self.policy_loss.skip_flat = self.savings_report["skip_flat_groups"] == ON
         self.old_logps.reused = self.savings_report["reuse_old_logps"] == ON
 

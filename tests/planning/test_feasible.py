@@ -167,16 +167,6 @@ def test_the_largest_budget_that_fits_is_taken(shape: ModelShape, config: RunCon
     assert [change.override for change in smaller] == ["optimisation.token_budget=2048"]
 
 
-def test_what_is_scored_without_a_graph_asks_for_smaller_micro_batches(shape: ModelShape, config: RunConfig) -> None:
-    plan = Planned(replace(shape, intermediate=400_000))  # a forward pass alone takes more than all that is kept of one
-    config = load_config(
-        config, ["optimisation.iterations=2", "optimisation.micro_batch_size=32", "optimisation.token_budget=640"]
-    )
-    assert plan(config).phase == "scoring"
-    changes = fixes(config, plan, 0.5 * plan(config).peak, "cpu") or []
-    assert [change.override.partition("=")[0] for change in changes] == ["optimisation.micro_batch_size"]
-
-
 def test_budgets_end_with_one_whole_completion(shape: ModelShape, config: RunConfig) -> None:
     work = replace(Planned(shape).work(config), micro_batch=32)
     assert budgets(work) == [16384, 8192, 4096, 2048, 1024, 640]

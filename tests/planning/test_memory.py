@@ -16,11 +16,14 @@ from kit.models.memory import (
     NF4_BYTES,
     ModelShape,
     Workload,
+    budget_of,
     certain_bytes,
+    choose_budget,
     fixed_terms,
     layer_bytes,
     plan_memory,
     shape_of,
+    update_terms,
     workload,
 )
 
@@ -229,7 +232,7 @@ def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: 
     assert engine("generation.engine=vllm", device="cpu") == (1.5 * GIB, False)
 
 
-def test_a_token_budget_bounds_the_update_and_nothing_else(shape: ModelShape) -> None:
+def test_a_token_budget_bounds_what_goes_through_the_model(shape: ModelShape) -> None:
     whole = replace(WORK, micro_batch=8, old_logps=True)
     bounded = replace(whole, token_budget=100)  # of 8 x (30 + 20)
     before, after = plan_memory(shape, whole).phases, plan_memory(shape, bounded).phases
@@ -237,9 +240,45 @@ def test_a_token_budget_bounds_the_update_and_nothing_else(shape: ModelShape) ->
         assert after["update"][term] == pytest.approx(before["update"][term] * 100 / 400)
     assert after["update"]["scorer"] < before["update"]["scorer"]
     assert after["update"]["gradients"] == before["update"]["gradients"]
-    assert {name: after[name] for name in ("rollout", "scoring", "optimiser")} == {
-        name: before[name] for name in ("rollout", "scoring", "optimiser")
+    assert after["scoring"]["transients"] == pytest.approx(before["scoring"]["transients"] * 100 / 400)
+    assert {name: after[name] for name in ("rollout", "optimiser")} == {
+        name: before[name] for name in ("rollout", "optimiser")
     }
+
+
+def test_a_pack_has_a_prompt_once_and_ends_where_the_next_one_begins() -> None:
+    packed = replace(WORK, device="cuda", packed=True, group=8, micro_batch=16, prompt=200, completion=300)
+    assert packed.tokens_at_once == 16 * 300 + 2 * 200
+    assert packed.tokens_of_a_pass == packed.tokens_at_once
+    long = replace(packed, completion=3000)  # two completions to a pack of 8,192 tokens
+    assert (long.tokens_at_once, long.tokens_of_a_pass) == (16 * 3000 + 8 * 200, 8192)
+    assert replace(long, token_budget=8192).tokens_at_once == 8192
+    assert replace(long, completion=20_000, token_budget=8192).tokens_of_a_pass == 20_200
+
+
+def test_a_budget_is_chosen_by_the_memory(shape: ModelShape) -> None:
+    def peak(work: Workload, budget: int | None) -> float:
+        given = replace(work, token_budget=budget)
+        return sum(fixed_terms(shape, given).values()) + 1060 * 2**20 + 1.1 * sum(update_terms(shape, given).values())
+
+    work = replace(WORK, batch=32, micro_batch=32, prompt=200, completion=300)  # 16,000 tokens, on a CPU
+    assert choose_budget(shape, work, 1e15) is None
+    assert choose_budget(shape, work, peak(work, None)) is None
+    assert choose_budget(shape, work, peak(work, None) - 1) == 8192
+    assert choose_budget(shape, work, peak(work, 2048)) == 2048
+    assert choose_budget(shape, work, 1.0) == 500  # a completion goes through whole, and memory decides
+    gpu = replace(work, device="cuda", packed=True, group=8)  # 10,400 tokens
+    assert choose_budget(shape, gpu, 1e15) == 8192  # a graph ends with its pack
+    assert choose_budget(shape, replace(gpu, completion=200), 1e15) is None  # 7,200
+    assert choose_budget(shape, replace(gpu, single_pass=False), 1e15) is None  # parts would be forwarded twice
+
+
+def test_a_run_takes_the_budget_that_is_set(shape: ModelShape) -> None:
+    for given, want in ((512, 512), (0, None), (None, None)):
+        config = load_config("quickstart", [f"optimisation.token_budget={'null' if given is None else given}"])
+        assert budget_of(config, shape, WORK, 1e15) == want
+    assert budget_of(config, shape, WORK, 1.0) == 50  # of one completion
+    assert budget_of(config, None, WORK, 1.0) is None  # nothing is known of the model
 
 
 @pytest.mark.parametrize(("budget", "tokens"), [(None, 400), (10_000, 400), (399, 399), (100, 100), (20, 50)])

@@ -19,14 +19,14 @@ def test_the_largest_update_is_measured_within_the_budget(tree: Any, tmp_path: P
 
     tree["objective"] = {"recipe": "ppo", "regularizers": [{"name": "kl", "estimator": "full"}, "nll_on_correct"]}
     found = {}
-    for budget in (None, 200):
+    for budget in (0, 200):
         parts = prepare(load_config(tree), fresh=False)
         parts.config.optimisation.token_budget = budget
         found[budget] = two_steps(parts, tmp_path)["worst_step"]
     longest = max(count_tokens(parts.files.tokenizer, parts.data.train["prompt"]))
     row = longest + parts.config.generation.max_completion_tokens
-    assert found[None]["rows"] == parts.config.optimisation.batch_size  # the whole batch at once, on a CPU
-    assert found[None]["tokens"] == found[None]["rows"] * row > 200
+    assert found[0]["rows"] == parts.config.optimisation.batch_size  # the whole batch at once, on a CPU
+    assert found[0]["tokens"] == found[0]["rows"] * row > 200
     assert found[200]["rows"] == 200 // row
     assert 200 - row < found[200]["tokens"] <= 200
     assert all(each["peak_bytes"] > 100 * 2**20 and each["seconds"] > 0 for each in found.values())
@@ -38,13 +38,14 @@ def test_the_largest_update_is_measured_within_the_budget(tree: Any, tmp_path: P
         (
             {},
             {
-                "token_budget": "no budget is set",
+                "token_budget": "by the free memory",
                 "skip_flat_groups": "on",
                 "reuse_old_logps": "not needed: there is one",
             },
         ),
         ({"optimisation.iterations": 2}, {"reuse_old_logps": "on"}),
         ({"optimisation.token_budget": 500}, {"token_budget": "at most 500 tokens at once"}),
+        ({"optimisation.token_budget": 0}, {"token_budget": "switched off"}),
         ({"optimisation.skip_flat_groups": False}, {"skip_flat_groups": "switched off"}),
         (
             {"objective.regularizers": [{"name": "kl"}]},

@@ -18,7 +18,7 @@ from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, sp
 from .rollouts import KL, NewTrainer
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
 
-BUDGET = 80
+BUDGET = 60
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +229,61 @@ def test_a_completion_above_the_budget_is_told_once(
     told = [record.message for record in caplog.records if "token_budget" in record.message]
     assert len(told) == 1
     assert "more than optimisation.token_budget (5)" in told[0]
+
+
+def test_scores_without_a_graph_keep_to_the_budget(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
+    trainer, batches = mixed
+    use(trainer, "dapo")
+    rows, scorer, counts = MicroBatch(batches[0]).rows, trainer.scorer, list[int]()
+    layer = trainer.accelerator.unwrap_model(trainer.model).get_decoder().layers[0]
+    handle = layer.register_forward_hook(lambda *given: counts.append(given[-1].shape[:-1].numel()))
+    try:
+        with torch.no_grad():
+            whole = scorer.score(trainer.model, rows)
+            counts.clear()
+            trainer.set_savings(token_budget=2 * rows.ids.shape[1])
+            parts = scorer.score(trainer.model, rows)
+    finally:
+        handle.remove()
+        switch(trainer)
+    torch.testing.assert_close(parts.logps, whole.logps, rtol=0, atol=1e-5)
+    assert len(counts) > 1
+    assert max(counts) <= 2 * rows.ids.shape[1]
+
+
+def test_a_prompt_counts_once_for_the_completions_that_share_it() -> None:
+    rows = [SequenceLengths("a", 100, 20), SequenceLengths("a", 100, 30), SequenceLengths("b", 10, 20)]
+    assert TokenBudget(padded=False, shared=True).cost(rows) == 100 + 10 + 70
+    assert TokenBudget(padded=False).cost(rows) == 210 + 70
+    assert split_by_tokens(rows, range(3), TokenBudget(150, padded=False, shared=True)) == [[1, 0], [2]]
+
+
+def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from transformers import Qwen3Config
+
+    from kit.config import load_config
+    from kit.models.memory import shape_of
+    from kit.runner import build
+
+    def parts(*overrides: str) -> Any:
+        files = SimpleNamespace(shape=shape_of(Qwen3Config(num_hidden_layers=2)), backend=SimpleNamespace(device="cpu"))
+        config = load_config("quickstart", ["model.lora={}", "data.max_prompt_tokens=100", *overrides])
+        return SimpleNamespace(config=config, files=files, objective=Objective.from_spec("grpo"))
+
+    def before(checkpoint: str | None) -> Any:
+        return SimpleNamespace(checkpoint=checkpoint, env={"token_budget": 4096})
+
+    monkeypatch.setattr(build, "free_memory", lambda device: 1e15)
+    assert build.token_budget(parts())[0] is None
+    assert build.token_budget(parts("optimisation.token_budget=512")) == (512, "")
+    assert build.token_budget(parts("optimisation.token_budget=0")) == (None, "")
+    kept, said = build.token_budget(parts(), before("checkpoint-3"))
+    assert (kept, said) == (4096, "at most 4096 tokens at once, as when the run began")
+    assert build.token_budget(parts(), before(None))[0] is None  # none of its steps is left
+    monkeypatch.setattr(build, "free_memory", lambda device: 1e6)
+    config = parts().config
+    chosen, said = build.token_budget(parts())
+    assert chosen == 100 + config.generation.max_completion_tokens  # one completion goes through, whatever the memory
+    assert said.startswith(f"at most {chosen} tokens at once, chosen for 1.0 GiB")
