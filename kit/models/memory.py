@@ -54,6 +54,8 @@ class ModelShape:
     qk_norm: bool
     modules: tuple[tuple[str, int, int], ...]
     """Linear layers but the head: (last part of the name, inputs, outputs)."""
+    norms: int = 2
+    """Norms of a layer over the hidden size."""
 
     def adapted(self, targets: str | list[str]) -> list[tuple[int, int]]:
         """(inputs, outputs) of the linear layers that get an adapter."""
@@ -82,6 +84,7 @@ def shape_of(model_config: Any) -> ModelShape | None:
             rows, columns = module.weight.shape
             inputs, outputs = (columns, rows) if type(module).__name__ == "Linear" else (rows, columns)
             modules.append((name.rpartition(".")[2], inputs, outputs))
+    layers = _field(text, "num_hidden_layers", "n_layer", default=1)
     heads = _field(text, "num_attention_heads", "n_head", default=1)
     hidden = _field(text, "hidden_size", "n_embd", default=1)
     head_size = _field(text, "head_dim", default=hidden // heads)
@@ -90,7 +93,7 @@ def shape_of(model_config: Any) -> ModelShape | None:
         parameters=sum(sizes),
         linear=sum(a * b for _, a, b in modules),
         largest=max(sizes),
-        layers=_field(text, "num_hidden_layers", "n_layer", default=1),
+        layers=layers,
         hidden=hidden,
         intermediate=_intermediate(text, hidden),
         query=heads * head_size,
@@ -100,6 +103,9 @@ def shape_of(model_config: Any) -> ModelShape | None:
         tied=head is not None and head.weight is model.get_input_embeddings().weight,
         qk_norm=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         modules=tuple(modules),
+        norms=max(
+            2, sum(weight.shape == (hidden,) and "norm" in name for name, weight in model.named_parameters()) // layers
+        ),
     )
 
 
@@ -127,6 +133,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 TILE_BYTES = 2 * 8 * MIB
 """Two buffers of the scorer's tiles (kit/scoring/tiles.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
+GPU_TILE_ELEMENTS = 1 << 25
 PACK_TOKENS = 8192
 """Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
 CPU_BASELINE = 1060 * MIB
@@ -164,7 +171,7 @@ class Workload:
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
     token_budget: int | None = None
-    packed: bool = False  # without padding, a prompt once a group
+    packed: bool = False  # without padding, a prompt once a group, and LoRA layers without copies (`kit.models.fused`)
     single_pass: bool = (
         True  # whether parts of a micro-batch go through the model once (`kit.objective.objective.to_parts`)
     )
@@ -301,10 +308,11 @@ def layer_bytes(shape: ModelShape, work: Workload, padded: bool = True) -> float
     """Bytes a token that autograd keeps of one decoder layer. Each term was checked against autograd's saved tensors."""
     s, full = work.compute_bytes, work.rank is None
     hidden, query, key, wide = shape.hidden, shape.query, shape.key, shape.intermediate
-    norms = 2 * hidden * 4.0 + 2 * 4.0  # inputs in float32, and 1 / rms
-    normed = (5 if work.autocast else 2) * hidden * s  # inputs of linear layers; autocast makes each its own
+    norms = shape.norms * (hidden * 4.0 + 4.0)  # inputs in float32, and 1 / rms
+    # inputs of linear layers; autocast makes each its own, but for LoRA layers of one node
+    normed = (5 if work.autocast and not (work.packed and not full) else 2) * hidden * s
     if full:
-        norms += 2 * hidden * 4.0  # the normalised input, for the gradient of the norm's weight
+        norms += shape.norms * hidden * 4.0  # the normalised input, for the gradient of the norm's weight
     if shape.qk_norm:
         norms += (query + key) * 4.0 + (shape.heads + shape.heads * key / query) * 4.0
         norms += (query + key) * s if full else 0.0
@@ -329,8 +337,22 @@ def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
     width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
     tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
     hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
-    stored = 4.0 * rows * shape.hidden * ((2 if work.entropy_gradient else 1) if gradient else 0)
-    return tiles + hidden + stored
+    kept = (2 if work.entropy_gradient else 1) if gradient else 0
+    if work.device == "cuda":  # the tiles are gone before the backward pass of a layer needs more, but for small models
+        tile = min(float(GPU_TILE_ELEMENTS), float(rows) * shape.vocab) * (4 + work.compute_bytes)
+        once = work.tokens_of_a_pass * (layer_bytes(shape, work, padded=not work.packed) + transient_bytes(shape, work))
+        stored = work.compute_bytes * rows * shape.hidden * kept
+        return stored + max(0.0, tile + hidden - once) if gradient else tile + hidden
+    return tiles + hidden + 4.0 * rows * shape.hidden * kept
+
+
+def transient_bytes(shape: ModelShape, work: Workload) -> float:
+    """Bytes a token of the backward pass of a feed-forward part, beside what is kept of it.
+
+    Gradients of product, gate, up and of what the adapters add; of the product and one more, where LoRA layers are one node.
+    """
+    fused = work.packed and work.rank is not None
+    return (2 * shape.intermediate if fused else 3 * shape.intermediate + 3 * shape.hidden) * float(work.compute_bytes)
 
 
 def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
@@ -350,8 +372,7 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     stream = 4 if work.autocast and work.rank is None else work.compute_bytes
     boundaries = shape.layers * shape.hidden * stream * tokens
     activations = boundaries + layer * once if work.checkpointing else shape.layers * layer * tokens
-    # In the backward pass of a feed-forward part: gradients of product, gate, up and of what the adapters add.
-    transients = (3 * shape.intermediate + 3 * shape.hidden) * work.compute_bytes * once
+    transients = transient_bytes(shape, work) * once
     terms = {
         "activations": activations,
         "transients": transients,

@@ -58,8 +58,7 @@ def settle(
     for name, reason in found.items():
         if reason not in (None, OFF) and not quiet.get(name):
             log.info("%s is off: %s", name, reason)
-    report = {name: reason or ON for name, reason in found.items()}
-    return report if budget else report | {"token_budget": at_most(token_budget)}
+    return {name: reason or ON for name, reason in found.items()}
 
 
 def at_most(token_budget: int | None) -> str:

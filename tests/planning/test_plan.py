@@ -39,14 +39,16 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
 
 
 def test_the_command_that_is_printed_fits(seven_billion: Any, tree: Any) -> None:
-    given = [f"model.name={seven_billion}", "generation.max_completion_tokens=2048", "model.dtype=auto"]
+    given = [f"model.name={seven_billion}", "generation.max_completion_tokens=8192", "model.dtype=auto"]
     card = find_gpu("rtx 4090")
+    assert plan(load_config(tree, given), gpu=card)["fits"]  # by the token budget that a run would choose
+    given.append("optimisation.token_budget=0")
     found = plan(load_config(tree, given), gpu=card, name="run.yaml", given=given)
     assert not found["fits"]
     words = shlex.split(found["command"])
     assert words[:3] == ["grpo-kit", "train", "run.yaml"]
     overrides = [word for before, word in itertools.pairwise(words) if before == "-o"]
-    assert overrides[: len(given)] == given
+    assert overrides[:3] == given[:3]
     assert plan(load_config(tree, overrides), gpu=card)["fits"]
 
 

@@ -37,12 +37,12 @@ def in_float16(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     ("objective", "savings"),
     [
         ("dapo", {}),
-        ("dapo", {"budget": 60, "skip": True}),
-        (LOOKS_ACROSS, {"budget": 60}),
-        ("ppo", {"budget": 60}),
+        ("dapo", {"budget": 40, "skip": True}),
+        (LOOKS_ACROSS, {"budget": 40}),
+        ("ppo", {"budget": 40}),
         (
             {"recipe": "grpo", "regularizers": [{"name": "reference_free_l2", "coef": 0.1}]},
-            {"budget": 60, "skip": True},
+            {"budget": 40, "skip": True},
         ),
     ],
 )
@@ -70,7 +70,7 @@ def test_an_overflow_in_one_part_skips_the_step_and_the_next_one_trains(
     trainer = in_float16(
         new_trainer(
             objective=Objective.from_spec("ppo"),
-            extra={"token_budget": 60},
+            extra={"token_budget": 12},
             gradient_accumulation_steps=2,
             max_steps=3,
         )
