@@ -253,7 +253,7 @@ def test_the_update_is_estimated_for_prompts_and_completions_as_they_are(
 
 def test_the_verdict_is_told_of_rows_and_context(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr("kit.planning.signal.describe", lambda *args, **given: told.update(given))
+    monkeypatch.setattr("kit.planning.signal.describe", lambda *args, **given: told.update(given) or {})
     verdict_of(loaded, sometimes, prompts=2)
     parts, _ = loaded
     assert told == {"rows": len(parts.data.train), "room": parts.files.config.max_position_embeddings - 512}
