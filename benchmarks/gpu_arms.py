@@ -378,7 +378,7 @@ def differing(row: Row, trainer: Any = None) -> Iterator[None]:
         for other in kept.keys() - {name}:
             del packed_attention.KERNELS[other]
     packed_attention._kernel.cache_clear()
-    if trainer is not None:
+    if hasattr(trainer, "scorer"):  # TRL's own trainer has none
         trainer.scorer.fuses = trainer.scorer.fuses and row.more.get("fused", True)
     try:
         yield

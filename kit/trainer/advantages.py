@@ -17,7 +17,7 @@ from kit.objective.advantage import explained_variance
 from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores, scatter_to_tokens
 from kit.trainer.metric_log import MetricLog
-from kit.trainer.micro_batch import COPY, MicroBatch
+from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import RewardResult, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.teacher import TEACHER_NEEDS, Teacher
@@ -102,7 +102,6 @@ class AdvantageComputer:
         output["advantages"] = advantages[:, :width] if advantages.dim() == 2 else advantages
         if self.critic is not None:
             output["value_targets"] = self._value_targets(rewards)[local][:, :width]
-        output.pop(COPY, None)  # TRL is about to shuffle tensors and lists
 
     def _reward_batch(
         self, batch: MicroBatch, state: RolloutState, weights: Tensor, group_size: int, step: int

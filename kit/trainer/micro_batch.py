@@ -8,12 +8,14 @@ and among prompts, neighbours are of like length, so that little padding is left
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kit.models.inputs import take
 from kit.scoring.layouts import Rows, to_device
@@ -27,32 +29,34 @@ EXTRA = "extra_inputs."
 """Prefix of those that it has none for: each a list with a tensor a completion."""
 
 
-COPY = "copy_on_host"
-"""Name under which a `HostCopy` is kept with a micro-batch."""
-
-
 @dataclass(frozen=True)
 class HostCopy:
     """What lengths and layouts depend on, of B rows, on the host: a step then waits for nothing that it knows.
 
-    `of`: the tensors of the micro-batch that this is a copy of, each with its version.
+    `of`: the tensors of the micro-batch that this is a copy of, by weak references, each with its version.
     """
 
     ids: Tensor  # (B, P + T)
     mask: Tensor  # (B, P + T) bool
     advantage: Tensor  # (B,) bool: with an advantage that is not 0 at some token that trains
-    of: list[tuple[Tensor, int]] = field(repr=False)
+    of: list[tuple[weakref.ref[Tensor], int]] = field(repr=False)
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the tensors are those, as they were."""
-        found = versions(tensors)
-        same = (one[0] is kept[0] and one[1] == kept[1] for one, kept in zip(found, self.of, strict=False))
-        return len(self.of) == len(found) and all(same)
+        same = (
+            kept() is one and version == one._version for one, (kept, version) in zip(tensors, self.of, strict=False)
+        )
+        return len(self.of) == len(tensors) and all(same)
 
 
-def versions(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+def versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:
     """Each with a number that changes with what is in it."""
-    return [(one, one._version) for one in tensors]
+    return [(weakref.ref(one), one._version) for one in tensors]
+
+
+_COPIES: Any = WeakIdKeyDictionary()
+"""The `HostCopy` of a micro-batch by its `completion_ids`, for as long as these live. TRL's dictionary holds what it holds:
+checkpoints keep it, and others go through it."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,9 @@ class MicroBatch:
 
     @property
     def on_host(self) -> HostCopy:
-        """Made at the first call, in one copy for which the host waits, and kept in `inputs`."""
+        """Made at the first call, in one copy for which the host waits, and kept for as long as the tensors live."""
         tensors = self._copied
-        held: HostCopy | None = self.inputs.get(COPY)
+        held: HostCopy | None = _COPIES.get(self.completion_ids)
         if held is None or not held.is_of(tensors):
             ids = [self.inputs["prompt_ids"], self.completion_ids]
             masks = [self.inputs["prompt_mask"], self.completion_mask, self.has_advantage[:, None]]
@@ -136,7 +140,7 @@ class MicroBatch:
             columns = (whole.shape[1] - 1) // 2
             live = whole[:, columns:].bool()
             held = HostCopy(whole[:, :columns], live[:, :-1], live[:, -1], versions(tensors))
-            self.inputs[COPY] = held
+            _COPIES[self.completion_ids] = held
         return held
 
     @property
@@ -182,13 +186,10 @@ class MicroBatch:
                 return own[:, width - prompt :]
             return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
 
-        names = (name for name in self.inputs if name not in fields and name != COPY)
-        part = MicroBatch(
-            {name: some(name, self.inputs[name]) for name in names} | take(fields, rows, whole),
-            self.share * len(rows) / whole,
-        )
+        own = {name: some(name, value) for name, value in self.inputs.items() if name not in fields}
+        part = MicroBatch(own | take(fields, rows, whole), self.share * len(rows) / whole)
         columns = slice(width - prompt, width + completion)
-        part.inputs[COPY] = HostCopy(
+        _COPIES[part.completion_ids] = HostCopy(
             held.ids[chosen, columns], held.mask[chosen, columns], held.advantage[chosen], versions(part._copied)
         )
         return part
@@ -204,7 +205,7 @@ def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """
     size = len(batches[0]["prompt_ids"])
     whole: dict[str, Any] = {}
-    for name in (one for one in batches[0] if one != COPY):
+    for name in batches[0]:
         values: list[Any] = [batch.get(name) for batch in batches]
         if all(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values):
             whole[name] = torch.cat(values)

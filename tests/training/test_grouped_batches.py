@@ -10,7 +10,7 @@ import torch
 from kit.objective import Objective
 from kit.objective.objective import to_regrouping
 from kit.objective.recipes import recipe_names
-from kit.trainer.micro_batch import MicroBatch, grouped_by_prompt
+from kit.trainer.micro_batch import _COPIES, MicroBatch, grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -152,8 +152,9 @@ def test_the_host_copies_a_micro_batch_once_and_again_when_it_has_changed() -> N
     assert held.mask.tolist() == [[False, True, True, False], [True] * 4]
     assert held.advantage.tolist() == [False, True]
     part = batch.select([0], batch.lengths(trimmed=True))
-    own = part.inputs.copy()
-    assert part.on_host is own["copy_on_host"]  # without asking the device
+    made = _COPIES[part.completion_ids]
+    assert part.on_host is made  # without asking the device
+    assert not set(part.inputs) - set(batch.inputs)
     assert part.on_host.ids.tolist() == [[5, 8]]
     batch["completion_mask"][1] = 0
     assert batch.on_host is not held
