@@ -135,7 +135,8 @@ class MicroBatch:
         held: HostCopy | None = _COPIES.get(self.completion_ids)
         if held is None or not held.is_of(tensors):
             ids = [self.inputs["prompt_ids"], self.completion_ids]
-            masks = [self.inputs["prompt_mask"], self.completion_mask, self.has_advantage[:, None]]
+            advantage = self.has_advantage if "advantages" in self.inputs else torch.zeros_like(ids[0][:, 0])
+            masks = [self.inputs["prompt_mask"], self.completion_mask, advantage[:, None]]
             whole = torch.cat([*ids, *(mask.to(ids[0].dtype) for mask in masks)], dim=1).cpu()
             columns = (whole.shape[1] - 1) // 2
             live = whole[:, columns:].bool()

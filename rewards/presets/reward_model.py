@@ -74,11 +74,13 @@ def reward_model(
     Raises:
         PresetError: the model's files are not here, it has another head or no such label, or a package is missing.
 
-    >>> from rewards import load
-    >>> load("reward-model", model="no/such-model")
-    Traceback (most recent call last):
-    rewards.errors.PresetError: Preset 'reward-model' needs the model 'no/such-model': not in the local hub cache. Give model= a folder written by save_pretrained, or fetch it once with `hf download no/such-model`, or pass download=True.
-    """  # noqa: E501
+    >>> from rewards import PresetError, load
+    >>> try:
+    ...     load("reward-model", model="no/such-model")
+    ... except PresetError as error:
+    ...     print(str(error)[:58])
+    Preset 'reward-model' needs the model 'no/such-model': not
+    """
     for name, value, allowed in (
         ("aggregate", aggregate, tuple(AGGREGATES)),
         ("reads", reads, ("conversation", "completion")),
