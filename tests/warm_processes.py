@@ -47,7 +47,18 @@ PRELOADED = (
     "kit.runner.console", "kit.runner.evaluation", "kit.runner.prepare", "kit.runner.recording", "kit.runner.resume",
     "kit.runner.trackers", "kit.runs.supervisor", "kit.trainer.trainer",
 )  # fmt: skip
-READ_WHILE_IMPORTED = ("HF_", "HUGGINGFACE", "TRANSFORMERS_", "GOMP_", "LD_", "LC_", "LANG", "PYTHON", "HOME")
+READ_WHILE_IMPORTED = (
+    "HF_",
+    "HUGGINGFACE",
+    "TRANSFORMERS_",
+    "TRITON_",
+    "GOMP_",
+    "LD_",
+    "LC_",
+    "LANG",
+    "PYTHON",
+    "HOME",
+)
 MAY_DIFFER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
 """Of these: the path is set in the child, and the server, as all tests, looks nothing up on the hub and tells it nothing."""
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
