@@ -68,6 +68,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
+    teacher = load_teacher(config, parts)  # before the budget: memory that its weights take is not free
     budget, told_budget = token_budget(parts, job.resumption.previous if job.resumption is not None else None)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
@@ -100,7 +101,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         memory=memory,
         engine=engine_settings(config, args, say),
         selection=config.selection,
-        teacher=load_teacher(config, parts),
+        teacher=teacher,
         token_budget=budget,
         **switches(config),
         packing=config.optimisation.packing,
@@ -136,9 +137,7 @@ def load_teacher(config: RunConfig, parts: Parts) -> Teacher | None:
         return None
     if parts.teacher is None:
         return Teacher(config.teacher)
-    return Teacher(
-        config.teacher, load_model(parts.teacher, teacher_model(config)).model.to(parts.files.backend.device)
-    )
+    return Teacher(config.teacher, load_model(parts.teacher, teacher_model(config)).model)
 
 
 def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int | None, str]:

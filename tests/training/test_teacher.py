@@ -289,3 +289,26 @@ def test_another_tokenizer_is_refused(tokenizer: Any) -> None:
     check_vocabulary(tokenizer, tokenizer, "here")
     with pytest.raises(ModelError, match="another tokenizer than the policy"):
         check_vocabulary(tokenizer, Other(), "there")
+
+
+def test_another_model_is_loaded_before_the_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from kit.config import load_config
+    from kit.runner import build
+
+    seen: list[str] = []
+
+    def budget(*_: Any) -> None:
+        seen.append("budget")
+        raise InterruptedError
+
+    monkeypatch.setattr(build, "load_teacher", lambda *_: seen.append("teacher"))
+    monkeypatch.setattr(build, "token_budget", budget)
+    monkeypatch.setattr(build, "return_freed_memory", lambda *_: None)
+    config = load_config("quickstart")
+    parts = SimpleNamespace(config=config, files=SimpleNamespace(parameters=0))
+    job = SimpleNamespace(config=config, parts=parts, folder=None, reporter=SimpleNamespace(say=None), resumption=None)
+    with pytest.raises(InterruptedError):
+        build.build(job, 1)  # type: ignore[arg-type]
+    assert seen == ["teacher", "budget"]
