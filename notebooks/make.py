@@ -2,6 +2,8 @@
 
 python notebooks/make.py            write
 python notebooks/make.py --check    write nothing; exit with 1 if a notebook is not what its script gives
+python notebooks/make.py --source git+https://ADDRESS
+                                    where the first cell of all notebooks installs the kit from, by default; then write
 
 A cell `# %% file="NAME"` becomes one that writes NAME: in the script it is Python that editors and linters read.
 """
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,18 @@ def scripts() -> list[Path]:
 def target(script: Path) -> Path:
     """The notebook of a script."""
     return FOLDER / f"{script.stem}.ipynb"
+
+
+def install_from(source: str) -> None:
+    """Writes into all scripts where their first cell installs the kit from, unless its user says otherwise."""
+    for script in scripts():
+        text, found = re.subn(r'^GRPO_KIT = ".*?"  # @param', lambda _: f"GRPO_KIT = {json.dumps(source)}  # @param",
+                              script.read_text(encoding="utf-8"), flags=re.MULTILINE)  # fmt: skip
+        if found != 1:
+            raise SystemExit(
+                f'{script} has {found} lines `GRPO_KIT = "..."  # @param` in place of one; copy a first cell from another.'
+            )
+        script.write_text(text, encoding="utf-8")
 
 
 def notebook(script: Path) -> str:
@@ -69,7 +85,11 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
+    parser.add_argument("--source", help="a git address, a folder or a wheel")
+    options = parser.parse_args()
+    if options.source is not None:
+        install_from(options.source)
+    if options.check:
         stale = differences()
         for path in stale:
             print(f"{path} is not what its script gives; run: python notebooks/make.py", file=sys.stderr)

@@ -5,15 +5,19 @@
 # `GRPOTrainer`; then the kit's loss is put into the same script by another class name and one argument.
 
 # %%
-# Installs the kit, unless it is there already. On Colab and Kaggle: some minutes, once a session.
+# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
-# Where the kit comes from: its folder, its wheel (NAME.whl), or git+https://ADDRESS of its repository.
-GRPO_KIT = os.environ.get("GRPO_KIT", "")
+# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
+# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+GRPO_KIT = ""  # @param {type: "string"}
+GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
@@ -22,14 +26,16 @@ GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0
 EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
-        sys.exit("The kit is not installed: set GRPO_KIT in this cell to its folder, its wheel or its git address.")
+        sys.exit("The kit is not installed: set GRPO_KIT in this cell to its git address, its folder or its wheel.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
+    began = time.monotonic()
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
+    print(f"installed in {time.monotonic() - began:.0f} s")
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
-print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02 and 05 need one'}")
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05 and 09 need one'}")
 
 # %% [markdown]
 # ## The presets

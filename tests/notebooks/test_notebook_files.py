@@ -31,8 +31,18 @@ def cells(name: str, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
-def test_there_are_eight() -> None:
-    assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 9)]
+FOR_A_MACHINE = ("01_quickstart", "02_gsm8k_unsloth_t4", "05_long_context_vllm", "09_kaggle_two_t4")
+"""What people open first, one for each kind of machine: a CPU, a T4, an L4 or A100, two T4."""
+
+
+def test_there_are_nine() -> None:
+    assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 10)]
+
+
+@pytest.mark.parametrize("name", FOR_A_MACHINE)
+def test_the_notebook_of_a_machine_is_short_and_says_what_is_known_of_its_result(name: str) -> None:
+    assert len(cells(name, "code")) + len(cells(name, "markdown")) <= 12
+    assert re.search("^Known of its result|[*][*]Known of its result", cells(name, "markdown")[0], re.MULTILINE)
 
 
 def test_they_are_what_their_scripts_give() -> None:
@@ -109,6 +119,32 @@ def test_without_a_source_nothing_is_installed_and_one_sentence_says_what_to_set
         assert "set GRPO_KIT" in str(ended.value)
         assert str(ended.value).count(".") == 1
         assert not any("pip" in command for command in installed.asked)
+
+
+def test_a_default_address_is_written_into_all_notebooks(
+    installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes a copy gives its address once; the first cell then installs that, unless its user says otherwise."""
+    import shutil
+    import sys
+
+    maker = load_maker()
+    maker.FOLDER = tmp_path / "notebooks"
+    shutil.copytree(FOLDER / "scripts", maker.FOLDER / "scripts")
+    monkeypatch.setattr(sys, "argv", ["make.py", "--source", "git+https://host.example/mine.git"])
+    assert maker.main() == 0
+    monkeypatch.setattr(f"{__name__}.FOLDER", maker.FOLDER)
+    assert {cells(name, "code")[0] for name in NAMES} == {cells(NAMES[0], "code")[0]}
+    assert installed(None) == ["grpo-kit[unsloth] @ git+https://host.example/mine.git"]
+    assert installed("git+https://host.example/other.git") == ["grpo-kit[unsloth] @ git+https://host.example/other.git"]
+    (maker.FOLDER / "scripts" / "01_quickstart.py").write_text("# %%\n1\n")
+    with pytest.raises(SystemExit, match="copy a first cell"):
+        maker.main()
+
+
+def test_a_notebook_in_a_clone_installs_the_clone(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    assert installed(None) == [f"{ROOT}[unsloth]"]
 
 
 def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+# ---
+# jupyter:
+#   accelerator: GPU
+# ---
+
+# %% [markdown]
+# # Two T4: two objectives at once, and which is better
+#
+# A Kaggle session has two T4, and a run trains on one. So each card trains one arm of a comparison: Qwen3-1.7B in 4-bit on GSM8K,
+# once with `dapo` and once with `dr_grpo`, same seed, same problems. Accelerator → GPU T4 ×2 (not P100: Unsloth needs compute
+# capability 7.0, and it has 6.0), Internet on. "Save & Run All" keeps what lies in the working folder, twelve hours at most.
+#
+# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and the settings are held against the kit's rules
+# and its memory plan for this card; the runs themselves have not been made on Kaggle.
+
+# %%
+# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
+# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+GRPO_KIT = ""  # @param {type: "string"}
+GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    if not GRPO_KIT:
+        sys.exit("The kit is not installed: set GRPO_KIT in this cell to its git address, its folder or its wheel.")
+    GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+    print(f"installed in {time.monotonic() - began:.0f} s")
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05 and 09 need one'}")
+
+# %% [markdown]
+# ## The configuration
+#
+# As in `02_gsm8k_unsloth_t4.ipynb`, where the settings are explained, with fewer steps: both runs have to end within one session.
+# `plan` counts the memory of one arm on one card.
+
+# %%
+import kit
+from kit.api.notebook import smoke
+
+SETTINGS = [
+    "model.name=Qwen/Qwen3-1.7B",
+    "model.backend=unsloth",
+    "model.dtype=float16",
+    "data.chat_template_kwargs={enable_thinking: false}",
+    "generation.max_completion_tokens=400",
+    "optimisation.batch_size=32",
+    "optimisation.steps=150",
+    "evaluation.every=50",
+    "evaluation.prompts=100",
+    "evaluation.batch_size=64",
+    "run.save_every=25",
+    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
+]
+Path("gsm8k-two.yaml").write_text(kit.load_config("gsm8k", SETTINGS).to_yaml())
+# !grpo-kit validate gsm8k-two.yaml
+# !grpo-kit plan gsm8k-two.yaml
+
+# %% [markdown]
+# ## One arm a card
+#
+# `kit.start` trains in a process of its own and returns at once; the process sees the card that `CUDA_VISIBLE_DEVICES` names. The
+# runs go on when this page is closed, as long as the session lives. `watch` follows the first; both end at about the same time.
+
+# %%
+runs = []
+for card, objective in enumerate(["dapo", "dr_grpo"]):
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(card)
+    runs.append(kit.start("gsm8k-two.yaml", objective=objective, run_id=f"two-{objective.replace('_', '-')}"))
+runs[0].watch()
+
+# %%
+runs[1].watch()
+
+# %% [markdown]
+# ## Which is better?
+#
+# The same problems were solved or not by both, so the comparison is paired, with 95 % intervals. One seed an arm cannot tell the
+# objective from luck, and the verdict says so: run the notebook again with `seed=1` and `seed=2` in `kit.start`, then compare
+# `two-dapo,two-dapo-1,two-dapo-2` with the others (`docs/compare.md`).
+
+# %%
+# !grpo-kit compare two-dapo two-dr-grpo
+
+# %%
+runs[1].plot()
