@@ -233,7 +233,7 @@ def trap_line(kill: Tree) -> None:
 
 # --- comparing -------------------------------------------------------------------------------------------------------
 
-CLOCKS = re.compile(r"time|step_time|.*seconds?.*|.*latency.*")
+CLOCKS = re.compile(r"time|step_time|.*seconds?.*|.*latency.*|memory/.*")
 OF_THE_PROCESS = ("resumed", "memory", "packing")
 """Events about a process, of which a resumed run has had several."""
 

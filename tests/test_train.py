@@ -22,7 +22,7 @@ from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
 
-TIMES = ("time", "seconds/", "latency", "per_second")
+TIMES = ("time", "seconds/", "latency", "per_second", "memory/")
 FEW = ["run.threads=1", "evaluation.prompts=6", "evaluation.k=2", "optimisation.batch_size=16"]
 VARIED = "\n    return [len(set(str(text))) / 40 for text in completions]"  # differs within every group
 

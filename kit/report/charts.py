@@ -35,6 +35,7 @@ from kit.report.panels import (
     columns_of,
     downsample,
     panels,
+    thinned,
     trend,
 )
 
@@ -97,15 +98,18 @@ def svg(panel: Panel, x_label: str = "optimiser step", marks: Sequence[tuple[flo
     """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
 
     Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
-    the single values.
+    the single values; of a stack the means of 250 equal stretches, so that its parts add up.
     """
     series = [one for one in map(Series.finite, panel.series) if len(one.y)]
     if not series:
         return _empty(panel.title)
     legend, top = _legend([one.name for one in series])
-    frame = _frame(series, (panel.low, panel.high), top)
+    sums = [thinned(one) for one in panel.stack()] if panel.stacked and len(series[0].x) > 1 else []
+    frame = _frame(sums or series, (panel.low, panel.high), top)
     body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
-    for place, one in enumerate(series):
+    for place, one in enumerate(sums):
+        body.append(_area(frame, one, sums[place - 1] if place else None, place))
+    for place, one in enumerate(series if not sums else ()):
         color = place if one.color is None else one.color
         body += _dots(frame, one, color) if one.dots else _curve(frame, one, color, smooth=panel.smooth)
     return _svg(panel.title, describe(series, x_label, panel.label), frame.bottom + BOTTOM, body)
@@ -231,6 +235,14 @@ def _curve(frame: Frame, one: Series, color: int, *, smooth: bool) -> list[Marku
         return [*body, _polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)]
     body.append(_polyline(frame, one.x, one.y, MOST_POINTS, color, 0.8, opacity=0.35))
     return [*body, _polyline(frame, one.x, mean, MOST_POINTS // 2, color, 2)]
+
+
+def _area(frame: Frame, one: Series, below: Series | None, color: int) -> Markup:
+    """What a part of a stack adds to those below it."""
+    floor = np.zeros_like(one.y) if below is None else below.y
+    outline = f"{frame.path(one.x, one.y)} {frame.path(one.x[::-1], floor[::-1])}"
+    shape = '<polygon points="{}" style="fill:{};fill-opacity:.75"><title>{}</title></polygon>'
+    return Markup(shape).format(outline, _color(color), one.name)
 
 
 def _polyline(
@@ -388,7 +400,13 @@ def _shown_by_notebooks() -> type[Figure]:
 
 def _axes_of(axes: Axes, panel: Panel) -> None:
     series = [one.finite() for one in panel.series]
-    for place, one in enumerate(series):
+    if panel.stacked:
+        sums = panel.stack()
+        for place, one in enumerate(sums):
+            floor = sums[place - 1].y if place else 0.0
+            axes.fill_between(one.x, floor, one.y, color=COLORS[place], alpha=0.75, linewidth=0, label=one.name)
+        series = sums
+    for place, one in enumerate(series if not panel.stacked else ()):
         color, (x, low, high) = COLORS[place % len(COLORS)], one.band()
         if one.dots:
             axes.errorbar(

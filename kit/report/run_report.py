@@ -21,8 +21,9 @@ from markupsafe import Markup
 from kit.config import RunConfig
 from kit.errors import RunError
 from kit.report.charts import intervals, number, svg
+from kit.report.machine import spending
 from kit.report.page import page, piece, shorten
-from kit.report.panels import columns_of, panels
+from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, rows, split, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
 from kit.runs.files import clock, human_size, write_atomic
@@ -78,7 +79,8 @@ def render(record: Record) -> str:
     parts: dict[str, Callable[[Record], Markup]] = {
         "Summary": summary,
         "Held-out scores": scores,
-        "Curves": lambda of: section("curves", curves(of)),
+        "Curves": lambda of: section("curves", curves(of, LEARNING)),
+        "What the machine did": machine,
         "Samples": samples,
         "Training completions": completions,
         "Events": events,
@@ -241,10 +243,17 @@ def _how(found: Scores, differences: Mapping[str, Difference]) -> str:
     return text
 
 
-def curves(record: Record) -> list[Markup]:
-    """Every panel that the run has numbers for, as SVG."""
+def curves(record: Record, topic: str) -> list[Markup]:
+    """Every panel about it that the run has numbers for, as SVG."""
     found, marked = panels(columns_of(record.metrics), record.evaluations), marks(record)
-    return [svg(panel, marks=marked) for panel in found]
+    return [svg(panel, marks=marked) for panel in found if panel.topic == topic]
+
+
+def machine(record: Record) -> Markup:
+    """Seconds by phase, memory and speed, the largest term named with what to change."""
+    spent = spending(columns_of(record.metrics), record.config, record.env)
+    told = None if spent is None else (spent.words, spent.advice, spent.rows)
+    return section("machine", told, curves(record, MACHINE))
 
 
 def samples(record: Record) -> Markup:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -19,10 +20,15 @@ from kit.trainer.mismatch import effective_shares
 USEFUL = "tokens/useful"
 """Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
 
+GIB = 1024**3
 SAMPLED = 1024
 """Values of a micro-batch that are kept for quantiles, about."""
 RATE = "tokens/per_second"
 """Metric: completion tokens that all processes generated, over the time that the steps on them took, rollout included."""
+SAVING = "seconds/saving"
+"""Metric: seconds that checkpoints took which were written since the step before; no part of `step_time`."""
+PROCESS_MEMORY, GPU_MEMORY = "memory/process", "memory/gpu"
+"""Metrics: GiB that this process holds at the end of a step, and the most so far of torch's own tensors on the GPU."""
 
 
 class MetricLog:
@@ -41,6 +47,7 @@ class MetricLog:
         self.phases = StepPhases()
         self.generated = 0  # completion tokens of this process that are not in `RATE` yet
         self._spent = 0.0  # seconds of the steps since
+        self._saving = 0.0  # seconds of checkpoints that no step has logged yet
 
     def append(self, name: str, value: float) -> None:
         """One number more of a metric, of which TRL logs the mean."""
@@ -128,11 +135,23 @@ class MetricLog:
         took = self.phases.taken()
         for phase, seconds in took.items():
             self._metrics()["train"][f"seconds/{phase}"].append(seconds)
+        for name, value in ({SAVING: self._saving} | memory_held(self.accelerator.device)).items():
+            self._metrics()["train"][name].append(value)
+        self._saving = 0.0
         self._spent += sum(took.values())
         if last and self.generated:
             generated = float(self.generated * self.accelerator.num_processes)  # seconds are summed over processes, too
             self.means["train"].add({RATE: Mean(torch.tensor(generated), torch.tensor(self._spent))})
             self.generated, self._spent = 0, 0.0
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Inside, a checkpoint is written; the next step logs what it took."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._saving += time.perf_counter() - began
 
     # --- for a micro-batch that is done again -------------------------------------------------------------------------
 
@@ -153,6 +172,12 @@ class MetricLog:
         metrics = self._metrics()["train"]
         metrics.clear()
         metrics.update({name: list(values) for name, values in kept["metrics"].items()})
+
+
+def memory_held(device: torch.device) -> dict[str, float]:
+    """GiB by metric: of this process now, and on a GPU the most so far in torch's own tensors."""
+    held = {PROCESS_MEMORY: psutil.Process().memory_info().rss / GIB}
+    return held | ({GPU_MEMORY: torch.cuda.max_memory_allocated(device) / GIB} if device.type == "cuda" else {})
 
 
 # --- what the phases of a training step take by the clock --------------------------------------------------------------

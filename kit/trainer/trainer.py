@@ -582,7 +582,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         root, write = Path(super()._get_output_dir(trial)), super()._save_checkpoint
-        self.checkpoints.save(root, lambda: write(model, trial))
+        with self.metric_log.saving():
+            self.checkpoints.save(root, lambda: write(model, trial))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with self.checkpoints.loading(checkpoint):

@@ -57,7 +57,7 @@ function smooth(values) {  // a running mean over a fortieth of the points
   return out;
 }
 function unpack(panel, grids) {
-  return panel.series.map((one, at) => {
+  const series = panel.series.map((one, at) => {
     const made = { name: one.name, color: `var(--series${1 + (one.color ?? at) % 6})`, last: one.last };
     if (one.points) {
       made.x = one.points.map(p => p[0]); made.y = one.points.map(p => p[1]); made.whiskers = one.whiskers || []; made.dots = true;
@@ -66,10 +66,15 @@ function unpack(panel, grids) {
       made.x = grids[one.grid || 0]; made.y = numbers(one.v);
       made.least = numbers(one.a); made.most = numbers(one.b);
       made.lo = numbers(one.lo); made.hi = numbers(one.hi);
-      if (panel.smooth !== false && made.x.length >= 60) made.mean = smooth(made.y);
+      if (panel.smooth !== false && !panel.stacked && made.x.length >= 60) made.mean = smooth(made.y);
     }
     return made;
   });
+  if (panel.stacked && series[0].x.length > 1) {  // parts of a whole: each lies on those below it
+    let below = series[0].x.map(() => 0);
+    for (const one of series) { one.floor = below; below = one.sum = one.y.map((y, i) => below[i] + (y ?? 0)); }
+  }
+  return series;
 }
 function path(x, y, px, py) {
   let text = "", pen = false;
@@ -99,7 +104,7 @@ function draw(panel, data, width, target) {
   const xs = [], ys = [];
   for (const one of series) {
     for (const x of one.x) xs.push(x);
-    for (const list of [one.y, one.least, one.most, one.lo, one.hi]) for (const y of list || []) if (y !== null) ys.push(y);
+    for (const list of [one.sum || one.y, one.least, one.most, one.lo, one.hi]) for (const y of list || []) if (y !== null) ys.push(y);
     for (const w of one.whiskers || []) ys.push(w[1], w[2]);
   }
   const [first, end] = across_all(xs, data), single = first === end;
@@ -125,6 +130,7 @@ function draw(panel, data, width, target) {
     svg("title", {}, line).textContent = `step ${step}: ${text}`;
   }
   for (const one of series) {
+    if (one.sum) { svg("path", { d: area(one.x, one.floor, one.sum, px, py), style: `fill:${one.color};fill-opacity:.75` }, image); continue; }
     if (one.lo) svg("path", { d: area(one.x, one.lo, one.hi, px, py), style: `fill:${one.color};fill-opacity:.14` }, image);
     if (one.least) svg("path", { d: area(one.x, one.least, one.most, px, py), style: `fill:${one.color};fill-opacity:.22` }, image);
     const faint = one.mean ? ";stroke-opacity:.35;stroke-width:1" : "";

@@ -22,7 +22,7 @@ from kit.studies.compare import METHOD, interval
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.curves import Library, charts, pack
-from kit.ui.run import shown
+from kit.ui.run_texts import shown
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, address, number_of, poll, run_box, stamp, to_address
 
 LOOK = {"better": "ok", "worse": "fail", "not distinguishable": "warn", "not comparable": "fail"}

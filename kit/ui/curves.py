@@ -160,12 +160,15 @@ def pack(found: Sequence[Panel], marks: Sequence[tuple[float, str]] = (), budget
     single = min(MOST_POINTS, max(2 * FEWEST_PARTS, budget // (dense * 3)))
     edges = [None if len(grid) <= single else np.linspace(0, len(grid), parts + 1).astype(int) for grid in grids]
 
-    def packed(one: Series) -> dict[str, Any]:
+    def packed(one: Series, *, stacked: bool) -> dict[str, Any]:
         plain = {"name": one.name} | ({} if one.color is None else {"color": one.color})
         if one.dots:
             return plain | {"points": _rows(one.x, one.y), "whiskers": _rows(*one.band())}
         grid = places[id(one.x)]
-        return plain | {"grid": grid} | _curve(one, edges[grid])
+        found = plain | {"grid": grid} | _curve(one, edges[grid])
+        if stacked:  # drawn by its means alone
+            found.pop("a", None), found.pop("b", None)
+        return found
 
     return {
         "grids": [_centres(grid, edge) for grid, edge in zip(grids, edges, strict=True)],
@@ -177,7 +180,8 @@ def pack(found: Sequence[Panel], marks: Sequence[tuple[float, str]] = (), budget
                     if getattr(panel, key) is not None
                 },
                 "smooth": panel.smooth,
-                "series": [packed(one) for one in panel.series],
+                **({"stacked": True} if panel.stacked else {}),
+                "series": [packed(one, stacked=panel.stacked) for one in panel.series],
             }
             for panel in found
         ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit.report.charts import bars, intervals, lines, number, svg, ticks
 from kit.report.page import page
-from kit.report.panels import Panel, Series, columns_of, downsample, panels, running_mean
+from kit.report.panels import Panel, Series, columns_of, downsample, panels, running_mean, thinned
 from kit.runs.metrics import placed, points, step_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -131,6 +131,31 @@ def test_names_and_labels_are_text() -> None:
     ):
         assert "<script" not in drawing
         assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == bad
+
+
+def test_parts_of_a_whole_lie_on_one_another() -> None:
+    x = np.arange(3.0)
+    parts = [Series("a", x, np.array([1.0, 2.0, np.nan])), Series("b", x, np.array([3.0, np.nan, np.nan]))]
+    panel = Panel("T", "y", parts, low=0.0, stacked=True)
+    assert [one.y.tolist() for one in panel.stack()] == [[1, 2], [4, 2]], (
+        "a gap counts 0, a step without any is left out"
+    )
+    below, above = [
+        [tuple(map(float, pair.split(","))) for pair in one.attrib["points"].split()]
+        for one in ElementTree.fromstring(svg(panel)).iter(f"{SVG}polygon")
+    ]
+    assert above[2:] == below[1::-1], "the upper part's floor is the lower part's top"
+    floor = below[2][1]
+    assert floor - above[0][1] == pytest.approx(4 * (floor - below[0][1]), abs=0.3)
+
+
+def test_a_long_stack_is_thinned_to_means_that_add_up() -> None:
+    x = np.arange(1.0, 5001.0)
+    one, other = (thinned(Series("a", x, y)) for y in (np.where(x % 10 == 0, 10.0, 0.0), np.ones(5000)))
+    assert len(one.x) == 250
+    assert one.y.mean() == pytest.approx(1.0)  # ten every tenth step
+    assert (one.y + other.y).mean() == pytest.approx(2.0)
+    assert (one.x[0], one.x[-1]) == (1.0, 5000.0)
 
 
 def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> None:

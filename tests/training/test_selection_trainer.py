@@ -24,7 +24,7 @@ from .rollouts import (
 )
 
 Spec = dict[str, Any]
-CLOCKS = ("time", "runtime", "per_second", "seconds/")
+CLOCKS = ("time", "runtime", "per_second", "seconds/", "memory/")
 
 
 def selection(**methods: Any) -> dict[str, Any]:

@@ -8,11 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from kit.trainer import metric_log
 from kit.trainer.metric_log import PHASES, StepPhases
 
 from .rollouts import NewTrainer
+
+
+class OnStep(TrainerCallback):  # type: ignore[misc]
+    """Does something after the log of a step, as a checkpoint is written."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.act()
 
 
 def test_a_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +87,24 @@ def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch
         * trainer.args.steps_per_generation
     )
     assert logs[1]["tokens/per_second"] == pytest.approx(made / sum(log["step_time"] for log in logs))
+
+
+def test_a_checkpoint_counts_for_the_step_after_it(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = new_trainer(objective="grpo", max_steps=3)
+
+    def save(*_: Any) -> None:
+        with trainer.metric_log.saving():
+            now[0] += 50
+
+    now = [0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    trainer.add_callback(OnStep(2, save))
+    trainer.train()
+    logs = trainer.state.log_history[:3]
+    assert [log["seconds/saving"] for log in logs] == [0, 0, 50]
+    assert all(log["step_time"] == 0 for log in logs)  # of no step
+    assert all(0.01 < log["memory/process"] < 1000 for log in logs)
+    assert "memory/gpu" not in logs[0]
 
 
 def test_stock_loss_logs_what_stock_trl_logs(new_trainer: NewTrainer) -> None:

@@ -39,6 +39,14 @@ def line(step: int, steps: int) -> dict[str, Any]:
         "grad_norm": 1 + wave,
         "learning_rate": 1e-5,
         "step_time": 2 + wave,
+        "seconds/generation": 1.0 + wave,
+        "seconds/rewards": 0.25,
+        "seconds/scoring": 0.0,
+        "seconds/update": 0.5,
+        "seconds/saving": 1.0 if step % 10 == 0 else 0.0,
+        "seconds/other": 0.25,
+        "memory/process": 1.5,
+        "tokens/per_second": 900 + wave,
     }
     return found | {f"other/{number}": wave for number in range(30)}
 

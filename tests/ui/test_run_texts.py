@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
-from kit.ui import chat, export
+from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
 from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
@@ -31,7 +32,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_alarm_of_the_kit_has_a_title() -> None:
-    assert {*RULES, "reward_hacking"} == set(run_page.TITLES)
+    assert {*RULES, "reward_hacking"} == set(run_texts.TITLES)
 
 
 def test_alerts_are_told_once_the_gravest_first() -> None:
@@ -42,11 +43,24 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
         {"kind": "checkpoint", "step": 5},
         {"kind": "alert", "step": None, "name": None, "severity": 7, "message": None},
     ]
-    text = str(run_page.alerts(events))
+    text = str(run_texts.alerts(events))
     assert text.index("grave") < text.index("late")
     assert "early" not in text
     assert "2 times in all" in text
-    assert run_page.alerts([{"kind": "checkpoint"}]) == ""
+    assert run_texts.alerts([{"kind": "checkpoint"}]) == ""
+
+
+def test_the_machine_tab_names_the_largest_term(site: Site) -> None:
+    view = View(site, Library())
+    seen, *rest = view.look("one", "machine", {})
+    found = dict(zip(View.parts, rest, strict=False))
+    titles = [panel["title"] for panel in json.loads(found["machine"])["panels"]]
+    assert titles == ["Time a step", "Memory", "Speed, end to end"]
+    assert "Generation takes the most" in found["spent"]
+    assert "Of the time of a step: generation" in found["spent"]
+    assert len(found["machine"]) < 50_000
+    again = dict(zip(View.parts, view.look("one", "machine", seen)[1:], strict=False))
+    assert isinstance(again["machine"], dict), "nothing new: skipped"
 
 
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +131,7 @@ def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np
     ],
 )  # fmt: skip
 def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: Any, scored: bool, said: str) -> None:
-    text = run_page.expectation({"state": state}, found, scored)
+    text = run_texts.expectation({"state": state}, found, scored)
     assert said in text
     assert bool(text) == bool(said)
 
@@ -189,7 +203,7 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
 
 
 def test_the_configuration_shows_what_was_changed_only(site: Site) -> None:
-    about, yaml = run_page.configuration(site.run("one"))
+    about, yaml = run_texts.configuration(site.run("one"))
     assert "generation.num_generations" in about
     assert "optimisation.weight_decay" not in about
     assert "weight_decay" in yaml
@@ -204,7 +218,7 @@ def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
         (folder / "trainer_state.json").write_text("{}")
         (folder / "weights").write_bytes(b"1234")
         (folder / "manifest.json").write_text(f'{{"weights": {size}}}')
-    text = run_page.checkpoint_table(run, {})
+    text = run_texts.checkpoint_table(run, {})
     assert text.index("checkpoint-20") < text.index("incomplete") < text.index("checkpoint-10")
     assert text.index("checkpoint-10") < text.index("resume goes on here")
 
@@ -212,7 +226,7 @@ def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
 def test_a_long_log_is_shown_from_its_end(site: Site) -> None:
     run = site.run("one")
     run.log.write_text("".join(f"line {number}\n" for number in range(20_000)))
-    text = run_page.log_tail(run)
+    text = run_texts.log_tail(run)
     assert "line 19999" in text
     assert "line 100\n" not in text
     assert len(text) < 40 * 1024
