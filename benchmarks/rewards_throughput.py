@@ -135,7 +135,7 @@ def score_maths(preset: Preset, size: int, offset: int, algebra: bool) -> None:
         n = offset + at
         kinds = (
             (f"\\frac{{{2 * n}}}{{{4 * n + 2}}}", f"\\frac{{{n}}}{{{2 * n + 1}}}"),
-            (f"{n}\\sqrt{{8}}", f"{2 * n}\\sqrt{{2}}"),
+            (f"\\frac{{{n}}}{{\\sqrt{{2}}}}", f"\\frac{{{n}\\sqrt{{2}}}}{{2}}"),
             (f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}"),
             (f"[{n}, {n + 1})", f"[{n}, \\frac{{{2 * n + 2}}}{{2}})"),
             (f"{n}\\text{{ cm}}", str(n)),

@@ -34,9 +34,20 @@ def _same(left: Any, right: Any) -> bool:
 
     if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
         return False  # math-verify would take the last side alone
+    computable = all(isinstance(side, sympy.Expr) and not side.has(*_slow_to_evaluate()) for side in (left, right))
+    # Before SymPy simplifies their difference: it makes 2^123454321 of `123454321 log 2`, and takes minutes.
+    if computable and not _confirmed(left, right):
+        return False
     if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
         return _is_one_equation(left, right) or _same_constant(left, right)
-    return _confirmed(left, right)
+    return computable or _confirmed(left, right)
+
+
+def _slow_to_evaluate() -> tuple[Any, ...]:
+    """What takes long to compute as a number, or has none."""
+    import sympy
+
+    return (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
 
 def _same_constant(left: Any, right: Any) -> bool:
@@ -45,7 +56,7 @@ def _same_constant(left: Any, right: Any) -> bool:
 
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (left, right)):
         return False
-    if any(side.has(sympy.Float, sympy.Integral, sympy.Sum, sympy.Limit, sympy.Derivative) for side in (left, right)):
+    if any(side.has(sympy.Float, *_slow_to_evaluate()) for side in (left, right)):
         return False
     one, other = _value(left, 60), _value(right, 60)
     if one is None or other is None:
