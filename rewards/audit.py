@@ -1,4 +1,6 @@
-r"""How often can a reward be earned without solving anything, on rows of one's own? What `grpo-kit reward audit` does.
+r"""How often can a reward be earned without solving anything, on rows of one's own?
+
+What `grpo-kit reward audit` does, and `python -m rewards audit` without the kit.
 
 Each attack is tried on every row, and the audit says on how many it is paid, with examples:
 
@@ -11,6 +13,7 @@ Each attack is tried on every row, and the audit says on how many it is paid, wi
 
 An answer that is the row's own by spelling or as a number is no attack and is left out. Beside the attacks stand the honest
 ones: `right` (the reference) and `spellings` (the same in other words), whose rate says how many right answers are paid.
+Where the reward fails (raises, hangs), that is counted by itself, with the reason.
 
 >>> from rewards import load
 >>> rows = [{"prompt": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(5, 15)]
@@ -21,21 +24,27 @@ ones: `right` (the reference) and `spellings` (the same in other words), whose r
 True
 """
 
+import csv
+import itertools
+import json
+import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, nearest
+from rewards.functions import FunctionComponent
 from rewards.hacks import answered, known_hacks
 from rewards.preset import Preset
 from rewards.protocol import FAILURES, Context, Sample, Score
-from rewards.samples import REFERENCE_COLUMNS, build_samples, prompt_text
-from rewards.testing import NOT_COLUMNS, golden
+from rewards.samples import REFERENCE_COLUMNS, build_samples, plain, prompt_text
+from rewards.testing import NOT_COLUMNS, golden, read_rows
 from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, spellings
 
-__all__ = ["ATTACKS", "LIMIT", "Audit", "Paid", "Result", "audit"]
+__all__ = ["ATTACKS", "LIMIT", "Audit", "Paid", "Result", "audit", "read_data"]
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
 LIMIT = 0.005
@@ -43,6 +52,7 @@ LIMIT = 0.005
 _SHUFFLES = 3  # references of others that are tried on each row
 _SLOW_ROWS = 3  # rows on which slow answers are tried: each may take the whole deadline
 _EXAMPLES = 5
+_PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 _TRIED_STYLES = ("boxed", "answer", "hash", "xml", "plain", "Answer: {answer}")
 Row = Mapping[str, Any]
 
@@ -66,7 +76,8 @@ class Paid(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Of one attack: on how many rows it was tried and was paid, how many completions that were, and the longest time."""
+    """Of one attack: on how many rows it was tried and was paid, how many completions that were, on how many of them the
+    reward failed and took too long, and why first, and the longest time."""
 
     attack: str
     rows: int
@@ -74,6 +85,9 @@ class Result:
     tried: int
     seconds: float
     examples: list[Paid] = field(repr=False)
+    failed: int = 0
+    overran: int = 0
+    reason: str = ""
 
     @property
     def rate(self) -> float:
@@ -88,23 +102,34 @@ class Result:
 
 @dataclass(frozen=True)
 class Audit:
-    """All results, the honest ones first, and the style in which answers were given."""
+    """All results, the honest ones first, and the style in which answers were given; `seconds` is what the audit itself
+    allowed the reward for a completion, None where nothing was cut off."""
 
     preset: Preset
     style: str
     results: list[Result]
     limit: float
+    seconds: float | None = None
 
     @property
     def problems(self) -> list[str]:
-        """Attacks that are paid on more rows than the limit allows; and right answers that are not paid at all."""
+        """Attacks that are paid on more rows than the limit allows, completions on which the reward hangs, and right answers
+        that are not paid at all."""
         found = [
             f"{result.attack} is paid on {result.paid} of {result.rows} rows ({result.rate:.1%}; limit {self.limit:.1%})"
             for result in self.results
             if result.is_attack and result.rate > self.limit
         ]
+        found += [
+            f"{result.attack}: {result.overran} of {result.tried} completions take the reward longer than {self.seconds:g} s; "
+            "one such completion holds training up"
+            for result in self.results
+            if self.seconds is not None and result.overran
+        ]
         right = self.results[0]
-        if right.rate < 0.5:
+        if right.failed and right.failed == right.tried:
+            found.append(f"the reward fails on all of {right.tried} right answers: {right.reason}")
+        elif right.rate < 0.5:
             found.append(
                 f"only {right.paid} of {right.rows} right answers are paid, so the rates say little: "
                 "is the style right, and is the reference in the column that the reward reads?"
@@ -112,20 +137,129 @@ class Audit:
         return found
 
     @property
+    def notes(self) -> list[str]:
+        """What was not tried, and where the reward failed otherwise."""
+        rows = self.results[0].rows
+        found = [
+            f"{result.attack}: tried on {result.rows} of {rows} rows; the others have no prompt that holds one"
+            for result in self.results
+            if result.attack == "echo" and result.rows < rows
+        ]
+        return found + [
+            f"{result.attack}: the reward fails on {result.failed - result.overran} of {result.tried} completions, "
+            f"first with: {result.reason}"
+            for result in self.results
+            if result.failed > result.overran and result.failed < result.tried
+        ]
+
+    @property
     def passed(self) -> bool:
-        """No attack is paid on more rows than the limit allows, and right answers are."""
+        """No attack is paid on more rows than the limit allows, none hangs the reward, and right answers are paid."""
         return not self.problems
+
+    @property
+    def verdict(self) -> str:
+        """Problems and notes, a line each, as they are printed below the table."""
+        lines = [*(f"problem: {each}" for each in self.problems), *(f"note: {each}" for each in self.notes)]
+        if self.passed:
+            lines.append(f"No attack is paid on more than {self.limit:.1%} of the rows.")
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
+        told = ("attack", "rows", "paid", "rate", "tried", "failed", "reason", "seconds")
         results = [
-            {
-                **{name: getattr(one, name) for name in ("attack", "rows", "paid", "rate", "tried", "seconds")},
-                "examples": [example._asdict() | {"answer": example.answer[:300]} for example in one.examples],
-            }
+            {name: getattr(one, name) for name in told}
+            | {"examples": [example._asdict() | {"answer": example.answer[:300]} for example in one.examples]}
             for one in self.results
         ]
-        return {"preset": self.preset.name, "style": self.style, "problems": self.problems, "results": results}
+        return {
+            "preset": self.preset.name,
+            "style": self.style,
+            "limit": self.limit,
+            "passed": self.passed,
+            "problems": self.problems,
+            "notes": self.notes,
+            "results": results,
+        }
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows, to print."""
+        head = ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"]
+        return head, [_cells(result) for result in self.results]
+
+
+def _cells(result: Result) -> list[str]:
+    shown = [f"{example.how} for {example.reference}" for example in result.examples[:2]]
+    text = "; ".join(" ".join(words.split())[:60] for words in shown)
+    if shown and not result.is_attack:
+        text = f"not: {text}"
+    counts = [result.attack, result.rows, result.paid, f"{result.rate:.1%}", result.failed, result.tried]
+    return [str(cell).encode("utf-8", "replace").decode() for cell in (*counts, f"{result.seconds:.2g} s", text)]
+
+
+def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
+    """Rows of a data set as other trainers have them: JSON Lines, a JSON list, CSV, or Parquet where pyarrow is installed.
+
+    Args:
+        prompt, reference: the columns that hold them, `reward_model.ground_truth` for what lies in a column. By default
+            `prompt`, `question`, `problem` and the like, and `reference`, `answer`, `solution`, `ground_truth`, or verl's
+            `reward_model`. They become `prompt` and `reference`, and what verl keeps in `extra_info` columns; the columns
+            themselves stay.
+
+    Raises:
+        RewardsError: the file cannot be read, or no row has that column; the message lists those that there are.
+    """
+    rows = [dict(row) for row in _rows_of(Path(file))]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for row in rows:
+        extra = row.get("extra_info")
+        for name, value in extra.items() if isinstance(extra, Mapping) else ():
+            row.setdefault(str(name), value)
+        asked = prompt or next((name for name in _PROMPT_COLUMNS if row.get(name) is not None), None)
+        known = reference or next((name for name in REFERENCE_COLUMNS if row.get(name) is not None), _VERL_REFERENCE)
+        row |= {
+            name: value for name, at in (("prompt", asked), ("reference", known)) if (value := _at(row, at)) is not None
+        }
+    for name, given in (("prompt", prompt), ("reference", reference)):
+        if given is not None and not any(name in row and _at(row, given) is not None for row in rows):
+            raise RewardsError(f"{file} has no column {given!r} for the {name}. {nearest(given, columns)}")
+    return rows
+
+
+_VERL_REFERENCE = "reward_model.ground_truth"
+
+
+def _at(row: Row, path: str | None) -> Any:
+    """The column of that name, or what lies in one: `reward_model.ground_truth`."""
+    if path is None or path in row:
+        return row.get(path) if path else None
+    first, _, rest = path.partition(".")
+    inner = row.get(first)
+    return _at(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def _rows_of(file: Path) -> Iterable[Row]:
+    try:
+        if file.suffix == ".csv":
+            with file.open(newline="", encoding="utf-8-sig") as opened:
+                return list(csv.DictReader(opened))
+        if file.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return [plain(row) for row in parquet.read_table(file).to_pylist()]
+        listed = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else None
+    except ImportError:
+        raise RewardsError(
+            f"{file} is Parquet, which needs pyarrow: pip install pyarrow, or give JSON Lines."
+        ) from None
+    except json.JSONDecodeError:
+        listed = None  # JSON Lines by another name
+    except (OSError, ValueError, csv.Error) as failure:
+        raise RewardsError(f"{file} cannot be read: {failure}.") from None
+    if isinstance(listed, list) and all(isinstance(row, Mapping) for row in listed):
+        return listed
+    return read_rows(file)
 
 
 class _Attempt(NamedTuple):
@@ -147,6 +281,8 @@ def audit(
     most: int = 200,
     limit: float = LIMIT,
     seed: int = 0,
+    seconds: float | None = None,
+    progress: Callable[[str, int], None] | None = None,
 ) -> Audit:
     """Tries the attacks on rows of a data set.
 
@@ -161,6 +297,10 @@ def audit(
         most: rows that are looked at, drawn at random where there are more.
         limit: share of rows on which an attack may be paid.
         seed: of what is drawn.
+        seconds: that a function of your own may take for one completion: it is then called in a process of its own (where
+            the system can fork), with one completion at a time, and the process is ended when it takes longer. None calls it
+            here, with all of them at once. A preset's parts that may hang have deadlines of their own in either case.
+        progress: called with each attack and its number of completions before they are scored.
 
     Raises:
         RewardsError: there are no rows with a reference, or an attack or style that does not exist.
@@ -169,17 +309,33 @@ def audit(
         if attack not in ATTACKS:
             raise RewardsError(f"No attack {attack!r}. {nearest(attack, ATTACKS)}")
     drawn = random.Random(f"audit/{seed}")
-    numbered = enumerate(rows, start=1)
+    given = list(rows)
+    numbered = enumerate(given, start=1)
     usable = [_Usable(number, row, text) for number, row in numbered if (text := _reference(row)) is not None]
     if not usable:
+        columns = ", ".join(dict.fromkeys(str(name) for row in given for name in row)) or "none"
         raise RewardsError(
-            f"No row has a reference. Give rows with one of {', '.join(REFERENCE_COLUMNS)}: a text, a number or a solution."
+            f"No row has a reference: a text, a number or a solution in one of {', '.join(REFERENCE_COLUMNS)}. "
+            f"Columns: {columns}. Name another one by --reference, or copy it."
         )
     if len(usable) > most:
         usable = drawn.sample(usable, most)
-    style = style or _best_style(preset, usable)
-    attempts = list(_attempts(usable, ("nothing", "right", "spellings", *attacks), style, drawn))
-    scores = _scored(preset, [one.row for one in usable], attempts)
+    if not any(isinstance(component, FunctionComponent) for component, _ in preset.components):
+        seconds = None
+    style = style or _best_style(preset, usable, seconds)
+    if style == "code":
+        raise RewardsError(
+            f"{preset.name} runs programs, and of a row's tests no right program can be made to compare with. Give programs in "
+            "`good` and `bad` to `reward test`, which tries the known hacks around them."
+        )
+    order = ("nothing", "right", "spellings", *attacks)
+    attempts = sorted(_attempts(usable, order, style, drawn), key=lambda one: order.index(one.attack))
+    scores: list[Score] = []
+    for attack, tries in itertools.groupby(attempts, key=lambda one: one.attack):
+        some = list(tries)
+        if progress is not None and attack != "nothing":
+            progress(attack, len(some))
+        scores += _scored(preset, [one.row for one in usable], some, seconds)
     earned = {(one.attack, one.row): score.value or 0.0 for one, score in zip(attempts, scores, strict=True)}
     honest = {at: earned["right", at] for at in range(len(usable)) if earned["right", at] > earned["nothing", at]}
     tried = [
@@ -189,7 +345,7 @@ def audit(
         _result(attack, [one for one in tried if one[0].attack == attack], usable)
         for attack in ("right", "spellings", *attacks)
     ]
-    return Audit(preset, style, results, limit)
+    return Audit(preset, style, results, limit, seconds)
 
 
 def _reference(row: Row) -> str | None:
@@ -197,7 +353,7 @@ def _reference(row: Row) -> str | None:
     return reference_text(given)
 
 
-def _best_style(preset: Preset, rows: Sequence[_Usable]) -> str:
+def _best_style(preset: Preset, rows: Sequence[_Usable], seconds: float | None) -> str:
     """The preset's own, by its golden rows; else the one in which most of some references are paid, the first of equals."""
     own = next((str(row["style"]) for row in golden(preset.name) if "style" in row), None)
     some = rows[:8]
@@ -205,7 +361,7 @@ def _best_style(preset: Preset, rows: Sequence[_Usable]) -> str:
     attempts = [
         _Attempt(style, at, "", text, answered(style, text)) for style in tried for at, (_, _, text) in enumerate(some)
     ]
-    scores = _scored(preset, [one.row for one in some], attempts)
+    scores = _scored(preset, [one.row for one in some], attempts, seconds)
     earned = {style: 0.0 for style in tried}
     for one, score in zip(attempts, scores, strict=True):
         earned[one.attack] += _is_paid(preset, score, None) if preset.checker else score.value or 0.0
@@ -249,7 +405,7 @@ _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequen
 }
 
 
-def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt]) -> list[Score]:
+def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], seconds: float | None) -> list[Score]:
     """The checker's verdict on each, or the total as the value where there is no checker."""
     prompts = [rows[one.row].get("prompt", "") for one in attempts]
     completions = [
@@ -259,7 +415,39 @@ def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt]) -
     names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
     columns: dict[str, Any] = {name: [rows[one.row].get(name) for one in attempts] for name in names}
     samples = build_samples(prompts, completions, **columns)
-    return _in_parts(preset, samples)
+    return _in_parts(preset, samples) if seconds is None else _one_by_one(preset, samples, seconds)
+
+
+def _one_by_one(preset: Preset, samples: Sequence[Sample], seconds: float) -> list[Score]:
+    """In a child of this process that is ended, and replaced for the rest, when a completion takes longer than `seconds`."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return _in_parts(preset, samples)
+    context = multiprocessing.get_context("fork")
+    scores: list[Score] = []
+    while len(scores) < len(samples):
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_tell_scores, args=(preset, samples[len(scores) :], theirs))
+        child.start()
+        theirs.close()
+        try:
+            while len(scores) < len(samples):
+                if not ours.poll(seconds):
+                    scores.append(Score(None, "timeout", {"reason": f"not done after {seconds:g} s"}, seconds))
+                    break
+                scores.append(ours.recv())
+        except EOFError:
+            scores.append(Score(None, "error", {"reason": "the process that called it ended: a crash, or memory"}))
+        finally:
+            child.kill()
+            child.join()
+            ours.close()
+    return scores
+
+
+def _tell_scores(preset: Preset, samples: Sequence[Sample], pipe: Any) -> None:
+    for sample in samples:
+        (score,) = _in_parts(preset, [sample])
+        pipe.send(Score(score.value, score.status, {"reason": str(score.info.get("reason", ""))}, score.seconds))
 
 
 def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
@@ -271,12 +459,17 @@ def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
         evaluation = preset.score(samples, Context())
         seconds = [sum(times) for times in zip(*evaluation.latencies.values(), strict=True)]
         failed = [any(status in FAILURES for status in row) for row in zip(*evaluation.statuses.values(), strict=True)]
-        given = zip(evaluation.totals, failed, seconds, strict=True)
-        scores = [Score(total, "error" if fails else "ok", {}, took) for total, fails, took in given]
+        reasons = [_first_reason(infos) for infos in zip(*evaluation.infos.values(), strict=True)]
+        given = zip(evaluation.totals, failed, reasons, seconds, strict=True)
+        scores = [Score(total, "error" if fails else "ok", {"reason": why}, took) for total, fails, why, took in given]
     if len(samples) > 1 and all(score.status in FAILURES for score in scores):
         half = len(samples) // 2
         return [*_in_parts(preset, samples[:half]), *_in_parts(preset, samples[half:])]
     return scores
+
+
+def _first_reason(infos: Iterable[Mapping[str, Any]]) -> str:
+    return next((str(info["reason"]) for info in infos if info.get("reason")), "")
 
 
 def _is_paid(preset: Preset, score: Score, honest: float | None) -> bool:
@@ -303,6 +496,15 @@ def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Se
         Paid(rows[one.row].number, one.how or one.answer, one.completion or "", rows[one.row].reference)
         for one in shown[:_EXAMPLES]
     ]
+    failed = [score for _, score, _ in tried if score.status in FAILURES]
     return Result(
-        attack, len(places), len(paid), len(tried), max((s.seconds or 0.0 for _, s, _ in tried), default=0.0), examples
+        attack=attack,
+        rows=len(places),
+        paid=len(paid),
+        tried=len(tried),
+        seconds=max((score.seconds or 0.0 for _, score, _ in tried), default=0.0),
+        examples=examples,
+        failed=len(failed),
+        overran=sum(score.status == "timeout" for score in failed),
+        reason=_first_reason(score.info for score in sorted(failed, key=lambda score: score.status == "timeout"))[:200],
     )

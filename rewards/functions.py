@@ -1,4 +1,8 @@
-"""TRL-style functions as components: `f(prompts, completions, completion_ids, **columns) -> list[float | None]`."""
+"""Functions as components: TRL's `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, and other trainers'.
+
+verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` and EasyR1's `compute_score(reward_inputs)` are known
+by the names of their parameters.
+"""
 
 import functools
 import inspect
@@ -12,6 +16,7 @@ from rewards.errors import FunctionPathError
 from rewards.function_path import load_function
 from rewards.preset import Preset, Weighted
 from rewards.protocol import Component, Context, Sample, Score, shown
+from rewards.samples import REFERENCE_COLUMNS, completion_text
 from rewards.schedules import Weight
 
 __all__ = ["FunctionComponent", "RewardFunction", "from_function", "from_functions"]
@@ -22,10 +27,11 @@ RewardFunction: TypeAlias = Callable[..., Any]
 class FunctionComponent:
     """A plain reward function, sync or async, as a component.
 
-    It is given what its signature names (everything, when it has `**kwargs`): prompts, completions, completion_ids,
-    the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1 when the range is
-    not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a declared range
-    is an `error`. A list in the place of a value holds process rewards, a number for each token of the completion:
+    One of TRL's kind is given what its signature names (everything, when it has `**kwargs`): prompts, completions,
+    completion_ids, the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1
+    when the range is not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a
+    declared range is an `error`. A list in the place of a value holds process rewards, a number for each token of the
+    completion:
     they become `token_values`, and the value beside them is 0.
     """
 
@@ -40,7 +46,7 @@ class FunctionComponent:
         high: float | None = None,
     ) -> None:
         self.path = function if isinstance(function, str) else None
-        self.function = load_function(function) if isinstance(function, str) else function
+        self.function = _for_trl(load_function(function) if isinstance(function, str) else function)
         if not callable(self.function):
             raise FunctionPathError(f"A reward function must be callable or a path to one, got {self.function!r}.")
         self.name = name or _name_of(self.function)
@@ -58,7 +64,7 @@ class FunctionComponent:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.path is not None:
-            self.function = load_function(self.path)
+            self.function = _for_trl(load_function(self.path))
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         result = self.function(**_accepted(self.function, _arguments(samples, ctx)))
@@ -147,6 +153,63 @@ def from_functions(
     )
 
 
+def _for_trl(function: RewardFunction) -> RewardFunction:
+    """The function as TRL would call it, where its parameters are named as verl or EasyR1 name them."""
+    names = set(_parameters(function) or ())
+    if {"solution_str", "ground_truth"} <= names or {"solution_strs", "ground_truths"} <= names:
+        return functools.partial(_called_by_verl, function)
+    if names & {"reward_inputs", "reward_input"}:
+        return functools.partial(_called_by_easyr1, function)
+    return function
+
+
+def _called_by_verl(function: RewardFunction, completions: Sequence[Any], **columns: Any) -> Any:
+    texts, truths, size = [completion_text(each) for each in completions], _truths(columns), len(completions)
+    sources, extras = (columns.get(name) or [None] * size for name in ("data_source", "extra_info"))
+    extras = [dict(each) if isinstance(each, Mapping) else {} for each in extras]
+    if "solution_str" not in (_parameters(function) or ()):  # of the batch manager
+        given = {"data_sources": sources, "solution_strs": texts, "ground_truths": truths, "extra_infos": extras}
+        return _numbers(function(**_accepted(function, given)), "score")
+    rows = zip(sources, texts, truths, extras, strict=True)
+    names = ("data_source", "solution_str", "ground_truth", "extra_info")
+    return _numbers([function(**_accepted(function, dict(zip(names, row, strict=True)))) for row in rows], "score")
+
+
+def _called_by_easyr1(function: RewardFunction, completions: Sequence[Any], **columns: Any) -> Any:
+    tokens = columns.get("completion_ids")
+    rows = []
+    for at, (completion, truth) in enumerate(zip(completions, _truths(columns), strict=True)):
+        text = completion_text(completion)
+        length = len(text.split()) if tokens is None else len(tokens[at])
+        rows.append({"response": text, "response_length": length, "ground_truth": truth})
+    if "reward_inputs" in (_parameters(function) or ()):
+        return _numbers(function(rows), "overall")
+    return _numbers([function(row) for row in rows], "overall")
+
+
+def _truths(columns: Mapping[str, Any]) -> Sequence[Any]:
+    found: Sequence[Any] | None = next(
+        (columns[name] for name in ("ground_truth", *REFERENCE_COLUMNS) if name in columns), None
+    )
+    if found is None:
+        known = ", ".join(sorted(columns)) or "none"
+        raise ValueError(f"no column ground_truth, {', '.join(REFERENCE_COLUMNS)}; there are: {known}")
+    return found
+
+
+def _numbers(scores: Sequence[Any], key: str) -> Any:
+    """The number in each score; a coroutine for those of an async function."""
+    if any(inspect.isawaitable(score) for score in scores):
+        return _awaited(scores, key)
+    return [score.get(key) if isinstance(score, Mapping) else score for score in scores]
+
+
+async def _awaited(scores: Sequence[Any], key: str) -> Any:
+    import asyncio
+
+    return _numbers(await asyncio.gather(*scores), key)
+
+
 def _component(function: RewardFunction | Component | str, weight: Weight) -> Weighted:
     if isinstance(function, Component):
         return Weighted(function, weight)
@@ -175,13 +238,19 @@ def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
 
 def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that the signature names, or all of them when it takes `**kwargs` or cannot be read."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    parameters = _parameters(function)
+    if parameters is None:
         return dict(arguments)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
 
 
 def _wait_for(awaitable: Any) -> Any:
@@ -201,7 +270,7 @@ def _wait_for(awaitable: Any) -> Any:
 
 def _unwrapped(function: RewardFunction) -> Any:
     while isinstance(function, functools.partial):
-        function = function.func
+        function = function.args[0] if function.func in (_called_by_verl, _called_by_easyr1) else function.func
     return function
 
 

@@ -10,7 +10,6 @@ import typer
 from kit.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from rewards.audit import Result
     from rewards.testing import Case, Report
 
 HACKED = 1  # exit code of `test` and `audit` when the reward can be earned without solving the task
@@ -94,9 +93,15 @@ def reward_audit(
         ),
     ],
     data: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Rows as JSON Lines: prompt, and the reference in a column of the data set."),
+        Path, typer.Option(metavar="FILE", help="Rows with a prompt and a reference: .jsonl, .json, .csv or .parquet.")
     ],
+    prompt: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the prompt, if its name does not say so.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column with the reference; reward_model.ground_truth for verl's."),
+    ] = None,
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -113,6 +118,10 @@ def reward_audit(
     limit: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of rows on which an attack may be paid.")
     ] = 0.005,
+    seconds: Annotated[
+        float,
+        typer.Option(metavar="S", help="What your own function may take for a completion; 0: any time, all at once."),
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object with every rate and example.")] = False,
     override: Parameters = None,
@@ -121,52 +130,35 @@ def reward_audit(
 
     Echoes of the question, one constant for all rows, hedges, near misses, answers of other rows, answers that hang a
     grader. Prints on how many rows each is paid, with examples, and how many right answers are. Exit code 1 if an attack
-    is paid on more rows than the limit allows.
+    is paid on more rows than the limit allows. Your own function may be TRL's, verl's or EasyR1's; without the kit it is
+    `python -m rewards audit`.
     """
     import json
+    import sys
 
     from rewards import audit as auditing
     from rewards import testing
+    from rewards.__main__ import tell
 
-    preset = testing.target(name, **_parameters(override))
     found = auditing.audit(
-        preset,
-        testing.read_rows(data),
+        testing.target(name, **_parameters(override)),
+        auditing.read_data(data, prompt, reference),
         attacks=tuple(attack or auditing.ATTACKS),
         style=style,
         most=rows,
         limit=limit,
         seed=seed,
+        seconds=seconds or None,
+        progress=tell if sys.stderr.isatty() else None,
     )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
-        typer.echo(f"{preset.name}: answers as {found.style}, {found.results[0].rows} rows")
-        head = ["", "rows", "paid", "rate", "tried", "slowest", "paid, for instance"]
-        print_table(head, [_audited(result) for result in found.results])
-        for problem in found.problems:
-            typer.echo(f"problem: {problem}")
-        if found.passed:
-            typer.echo(f"No attack is paid on more than {limit:.1%} of the rows.")
+        typer.echo(f"{found.preset.name}: answers as {found.style}, {found.results[0].rows} rows")
+        print_table(*found.table())
+        typer.echo(found.verdict)
     if not found.passed:
         raise typer.Exit(HACKED)
-
-
-def _audited(result: Result) -> list[str]:
-    shown = [f"{example.how} for {example.reference}" for example in result.examples[:2]]
-    text = "; ".join(" ".join(words.split())[:60] for words in shown)
-    if shown and not result.is_attack:
-        text = f"not: {text}"
-    cells = [
-        result.attack,
-        result.rows,
-        result.paid,
-        f"{result.rate:.1%}",
-        result.tried,
-        f"{result.seconds:.2g} s",
-        text,
-    ]
-    return [str(cell).encode("utf-8", "replace").decode() for cell in cells]
 
 
 def _print_report(report: Report) -> None:

@@ -1,12 +1,17 @@
 """rewards.audit: what is paid on rows of one's own; each attack is found where a reward is careless about it."""
 
 import doctest
+import json
+import os
+import time
+from pathlib import Path
 
 import pytest
 
 import rewards
 from rewards import Preset, RewardsError, audit, from_function
-from rewards.audit import ATTACKS
+from rewards.__main__ import main
+from rewards.audit import ATTACKS, read_data
 
 ROWS = [
     {"prompt": f"What is ${n} + {n + 1}$?", "answer": str(2 * n + 1), "more": n} for n in range(10, 30)
@@ -104,8 +109,97 @@ def test_what_cannot_be_audited_is_said() -> None:
     preset = rewards.load("gsm8k-hash")
     with pytest.raises(RewardsError, match="No row has a reference"):
         audit.audit(preset, [{"prompt": "?"}, {"prompt": "?", "answer": None}])
+    with pytest.raises(RewardsError, match="no right program can be made"):
+        audit.audit(preset, ROWS, style="code")
     with pytest.raises(RewardsError, match=r"No attack 'echos'\. Did you mean 'echo'"):
         audit.audit(preset, ROWS, attacks=("echos",))
+
+
+def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
+    def careless(completions, answer, **columns):
+        if "^{5^" in completions[0]:
+            time.sleep(60)
+        if "99999999!" in completions[0]:
+            raise MemoryError("too large")
+        return [float(boxed(text) == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+    preset = Preset([(from_function(careless)[0], 1.0)], name="mine")
+    begun = time.monotonic()
+    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=("slow", "shuffles"), seconds=0.2)
+    assert time.monotonic() - begun < 20
+    slow = next(result for result in found.results if result.attack == "slow")
+    assert (slow.overran, slow.failed, slow.paid) == (2, 3, 0)  # the two towers of fives, and the factorial
+    assert found.problems == [
+        "slow: 2 of 12 completions take the reward longer than 0.2 s; one such completion holds training up"
+    ]
+    assert found.notes == ["slow: the reward fails on 1 of 12 completions, first with: MemoryError: too large"]
+    fails = audit.audit(reward(lambda given, wanted: 1 / 0), ROWS[:2], style="boxed", attacks=())
+    assert fails.problems == ["the reward fails on all of 2 right answers: ZeroDivisionError: division by zero"]
+
+
+def test_a_process_that_dies_is_an_error_of_its_completion_alone() -> None:
+    def dies(completions, answer, **columns):
+        if "nan" in completions[0]:
+            os._exit(1)
+        return [float(boxed(text) == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+    preset = Preset([(from_function(dies)[0], 1.0)], name="mine")
+    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=("constants",), seconds=5.0)
+    right, _, constants = found.results
+    assert (right.paid, constants.paid, constants.failed) == (1, 0, 2)  # nan, and nan+nani
+    assert constants.tried > 50
+
+
+FORMATS = {
+    "rows.jsonl": '{"question": "6 x 12?", "answer": "72"}\n',
+    "rows.json": '[{"problem": "6 x 12?", "solution": "72"}]',
+    "rows.csv": "instruction,ground_truth\n6 x 12?,72\n",
+    "lines.json": '{"prompt": "6 x 12?", "answer": "72"}\n{"prompt": "6 x 12?", "answer": "72"}\n',
+    "verl.jsonl": '{"prompt": "6 x 12?", "reward_model": {"style": "rule", "ground_truth": "72"}, "extra_info": {"index": 3}}\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_read_as_other_trainers_keep_them(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text(FORMATS[name])
+    row = read_data(file)[0]
+    assert (row["prompt"], row["reference"]) == ("6 x 12?", "72")
+    assert row.get("index", 3) == 3
+
+
+def test_rows_are_read_from_parquet_and_by_columns_that_are_named(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    made = {"ask": ["6 x 12?"], "gold": [{"final": "72"}], "answer": ["by hand"]}
+    parquet.write_table(pyarrow.table(made), tmp_path / "rows.parquet")
+    (row,) = read_data(tmp_path / "rows.parquet", prompt="ask", reference="gold.final")
+    assert (row["prompt"], row["reference"], row["answer"]) == ("6 x 12?", "72", "by hand")
+    with pytest.raises(RewardsError, match=r"no column 'gold\.fin' for the reference"):
+        read_data(tmp_path / "rows.parquet", reference="gold.fin")
+
+
+def test_the_command_line_without_the_kit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n} + {n}?", "final": str(2 * n)}) + "\n" for n in range(5, 9)))
+    given = ["--data", str(rows), "--reference", "final", "--attack", "near-misses"]
+    assert main(["audit", "gsm8k-hash", *given, "-o", "format_weight=0.2"]) == 0
+    assert "No attack is paid on more than 0.5% of the rows." in capsys.readouterr().out
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(ground_truth in solution_str), 'seen': True}\n"
+    )
+    assert main(["audit", f"{mine}:compute_score", *given, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] is False
+    assert [(one["attack"], one["paid"]) for one in told["results"]][::2] == [("right", 4), ("near-misses", 4)]
+    assert main(["audit", "gsm8k-hash", "--data", str(rows)]) == 2
+    assert "Columns: question, final, prompt. Name another one by --reference" in capsys.readouterr().err
+    assert main(["audit", "gsm8k-hash", *given, "-o", "format_weight"]) == 2
+    assert main(["list"]) == main(["show", "math-verify"]) == 0
+    assert "math-dapo" in capsys.readouterr().out
 
 
 def test_no_attack_is_paid_by_the_presets_for_numbers() -> None:

@@ -193,3 +193,51 @@ def test_a_path_that_leads_nowhere_says_what_is_there(file, tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(FunctionPathError, match="ZeroDivisionError"):
         from_function(f"{tmp_path / 'broken.py'}:f")
+
+
+def verl_like(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == f"{data_source}{ground_truth}{extra_info.get('more')}"), "other": 5.0}
+
+
+def verl_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+
+async def verl_async(solution_str, ground_truth, **kwargs):
+    return float(solution_str == ground_truth)
+
+
+def easyr1_batch(reward_inputs, weight=0.1):
+    return [
+        {"overall": float(row["response"] == row["ground_truth"]) + weight * row["response_length"]}
+        for row in reward_inputs
+    ]
+
+
+def easyr1_single(reward_input):
+    return {"overall": float(reward_input["response"] == reward_input["ground_truth"]), "accuracy": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "texts", "values"),
+    [
+        (verl_like, ["d72x", "d71x"], [1.0, 0.0]),
+        (verl_batch, ["72", "71"], [1.0, 0.0]),
+        (verl_async, ["72", "71"], [1.0, 0.0]),
+        (easyr1_batch, ["72", "7 1"], [1.1, 0.2]),
+        (easyr1_single, ["72", "71"], [1.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_functions_of_other_trainers_are_known_by_their_parameters(function, texts, values, chat):
+    given = [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
+    samples = build_samples(["?"] * 2, given, answer=["72"] * 2, data_source=["d"] * 2, extra_info=[{"more": "x"}] * 2)
+    component = from_function(function)[0]
+    assert component.name == function.__name__
+    assert [score.value for score in component.score(samples, Context())] == pytest.approx(values)
+
+
+def test_a_function_of_another_trainer_says_which_column_it_lacks():
+    samples = build_samples(["?"], ["72"], gold=["72"])
+    with pytest.raises(ValueError, match=r"no column ground_truth, .*; there are: .*gold"):
+        from_function(verl_batch)[0].score(samples, Context())

@@ -1,0 +1,124 @@
+"""`python -m rewards` and, where grpo-rewards is installed, `grpo-rewards`: the audit of a reward, without the kit.
+
+python -m rewards list
+python -m rewards show math-verify
+python -m rewards audit math-verify --data rows.jsonl
+python -m rewards audit my_rewards.py:compute_score --data train.parquet --json
+"""
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import rewards
+from rewards.audit import ATTACKS, LIMIT, audit, read_data
+from rewards.errors import RewardsError
+from rewards.testing import target
+
+__all__ = ["main"]
+
+PAID, MISTAKE = 1, 2  # exit codes
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does what the command line says; 0, 1 where an audit finds something, 2 for a mistake in what was asked."""
+    asked = _parser().parse_args(arguments)
+    try:
+        if asked.verb == "audit":
+            return _audit(asked)
+        if asked.verb == "show":
+            print(rewards.describe(asked.name).strip())
+        else:
+            print("\n".join(rewards.names()))
+        return 0
+    except RewardsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("list", help="names of the presets")
+    verbs.add_parser("show", help="what a preset rewards").add_argument("name")
+    one = verbs.add_parser(
+        "audit",
+        help="on how many of your rows a reward is paid without the problem being solved",
+        description="Tries echoes of the question, constants, hedges, near misses, answers of other rows and slow answers. "
+        "Exit code 1 if one is paid on more rows than the limit allows.",
+    )
+    one.add_argument(
+        "name", metavar="PRESET", help="a preset, or your own function as file.py:function: TRL's, verl's, EasyR1's"
+    )
+    one.add_argument("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
+    one.add_argument("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
+    one.add_argument(
+        "--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's"
+    )
+    one.add_argument(
+        "--attack", action="append", metavar="NAME", help=f"only this one of {', '.join(ATTACKS)}; may be repeated"
+    )
+    one.add_argument("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
+    one.add_argument(
+        "--rows", type=int, default=200, metavar="N", help="rows that are looked at, drawn at random (200)"
+    )
+    one.add_argument("--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})")
+    one.add_argument(
+        "--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any"
+    )
+    one.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    one.add_argument("--json", action="store_true", help="every rate and example as JSON")
+    one.add_argument(
+        "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset"
+    )
+    return parser
+
+
+def _audit(asked: argparse.Namespace) -> int:
+    found = audit(
+        target(asked.name, **dict(map(_parameter, asked.override))),
+        read_data(asked.data, asked.prompt, asked.reference),
+        attacks=tuple(asked.attack or ATTACKS),
+        style=asked.style,
+        most=max(1, asked.rows),
+        limit=asked.limit,
+        seed=asked.seed,
+        seconds=asked.seconds or None,
+        progress=tell if sys.stderr.isatty() else None,
+    )
+    if asked.json:
+        print(json.dumps(found.as_dict(), indent=1))
+        return 0 if found.passed else PAID
+    head, rows = found.table()
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    print(f"{found.preset.name}: answers as {found.style}, {found.results[0].rows} rows")
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(found.verdict)
+    return 0 if found.passed else PAID
+
+
+def tell(attack: str, completions: int) -> None:
+    """Says on stderr what is being tried."""
+    print(f"{attack}: {completions:,} completions ...", file=sys.stderr)
+
+
+def _parameter(override: str) -> tuple[str, Any]:
+    """`format_weight=0.1`; a value that is no Python literal is a text."""
+    name, equals, value = override.partition("=")
+    if not equals:
+        raise RewardsError(f"{override!r} is no parameter. Write KEY=VALUE, such as format_weight=0.1.")
+    if value in _WORDS:
+        return name, _WORDS[value]
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
