@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -27,6 +25,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+from rewards_throughput import machine
 
 from rewards import Preset, audit, build_samples, from_function, load
 
@@ -228,10 +228,14 @@ def speed() -> dict[str, Any]:
     return found
 
 
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cores": cores, "python": platform.python_version(), "system": platform.system()}
+def table(found: dict[str, Any]) -> str:
+    """The audits as docs/audit.md shows them: of how many rows in a hundred each is paid."""
+    names = ("right", *audit.ATTACKS)
+    lines = ["| grader | right answers | " + " | ".join(audit.ATTACKS) + " |", "|---" * (len(names) + 1) + "|"]
+    for one in found["audits"]:
+        rates = {result["attack"]: f"{100 * result['rate']:.3g} %" for result in one["results"]}
+        lines.append(f"| {one['grader']} | " + " | ".join(rates.get(name, "-") for name in names) + " |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -248,7 +252,7 @@ def main() -> int:
         found["speed"] = speed() | {"machine": machine()}
         held = found["speed"]["ratio"] >= GOAL_RATIO and found["speed"]["gsm8k-reasoning"] >= GOAL_NUMBERS
     else:
-        found |= {"rows": arguments.rows, "audits": list(audits(arguments.rows))}
+        found |= {"rows": arguments.rows, "audits": list(audits(arguments.rows)), "machine": machine()}
         ours = [one for one in found["audits"] if not one["grader"].startswith(("TRL", "math-verify, "))]
         held = all(
             result["rate"] <= audit.LIMIT

@@ -18,7 +18,7 @@ from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
 from rewards.testing import target
 
-__all__ = ["main"]
+__all__ = ["main", "parser", "tell"]
 
 PAID, MISTAKE = 1, 2  # exit codes
 _WORDS = {"true": True, "false": False, "null": None}
@@ -26,7 +26,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Does what the command line says; 0, 1 where an audit finds something, 2 for a mistake in what was asked."""
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     try:
         if asked.verb == "audit":
             return _audit(asked)
@@ -40,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISTAKE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Of all verbs."""
+    whole = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
+    verbs = whole.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="names of the presets")
     verbs.add_parser("show", help="what a preset rewards").add_argument("name")
     one = verbs.add_parser(
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset"
     )
-    return parser
+    return whole
 
 
 def _audit(asked: argparse.Namespace) -> int:

@@ -95,6 +95,10 @@ def check_command(words: list[str]) -> None:
     program = program.removeprefix(".venv-vllm/bin/")  # made by .ci/vllm-environment: not there in a fresh clone
     if program == "grpo-kit":
         parse(rest)
+    elif program == "grpo-rewards":
+        from rewards.__main__ import parser
+
+        parser().parse_args(rest)
     elif program in ("python", "python3"):
         module = f"{rest[1].replace('.', '/')}.py" if rest[0] == "-m" else rest[0]
         assert (ROOT / module).is_file(), words

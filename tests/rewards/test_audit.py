@@ -13,6 +13,7 @@ from rewards import Preset, RewardsError, audit, from_function
 from rewards.__main__ import main
 from rewards.audit import ATTACKS, read_data
 
+ROOT = Path(__file__).parents[2]
 ROWS = [
     {"prompt": f"What is ${n} + {n + 1}$?", "answer": str(2 * n + 1), "more": n} for n in range(10, 30)
 ] + [{"prompt": [{"role": "user", "content": "Say (1, 2)."}], "answer": "(1, 2)", "more": 0}]  # fmt: skip
@@ -207,6 +208,26 @@ def test_no_attack_is_paid_by_the_presets_for_numbers() -> None:
         report = audit.audit(rewards.load(name), ROWS, most=8)
         assert report.passed, report.problems
         assert [result.attack for result in report.results] == ["right", "spellings", *ATTACKS]
+
+
+def test_the_page_says_what_the_benchmark_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import reward_audit
+
+    found = json.loads((ROOT / "benchmarks/results/reward_audit.json").read_text())
+    page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
+    assert reward_audit.table(found) in page
+    ours, speed = [one for one in found["audits"] if not one["grader"].startswith("TRL")], found["speed"]
+    assert f"math-verify scores {speed['math-verify']:.0f} a second" in page
+    assert f"TRL's function {speed['TRL accuracy_reward']:.0f} (" in page
+    assert speed["ratio"] >= reward_audit.GOAL_RATIO
+    assert found["machine"]["cpu"]
+    for one in ours:
+        rates = {result["attack"]: result["rate"] for result in one["results"]}
+        assert rates["right"] == 1.0
+        assert max(rates[attack] for attack in ATTACKS) <= (0.01 if "not known" in one["grader"] else audit.LIMIT), one[
+            "grader"
+        ]
 
 
 def test_examples_hold() -> None:
