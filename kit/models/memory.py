@@ -6,6 +6,7 @@ in one of its phases only. The peak is what stays plus the largest phase:
     rollout      key-value cache, transients of the forward pass, sampling over the vocabulary
     evaluation   the same for `evaluation.batch_size` completions
     scoring      a forward pass of one micro-batch without gradients (reference, or old log-probabilities)
+    teaching     the same by the teacher, whose prompts are longer, and its hidden states of the whole batch
     update       activations of one micro-batch, or of the part of it that a token budget lets through; transients, the
                  scorer, gradients
     optimiser    gradients, and what the optimiser's arithmetic needs besides
@@ -147,6 +148,23 @@ SLACK = {"cpu": 0.10, "cuda": 0.10}
 
 
 @dataclass(frozen=True)
+class TeacherLoad:
+    """What a teacher adds to a run: its weights, and one more pass over every completion."""
+
+    shape: ModelShape | None  # of another model; None: the policy itself
+    prompt: int  # tokens of its longest prompt, completions that it is shown aside
+    shown: int = 0  # completions in that prompt
+    weight_bytes: int = 4  # of another model's weight
+    four_bit: bool = False
+    average: bool = False  # whether it is the moving average of the weights that train
+    hidden: bool = True  # whether its hidden states are kept, for divergences over the vocabulary
+
+    def reads(self, completion: int) -> int:
+        """Tokens before a completion, for completions of `completion` tokens."""
+        return self.prompt + self.shown * completion
+
+
+@dataclass(frozen=True)
 class Workload:
     """What decides the size of a run beside its model. Sizes in completions and tokens."""
 
@@ -175,6 +193,7 @@ class Workload:
     single_pass: bool = (
         True  # whether parts of a micro-batch go through the model once (`kit.objective.objective.to_parts`)
     )
+    teacher: TeacherLoad | None = None
 
     @property
     def autocast(self) -> bool:
@@ -251,6 +270,8 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
         phases["evaluation"] = rollout_terms(shape, work, work.evaluation)
     if work.reference or work.old_logps:
         phases["scoring"] = scoring_terms(shape, work)
+    if work.teacher is not None:
+        phases["teaching"] = teaching_terms(shape, work, work.teacher)
     phases["optimiser"] = optimiser_terms(shape, work)
     for terms in phases.values():
         terms["allocator"] = SLACK[work.device] * sum(terms.values())
@@ -264,14 +285,24 @@ def trained(shape: ModelShape, work: Workload) -> int:
 
 def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     """What stays for the whole run, the process itself aside."""
-    packed = shape.linear if work.four_bit else 0
-    terms = {"weights": packed * NF4_BYTES + (shape.parameters - packed) * work.weight_bytes}
+    terms = {"weights": loaded_bytes(shape, work.weight_bytes, four_bit=work.four_bit)}
     if work.rank is not None:
         terms["adapters"] = 4.0 * trained(shape, work)
     elif work.reference:
         terms["reference copy"] = 4.0 * shape.parameters
     terms["optimiser states"] = (2.0 if work.eight_bit_optimiser else 8.0) * trained(shape, work)
+    teacher = work.teacher
+    if teacher is not None and teacher.shape is not None:
+        terms["teacher"] = loaded_bytes(teacher.shape, teacher.weight_bytes, four_bit=teacher.four_bit)
+    elif teacher is not None and teacher.average:
+        terms["teacher"] = 4.0 * trained(shape, work)
     return terms
+
+
+def loaded_bytes(shape: ModelShape, weight_bytes: int, *, four_bit: bool) -> float:
+    """Bytes of a model's weights; in 4 bits the linear layers but the head."""
+    packed = shape.linear if four_bit else 0
+    return packed * NF4_BYTES + (shape.parameters - packed) * weight_bytes
 
 
 def certain_bytes(shape: ModelShape, work: Workload) -> float:
@@ -365,6 +396,21 @@ def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     }
 
 
+def teaching_terms(shape: ModelShape, work: Workload, teacher: TeacherLoad) -> dict[str, float]:
+    """The teacher's pass: a scoring pass with its prompts, and what it says of the whole batch.
+
+    Hidden states stand there three times: token after token, laid out in rows, and beside rows without a teacher.
+    """
+    reading = replace(work, prompt=teacher.reads(work.completion))
+    if teacher.shape is not None:
+        reading = replace(reading, rank=None, compute_bytes=teacher.weight_bytes)
+    own = teacher.shape or shape
+    terms = scoring_terms(own, reading)
+    if teacher.hidden:
+        terms["hidden states"] = 3.0 * reading.compute_bytes * work.batch * work.completion * own.hidden
+    return terms
+
+
 def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Forward and backward pass of one micro-batch, or of its largest part."""
     tokens, once = work.tokens_at_once, work.tokens_of_a_pass
@@ -386,7 +432,10 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     if work.four_bit:
         terms["dequantised layer"] = work.compute_bytes * max((a * b for _, a, b in shape.modules), default=0)
     if work.hidden_rows:
-        terms["hidden states kept"] = 4.0 * work.hidden_rows * work.batch * work.completion * shape.hidden
+        width = work.hidden_rows * shape.hidden
+        if work.teacher is not None and work.teacher.hidden and work.teacher.shape is not None:
+            width += work.teacher.shape.hidden - shape.hidden
+        terms["hidden states kept"] = 4.0 * width * work.batch * work.completion
     return terms
 
 
@@ -397,16 +446,24 @@ def optimiser_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     return {"gradients": 4.0 * count, "arithmetic": arithmetic}
 
 
-def workload(config: RunConfig, device: str, objective: Objective, prompt: int, room: float | None = None) -> Workload:
+def workload(
+    config: RunConfig,
+    device: str,
+    objective: Objective,
+    prompt: int,
+    room: float | None = None,
+    teacher: TeacherLoad | None = None,
+) -> Workload:
     """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
     `room` (bytes) is the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
+    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already.
     """
 
     from kit.objective.objective import to_parts
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
-    compute = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[config.model.dtype]
+    compute = precision(config.model.dtype, device)
     checkpointing = optimisation.gradient_checkpointing
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
     drawn = config.evaluation.prompts * config.evaluation.k
@@ -426,7 +483,7 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
         completion=generation.max_completion_tokens,
         checkpointing=device == "cuda" if checkpointing is None else bool(checkpointing),
         reference=bool(needs & {"ref_logps", "full_kl"}),
-        old_logps=optimisation.iterations > 1,
+        old_logps=optimisation.iterations > 1 or "old_logps" in needs,
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=sum(need in needs for need in ("full_kl", "teacher_kl", "values")),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
@@ -436,6 +493,32 @@ def workload(config: RunConfig, device: str, objective: Objective, prompt: int, 
         packed=device == "cuda"
         and optimisation.packing,  # the figures of the CPU are those of padded rows, as measured
         single_pass=to_parts(objective) is None,
+        teacher=teacher,
+    )
+
+
+def precision(dtype: str, device: str) -> int:
+    """Bytes of a number, for `model.dtype`."""
+    return {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[dtype]
+
+
+def teacher_load(
+    config: RunConfig, device: str, objective: Objective, prompt: int, shape: ModelShape | None = None
+) -> TeacherLoad | None:
+    """The load of `config`'s teacher; None without one.
+
+    prompt: tokens of its longest prompt, completions that it is shown aside. shape: of another model; None: the policy's.
+    """
+    if config.teacher.model is None:
+        return None
+    return TeacherLoad(
+        shape,
+        prompt,
+        shown=sum((config.teacher.prompt or "").count(f"{{{name}}}") for name in ("completion", "demonstration")),
+        weight_bytes=precision(config.teacher.dtype, device),
+        four_bit=config.teacher.load_in_4bit,
+        average=config.teacher.weights == "ema",
+        hidden="teacher_kl" in objective.needs,
     )
 
 
@@ -559,10 +642,17 @@ def prompt_tokens(config: RunConfig, longest: int | None = None) -> int:
 
 
 def planned(
-    config: RunConfig, shape: ModelShape, device: str, objective: Objective, longest: int | None = None
+    config: RunConfig,
+    shape: ModelShape,
+    device: str,
+    objective: Objective,
+    longest: int | None = None,
+    teacher: ModelShape | None = None,
 ) -> MemoryPlan:
-    """The memory plan of a run on this machine, with the token budget that it would choose."""
-    work = workload(config, device, objective, prompt_tokens(config, longest))
+    """The memory plan of a run on this machine, with the token budget that it would choose. teacher: another model's shape."""
+    prompt = prompt_tokens(config, longest)
+    load = teacher_load(config, device, objective, prompt, teacher)
+    work = workload(config, device, objective, prompt, teacher=load)
     return plan_memory(shape, replace(work, token_budget=budget_of(config, shape, work, free_memory(device))))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.errors import ConfigError
-from kit.models.memory import ModelShape, Workload, fixed_terms, workload
+from kit.models.memory import ModelShape, Workload, fixed_terms, teacher_load, workload
 from kit.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 
     """Estimated seconds of an optimiser step, by part. Completions are taken to be of full length."""
     rollout = _prefill(shape, work, speed) + work.completion * _token(shape, work, speed)
     passes = int(work.reference) + int(work.old_logps)
-    scoring = passes * 2 * shape.parameters * work.batch * work.tokens / speed.flops
+    scored = passes * shape.parameters * work.tokens
+    if work.teacher is not None:
+        scored += (work.teacher.shape or shape).parameters * (work.teacher.reads(work.completion) + work.completion)
+    scoring = 2 * scored * work.batch / speed.flops
     parts = {"rollout": rollout / iterations, "scoring": scoring / iterations, "update": _update(shape, work, speed)}
     return parts | {"step": sum(parts.values())}
 
@@ -127,7 +130,9 @@ def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
     if shape is None:
         return 0.0
     device = parts.files.backend.device
-    work = replace(workload(config, device, parts.objective, prompt), completion=completion)
+    other = parts.teacher.shape if parts.teacher is not None else None
+    teacher = teacher_load(config, device, parts.objective, prompt, other)
+    work = replace(workload(config, device, parts.objective, prompt, teacher=teacher), completion=completion)
     speed = cpu_speed() if device == "cpu" else speed_of(this_gpu(torch.cuda.get_device_name()))
     seconds = estimate(shape, work, speed, config.optimisation.iterations)
     return seconds["scoring"] + seconds["update"]

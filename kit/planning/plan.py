@@ -21,11 +21,13 @@ from kit.models.memory import (
     plan_memory,
     prompt_tokens,
     shape_of,
+    teacher_load,
     workload,
 )
 from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
 
 if TYPE_CHECKING:
+    from kit.config.sections import ModelConfig
     from kit.objective import Objective
 
 # --- what would fit ---------------------------------------------------------------------------------------------------
@@ -207,7 +209,10 @@ def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """The input of a plan: a configuration, the shape of its model, its objective and its longest prompt."""
+    """The input of a plan: a configuration, the shape of its model, its objective and its longest prompt.
+
+    teacher_shape: of another model that teaches. teacher_prompt: the teacher's longest, completions in it aside.
+    """
 
     config: RunConfig
     shape: ModelShape
@@ -215,11 +220,14 @@ class Subject:
     objective: Objective
     prompt: int
     notes: list[str]
+    teacher_shape: ModelShape | None = None
+    teacher_prompt: int = 0
 
     def work(self, device: str, config: RunConfig | None = None, room: float | None = None) -> Workload:
         """With the token budget that a run would choose for `room` bytes, where it is to choose one."""
         config = config or self.config
-        work = workload(config, device, self.objective, self.prompt, room)
+        teacher = teacher_load(config, device, self.objective, self.teacher_prompt, self.teacher_shape)
+        work = workload(config, device, self.objective, self.prompt, room, teacher)
         return work if room is None else replace(work, token_budget=budget_of(config, self.shape, work, room))
 
     def memory(self, device: str, config: RunConfig | None = None, room: float | None = None) -> MemoryPlan:
@@ -228,32 +236,41 @@ class Subject:
 
 def subject(config: RunConfig) -> Subject:
     """Reads what planning needs. Raises `KitError`."""
-    from kit.runner.prepare import build_objective
+    from kit.runner.prepare import build_objective, teacher_model
+    from kit.trainer.teacher import SELF
 
     objective = build_objective(config)
-    model_config = read_config(config)
+    model_config = read_config(config.model)
+    shape = known_shape(config.model.name, model_config)
+    lengths, notes = longest_prompts(config)
+    own = prompt_tokens(config, lengths.get("policy"))
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 1 << 20
+    teacher = None
+    if config.teacher.model not in (None, SELF):
+        teacher = known_shape(str(config.teacher.model), read_config(teacher_model(config)))
+    return Subject(config, shape, context, objective, own, notes, teacher, lengths.get("teacher") or own)
+
+
+def known_shape(name: str, model_config: Any) -> ModelShape:
+    """The shape of a model. Raises `ModelError` where it is remote code."""
     shape = shape_of(model_config)
     if shape is None:
         raise ModelError(
-            f"{config.model.name} is made of Python code of its own, so its shape is not known before that code runs. "
+            f"{name} is made of Python code of its own, so its shape is not known before that code runs. "
             "Plan with a model of a family that transformers knows."
         )
-    longest, notes = longest_prompt(config)
-    context = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 1 << 20
-    return Subject(config, shape, context, objective, prompt_tokens(config, longest), notes)
+    return shape
 
 
-def read_config(config: RunConfig) -> Any:
+def read_config(model: ModelConfig) -> Any:
     """The model's configuration; the folder may hold nothing else. Raises `ModelError`."""
     from transformers import AutoConfig
 
     from kit.models.embedded import source_of
 
-    name = source_of(config.model.name)
+    name = source_of(model.name)
     try:
-        return AutoConfig.from_pretrained(
-            name, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
-        )
+        return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -262,22 +279,32 @@ def read_config(config: RunConfig) -> Any:
         ) from error
 
 
-def longest_prompt(config: RunConfig) -> tuple[int | None, list[str]]:
-    """Tokens of the longest prompt that the run keeps, measured; None and a note where it cannot be."""
+def longest_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:
+    """Tokens of the longest prompt that the run keeps, by who reads it, measured; none and a note where it cannot be.
+
+    `policy`, and `teacher` where a template says what that is shown. What is not there before the rollout counts as one
+    token there. A function of the user's is not called: its prompts are taken to be as long as the policy's.
+    """
     from kit.data import load_data
     from kit.evaluation.heldout import lengths_of
+    from kit.generation.prompts import count_tokens
     from kit.generation.tools import load_tools
+    from kit.trainer.teacher import trial_prompts
 
     limit = config.data.max_prompt_tokens
     try:
         tools = load_tools(config.generation).all_tools()
-        lengths = lengths_of(tokenizer_of(config), load_data(config.data).train, tools)
+        tokenizer, rows = tokenizer_of(config), load_data(config.data).train
+        lengths = lengths_of(tokenizer, rows, tools)
     except KitError as error:
         assumed = prompt_tokens(config)
         reason = str(error).partition(". ")[0]
-        return None, [f"prompts were not measured; they are taken to have {assumed} tokens. ({reason}.)"]
-    kept = [length for length in lengths if limit is None or length <= limit]
-    return max(kept, default=limit), []
+        return {}, [f"prompts were not measured; they are taken to have {assumed} tokens. ({reason}.)"]
+    kept = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
+    found: dict[str, int | None] = {"policy": max((lengths[number] for number in kept), default=limit)}
+    if shown := trial_prompts(config.teacher.prompt, rows.select(kept)):
+        found["teacher"] = max(count_tokens(tokenizer, shown, tools))
+    return found, []
 
 
 def tokenizer_of(config: RunConfig) -> Any:

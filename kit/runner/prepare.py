@@ -446,7 +446,9 @@ def validate(config: RunConfig) -> list[str]:
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
     if files.shape is not None:
         device = files.backend.device
-        notes.append(note(planned(config, files.shape, device, found.objective), free_memory(device)))
+        teacher = found.teacher.shape if found.teacher is not None else None
+        memory = planned(config, files.shape, device, found.objective, teacher=teacher)
+        notes.append(note(memory, free_memory(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes += learning_notes(asked, config, files.config)

@@ -48,7 +48,7 @@ def prompt_maker(spec: str | None) -> Callable[..., Prompt | None]:
     """
     if spec is None:
         return lambda row, **_: row["prompt"]
-    if "{" not in spec and ".py:" in spec:
+    if is_function(spec):
         function: Callable[..., Prompt | None] = import_object(spec)
         return function
     names = template_fields(spec)
@@ -67,6 +67,20 @@ def prompt_maker(spec: str | None) -> Callable[..., Prompt | None]:
         return [*prompt[:last], {**prompt[last], "content": text}, *prompt[last + 1 :]]
 
     return fill
+
+
+def is_function(spec: str) -> bool:
+    """Whether `teacher.prompt` names a function, and is no template."""
+    return "{" not in spec and ".py:" in spec
+
+
+def trial_prompts(spec: str | None, rows: Iterable[Mapping[str, Any]]) -> list[Prompt]:
+    """What the teacher reads of `rows` before a rollout, by a template: what is not there yet is a dash; [] without one."""
+    if spec is None or is_function(spec):
+        return []
+    make, nothing = prompt_maker(spec), dict.fromkeys(OF_THE_COMPLETION, "-")
+    made = [make(row=row, **(nothing | {"prompt": user_text(row["prompt"])})) for row in rows]
+    return [prompt for prompt in made if prompt is not None]
 
 
 def template_fields(template: str) -> set[str]:
@@ -101,7 +115,7 @@ def check_teacher(config: TeacherConfig, needs: Iterable[str], columns: Sequence
     if config.model is None or config.prompt is None:
         return
     prompt_maker(config.prompt)
-    if "{" not in config.prompt:
+    if is_function(config.prompt):
         return
     known = [*OF_THE_COMPLETION, *columns]
     for name in sorted(template_fields(config.prompt)):

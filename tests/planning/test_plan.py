@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ import pytest
 from kit.config import load_config
 from kit.errors import ModelError
 from kit.models import memory as fit
-from kit.models.memory import GIB, ModelShape, certain_bytes, check_memory, note, planned, workload
+from kit.models.memory import GIB, ModelShape, TeacherLoad, certain_bytes, check_memory, note, planned, workload
 from kit.objective import Objective
 from kit.planning.gpus import Speed, estimate, find_gpu
-from kit.planning.plan import plan, replaced
+from kit.planning.plan import plan, replaced, subject
 
 GRPO = Objective.from_spec("grpo")
 KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
@@ -149,6 +150,58 @@ def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
     assert found["scoring"] == 0
     launched = estimate(shape, work, Speed(flops=1e30, bandwidth=1e30, layer_seconds=0.5))
     assert launched["rollout"] == pytest.approx(12 * shape.layers * 0.5)
+
+
+SHOWN = "teacher={model: self, prompt: '{prompt} A right answer is {reference}.'}"
+
+
+def test_another_model_that_teaches_is_counted(seven_billion: Any, tree: Any) -> None:
+    given = ["objective={recipe: opd}", f"teacher={{model: {seven_billion}}}"]
+    alone = plan(load_config(tree), gpu=find_gpu("a100 80"))
+    found = plan(load_config(tree, given), gpu=find_gpu("a100 80"))
+    assert found["memory"]["always"]["teacher"] == 2 * 7_615_616_512
+    assert found["memory"]["peak_bytes"] - alone["memory"]["peak_bytes"] > 2 * 7_615_616_512
+    assert (
+        found["seconds_per_step"]["scoring"] > 1000 * alone["seconds_per_step"]["update"]
+    )  # it has 15,000 times the weights
+    assert not plan(load_config(tree, given), gpu=find_gpu("t4"))["fits"]
+    packed = plan(load_config(tree, [*given, "teacher.load_in_4bit=true"]), gpu=find_gpu("t4"))
+    assert packed["fits"]
+    assert packed["memory"]["always"]["teacher"] < 0.45 * found["memory"]["always"]["teacher"]
+
+
+def test_the_policy_that_teaches_itself_takes_a_pass_and_an_average_its_weights(tree: Any) -> None:
+    alone, taught = plan(load_config(tree)), load_config(tree, ["objective={recipe: sdpo}", SHOWN])
+    found = plan(taught)
+    assert found["memory"]["always"].keys() == alone["memory"]["always"].keys()
+    assert set(found["memory"]["phases"]) == {*alone["memory"]["phases"], "teaching"}
+    average = plan(load_config(taught, ["teacher.weights=ema"]))["memory"]["always"]
+    assert average["teacher"] == average["optimiser states"] / 2  # float32, where AdamW has two such numbers
+    kept = found["memory"]["phases"]["update"]["hidden states kept"]
+    sampled = load_config(tree, ["objective={recipe: grpo_sdpo}", SHOWN])
+    assert kept > 0
+    assert "hidden states kept" not in plan(sampled)["memory"]["phases"]["update"]
+    assert "scoring" in plan(sampled)["memory"]["phases"]  # this advantage compares with the policy's own probabilities
+
+
+def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
+    def teacher(prompt: str) -> Any:
+        return subject(load_config(tree, ["objective={recipe: sdpo}", f"teacher={{model: self, prompt: '{prompt}'}}"]))
+
+    short, long = teacher("{prompt}"), teacher("{prompt} A right answer is {reference}.")
+    assert short.teacher_prompt == short.prompt
+    assert long.prompt < long.teacher_prompt < long.prompt + 40
+    load = teacher("{prompt} Before: {completion} Better: {demonstration}").work("cpu").teacher
+    assert load.reads(100) - load.reads(0) == 200
+    assert teacher("show.py:show").teacher_prompt == short.prompt  # nothing of the user's is called
+
+
+def test_a_teacher_takes_one_pass_more(shape: ModelShape, tree: Any) -> None:
+    work, speed = workload(load_config(tree), "cpu", GRPO, 20), Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0)
+    larger = replace(shape, parameters=10 * shape.parameters)
+    for other, weights in ((None, shape.parameters), (larger, larger.parameters)):
+        found = estimate(shape, replace(work, teacher=TeacherLoad(other, prompt=50)), speed)
+        assert found["scoring"] == pytest.approx(2 * weights * 8 * (50 + 12) / 1e9)
 
 
 def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> None:
