@@ -163,7 +163,8 @@ def measure(name: str) -> int:
 
 def predict(name: str) -> Any:
     """The plan of a configuration, from its numbers alone."""
-    from kit.models.memory import plan_memory, shape_of, workload
+    from kit.models.memory import plan_memory, workload
+    from kit.models.shape import shape_of
     from kit.runner.prepare import build_objective
 
     case = case_of(name)

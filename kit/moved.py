@@ -22,7 +22,7 @@ MOVED = {
     "kit.notebook": "kit.api.notebook",
     "kit.objective.ratios": "kit.objective.batch",
     "kit.planning.memory": "kit.models.memory",
-    "kit.planning.shapes": "kit.models.memory",
+    "kit.planning.shapes": "kit.models.shape",
     "kit.run": "kit.api.run",
     "kit.schema": "kit.config.schema",
     "kit.scoring.trl_kernel": "kit.scoring.head",

@@ -28,7 +28,7 @@ from kit.models.backend import (
 from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY, first_line
 from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
-from kit.models.memory import ModelShape, shape_of
+from kit.models.shape import ModelShape, shape_of
 from kit.models.start import Start, find_start, peft_config, with_merged
 from kit.models.unsloth import Loading
 from kit.registry import did_you_mean

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.errors import ConfigError
-from kit.models.memory import ModelShape, Workload, fixed_terms, teacher_load, workload
+from kit.models.memory import Workload, fixed_terms, teacher_load, workload
+from kit.models.shape import ModelShape
 from kit.registry import did_you_mean
 
 if TYPE_CHECKING:

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
-from kit.models.memory import (
-    GIB,
-    MemoryPlan,
-    ModelShape,
-    Workload,
-    budget_of,
-    plan_memory,
-    prompt_tokens,
-    shape_of,
-    teacher_load,
-    workload,
-)
+from kit.models.memory import GIB, MemoryPlan, Workload, budget_of, plan_memory, prompt_tokens, teacher_load, workload
+from kit.models.shape import ModelShape, shape_of
 from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
 
 if TYPE_CHECKING:

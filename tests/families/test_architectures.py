@@ -15,7 +15,7 @@ from kit.model_check.check import fuse, grpo_step, score_three_ways
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models.family import adapter_of
 from kit.models.loading import adapter
-from kit.models.memory import shape_of
+from kit.models.shape import shape_of
 
 # Transforms of the logits that are neutral by default are given values that matter.
 SETTINGS: dict[str, dict[str, float]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kit.models.memory import ModelShape
+from kit.models.shape import ModelShape
 
 LAYER = [("q_proj", 128, 192), ("k_proj", 128, 64), ("v_proj", 128, 64), ("o_proj", 192, 128)]
 LAYER += [("gate_proj", 128, 352), ("up_proj", 128, 352), ("down_proj", 352, 128)]

@@ -9,7 +9,8 @@ import pytest
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError
-from kit.models.memory import MemoryPlan, ModelShape, plan_memory, workload
+from kit.models.memory import MemoryPlan, plan_memory, workload
+from kit.models.shape import ModelShape
 from kit.planning.gpus import GPUS, find_gpu
 from kit.planning.plan import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
 

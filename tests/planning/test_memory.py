@@ -14,7 +14,6 @@ from kit.config import load_config
 from kit.models.memory import (
     GIB,
     NF4_BYTES,
-    ModelShape,
     Workload,
     budget_of,
     certain_bytes,
@@ -22,10 +21,10 @@ from kit.models.memory import (
     fixed_terms,
     layer_bytes,
     plan_memory,
-    shape_of,
     update_terms,
     workload,
 )
+from kit.models.shape import ModelShape, shape_of
 
 ROOT = Path(__file__).parents[2]
 WORK = Workload(

@@ -13,7 +13,8 @@ import pytest
 from kit.config import load_config
 from kit.errors import ModelError
 from kit.models import memory as fit
-from kit.models.memory import GIB, ModelShape, TeacherLoad, certain_bytes, check_memory, note, planned, workload
+from kit.models.memory import GIB, TeacherLoad, certain_bytes, check_memory, note, planned, workload
+from kit.models.shape import ModelShape
 from kit.objective import Objective
 from kit.planning.gpus import Speed, estimate, find_gpu
 from kit.planning.plan import plan, replaced, subject

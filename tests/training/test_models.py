@@ -12,7 +12,8 @@ from kit.errors import ModelError
 from kit.models import loading as models
 from kit.models.backend import Backend
 from kit.models.loading import adapter, find_model, load_model
-from kit.models.memory import free_memory, shape_of
+from kit.models.memory import free_memory
+from kit.models.shape import shape_of
 
 CPU = Backend("transformers", "cpu", "")
 

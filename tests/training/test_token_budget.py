@@ -264,7 +264,7 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.
     from transformers import Qwen3Config
 
     from kit.config import load_config
-    from kit.models.memory import shape_of
+    from kit.models.shape import shape_of
     from kit.runner import build
 
     def parts(*overrides: str) -> Any:
