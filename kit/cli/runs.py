@@ -254,6 +254,67 @@ def report(
     typer.echo(Run(run_id, root).report(output))
 
 
+def note(
+    run_id: Id,
+    text: Annotated[str | None, typer.Argument(help="A paragraph to add; without it the notes are shown.")] = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove what was noted; a text given then stands alone.")
+    ] = False,
+    root: Root = Path("runs"),
+) -> None:
+    """Show or add notes on a run. They are kept in its folder and stand in its report."""
+    from kit.runs.store import RunStore
+
+    run = RunStore(root).open(run_id)
+    before = run.read_notes()
+    if text is None and not clear:
+        typer.echo(before or f"No notes yet. Add some with: grpo-kit note {run.id} TEXT{run.root_option}")
+        return
+    run.write_notes("\n\n".join(filter(None, ["" if clear else before, text])), seen=before)
+    typer.echo(f"noted: {run.notes}" if text else f"removed: {run.notes}")
+
+
+def share(
+    run_id: Id,
+    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a folder for any static host.")] = None,
+    space: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a Hugging Face Space.")] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a dataset repository.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is for everybody to see.")] = False,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="With samples of completions, which hold rows of the data.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Publish without being asked.")] = False,
+    root: Root = Path("runs"),
+) -> None:
+    """Publish a run's report: a folder, a Space or a dataset repository. What leaves is told before.
+
+    The token for the hub is read from HF_TOKEN. A new repository is private unless --public is given.
+    """
+    from kit.errors import ConfigError
+    from kit.export.share import destination, publication, to_hub
+    from kit.runs.store import RunStore
+
+    run = RunStore(root).open(run_id)
+    kind, name = destination(to, space, dataset)
+    found = publication(run, completions=completions, kind=kind)
+    seen = "" if kind is None else ", for everybody to see" if public else ", private if it is new"
+    typer.echo(f"To {kind or 'folder'} {name}{seen}:")
+    for line in found.told:
+        typer.echo(f"  {line}")
+    if kind is None:
+        found.write(Path(name))
+        typer.echo(f"written: {Path(name) / 'index.html'}")
+        return
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError(
+            "share: nothing was published, as nobody can be asked here. Read the lines above and add --yes."
+        )
+    if not yes and not typer.confirm("Publish that?"):
+        typer.echo("Nothing was published.")
+        return
+    typer.echo(f"published: {to_hub(found, name, kind, public=public, say=typer.echo)}")
+
+
 def compare(
     what: Annotated[
         list[str],

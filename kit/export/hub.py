@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -178,9 +178,20 @@ WAIT = 2.0
 
 
 def push(
-    folder: Path, repo: str, token: str, *, private: bool, message: str, say: Callable[[str], None]
+    folder: Path,
+    repo: str,
+    token: str,
+    *,
+    private: bool,
+    message: str,
+    say: Callable[[str], None],
+    kind: Literal["model", "space", "dataset"] = "model",
+    check: Callable[[list[str]], None] = lambda names: None,
 ) -> dict[str, Any]:
     """Uploads every file of `folder` in one commit, and checks what is there then. Returns address and commit.
+
+    `kind` is the repository's; a new Space serves the files as they are. `check` is given the files that are there before
+    anything is written, and raises where they must stay.
 
     Weights of an earlier push that are not among them go in that commit: a reader would load them in place of the new. A
     repository that is public stays unwritten where a private one was asked for.
@@ -190,28 +201,32 @@ def push(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    address = "/".join([api.endpoint, *([] if kind == "model" else [f"{kind}s"]), repo])
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
 
     def commit() -> Any:
         # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
         parts: list[Any] = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
         parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
-        return api.create_commit(repo, operations=parts, commit_message=message)
+        return api.create_commit(repo, operations=parts, commit_message=message, repo_type=kind)
 
     def create() -> None:
         try:
-            api.create_repo(repo, private=private, exist_ok=True)
+            sdk = {"space_sdk": "static"} if kind == "space" else {}
+            api.create_repo(repo, private=private, exist_ok=True, repo_type=kind, **sdk)
         except ValueError:  # it is there, at an address that huggingface_hub does not take for a hub's
-            if not api.repo_exists(repo):
+            if not api.repo_exists(repo, repo_type=kind):
                 raise
 
     _tried("creating the repository", repo, create, say)
-    before = _tried("looking at the repository", repo, lambda: api.model_info(repo), say)
+    before = _tried("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind), say)
     if private and not before.private:
         raise RunError(
             f"{repo} exists and is public, and a private one was asked for; nothing was pushed. Make it private in its settings "
-            f"({api.endpoint}/{repo}/settings), give another --repo, or leave --private out."
+            f"({address}/settings), give another {'--repo' if kind == 'model' else 'OWNER/NAME'}, or "
+            f"{'leave --private out' if kind == 'model' else 'add --public'}."
         )
+    check([each.rfilename for each in before.siblings or []])
     new = {path.relative_to(folder).as_posix() for path in files}
     stale = sorted(
         name for name in (each.rfilename for each in before.siblings or []) if name not in new and _is_ours(name)
@@ -219,12 +234,14 @@ def push(
     if stale:
         say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
     done = _tried("the upload", repo, commit, say)
-    there = _tried("looking at the repository", repo, lambda: api.model_info(repo, files_metadata=True), say)
+    there = _tried(
+        "looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind, files_metadata=True), say
+    )
     sizes = {each.rfilename: each.size for each in there.siblings or []}
     wrong = [path.name for path in files if sizes.get(path.relative_to(folder).as_posix(), -1) != path.stat().st_size]
     if wrong:
         raise RunError(f"{repo} does not hold what was sent: {', '.join(sorted(wrong)[:4])}. Give the command again.")
-    return {"url": f"{api.endpoint}/{repo}", "commit": getattr(done, "oid", None), "private": there.private,
+    return {"url": address, "commit": getattr(done, "oid", None), "private": there.private,
             "removed": stale}  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class Record:
     batches: list[Path]
     """Files with completions, one a generation batch, in order."""
     faults: list[str] = field(default_factory=list)
+    notes: str = ""
 
     def value(self, key: str) -> Any:
         """A value of the configuration by its dotted key, None where it has none."""
@@ -60,7 +61,16 @@ def read(run: RunDir) -> Record:
         evaluations={path.stem: _json(path, faults) for path in sorted(run.eval.glob("*.json"))},
         batches=sorted(run.completions.glob("*.parquet")),
         faults=faults,
+        notes=_notes(run, faults),
     )
+
+
+def _notes(run: RunDir, faults: list[str]) -> str:
+    try:
+        return run.read_notes()
+    except RunError as error:
+        faults.append(str(error))
+        return ""
 
 
 def rows(path: Path) -> list[Tree]:

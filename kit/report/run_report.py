@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
 
 NAME = "report.html"
+WITH_ROWS = ("Samples", "Training completions")
+"""Sections that hold rows of the data."""
 LAST = 10
 """Steps over which the reward at the end is averaged."""
 MOST_ALERTS = 4
@@ -74,8 +76,8 @@ def write_report(run: RunDir, path: str | Path | None = None, *, ending: Mapping
     return target
 
 
-def render(record: Record) -> str:
-    """The report as HTML, keys and tokens hidden."""
+def render(record: Record, leave_out: Collection[str] = ()) -> str:
+    """The report as HTML, keys and tokens hidden, without the sections to `leave_out`."""
     parts: dict[str, Callable[[Record], Markup]] = {
         "Summary": summary,
         "Held-out scores": scores,
@@ -90,7 +92,9 @@ def render(record: Record) -> str:
         "Reproduce": reproduce,
         "About this report": _about,
     }
-    sections = [(title, _part(make, record)) for title, make in parts.items()]
+    if record.notes:
+        parts = {"Summary": summary, "Notes": lambda of: section("notes", of.notes), **parts}
+    sections = [(title, _part(make, record)) for title, make in parts.items() if title not in leave_out]
     return redact(page(record.id, sections, subtitle=subtitle(record)))
 
 

@@ -17,21 +17,29 @@ from kit.report.panels import LEARNING, MACHINE, MOST_POINTS, Panel, panels
 from kit.report.record import read_tree, words
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
-from kit.ui import explorer
+from kit.ui import explorer, share
 from kit.ui import markup as m
 from kit.ui.curves import Library, charts, pack
 from kit.ui.home import ask_to_stop
 from kit.ui.run_texts import alerts, checkpoint_table, configuration, expectation, head, log_tail, time_spent
-from kit.ui.site import POLL_SECONDS, QUIET, RUN_FROM_ADDRESS, Site, is_id, run_box, stamp, to_address
+from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
 BUTTONS = ("stop", "save", "now", "resume", "force", "report")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
-TABS = ("charts", "machine", "completions", "log", "config", "checkpoints")
+TABS = ("charts", "machine", "completions", "log", "config", "checkpoints", "share")
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
 MOST_MARKS = 24
 ENDED_POLL_SECONDS = 8.0
 """Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
+FROM_ADDRESS = (
+    "() => { const q = new URLSearchParams(location.search); return [q.get('run') || '', q.get('tab') || '']; }"
+)
+TO_RUN = "(id) => { const to = new URL(location); to.searchParams.set('run', id || ''); history.replaceState(null, '', to); }"
+TO_TAB = (
+    "() => {{ const to = new URL(location); to.searchParams.set('tab', '{}'); history.replaceState(null, '', to); }}"
+)
+"""JavaScript: run and tab are in the address, so that a reload, and a link that is passed on, show what is shown now."""
 ABOUT_CHARTS = (
     f"At most {MOST_POINTS} points a curve over the whole range, with the lowest and highest value of each stretch. Dashed "
     "lines: alerts, resumes and the like. Point at a chart, or focus it and use the arrow keys."
@@ -291,7 +299,7 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     view = View(site, Library())
-    named, tab, seen = run_box(), gr.State(TABS[0]), gr.State({})
+    named, wanted_tab, tab, seen = run_box(), run_box(), gr.State(TABS[0]), gr.State({})
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head, notes = (
         gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
@@ -299,7 +307,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     )
     buttons, actions = _build_actions(site, chosen)
     timer = gr.Timer(POLL_SECONDS)
-    with gr.Tabs(elem_id="run-tabs"):
+    with gr.Tabs(elem_id="run-tabs") as tabs:
         with gr.Tab("Charts", id="charts") as charts_tab:
             drawing, nothing = charts("run-charts"), gr.HTML()
             gr.HTML(m.page(m.tag("small", ABOUT_CHARTS)))
@@ -314,23 +322,46 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             yaml = gr.Code(language="yaml", label="config.yaml", interactive=False, max_lines=40)
         with gr.Tab("Checkpoints", id="checkpoints") as checkpoints_tab:
             checkpoints = gr.HTML()
+        with gr.Tab("Share", id="share") as share_tab:
+            shared = share.build(site, chosen)
     outputs = [seen, head, notes, drawing, nothing, phases, spent, log, about, yaml, checkpoints, timer, *buttons]
     inputs = [chosen, tab, seen]
-    tabs = dict(
-        zip(TABS, (charts_tab, machine_tab, completions_tab, log_tab, config_tab, checkpoints_tab), strict=True)
-    )
-    for name, one in tabs.items():
+    own: dict[str, explorer.Explorer | share.Share] = {
+        "completions": opened,
+        "share": shared,
+    }  # tabs that a poll does not fill
+    every = (charts_tab, machine_tab, completions_tab, log_tab, config_tab, checkpoints_tab, share_tab)
+    for name, one in zip(TABS, every, strict=True):
         event = one.select(lambda name=name: name, [], [tab], **QUIET).then(view.look, inputs, outputs, **QUIET)
-        if name == "completions":
-            event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
-        view.look, inputs, outputs, **QUIET
-    )
-    chosen.input(view.look, inputs, outputs, **QUIET).then(opened.look, opened.inputs, opened.outputs, **QUIET)
-    chosen.input(None, [chosen], [], js=to_address("run"))
+        one.select(None, [], [], js=TO_TAB.format(name))
+        if name in own:
+            event.then(own[name].look, own[name].inputs, own[name].outputs, **QUIET)
+    event = blocks.load(
+        lambda wanted, at: _asked(site, wanted, at), [named, wanted_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
+    ).then(view.look, inputs, outputs, **QUIET)
+    chosen.input(None, [chosen], [], js=TO_RUN)
+    changed = chosen.input(view.look, inputs, outputs, **QUIET)
+    for name, part in own.items():
+        for after in (event, changed):
+            after.then(_where(name, part), [tab, *part.inputs], part.outputs, **QUIET)
     for action in actions:
         action.then(view.look, inputs, outputs, **QUIET)
     timer.tick(view.look, inputs, outputs, **QUIET)
+
+
+def _where(name: str, part: Any) -> Any:
+    """Looks where that tab is open; elsewhere it is filled when it is opened."""
+
+    def look(tab: Any, *given: Any) -> list[Any]:
+        return part.look(*given) if tab == name else [gr.skip()] * len(part.outputs)
+
+    return look
+
+
+def _asked(site: Site, wanted: Any, tab: Any) -> list[Any]:
+    """[runs to choose from, the tabs, the open one], as the address says."""
+    at = tab if tab in TABS else TABS[0]
+    return [_choices(site, wanted), gr.Tabs(selected=at), at]
 
 
 def _choices(site: Site, wanted: Any) -> Any:

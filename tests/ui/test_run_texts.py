@@ -16,12 +16,13 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
-from kit.ui import chat, export, run_texts
+from kit.ui import chat, export, run_texts, share
 from kit.ui import run as run_page
 from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
 from kit.ui.run import View
 from kit.ui.settings import Settings
+from kit.ui.share import Share
 from kit.ui.site import Site
 
 
@@ -48,6 +49,32 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
     assert "early" not in text
     assert "2 times in all" in text
     assert run_texts.alerts([{"kind": "checkpoint"}]) == ""
+
+
+def test_notes_are_saved_from_the_page_and_not_over_those_of_others(site: Site) -> None:
+    tab, run = Share(site), site.run("one")
+    notes, seen, links, preview, _ = tab.look("one", None, None, None, None)
+    assert (notes, seen) == ("", "")
+    assert "no report.html yet" in links
+    assert "left out: completions" in preview
+    assert "Saved" in tab.save("one", "tried <b>that</b>", seen)[1]
+    assert run.read_notes() == "tried <b>that</b>"
+    assert "changed meanwhile" in tab.save("one", "mine", seen)[1]
+    assert "no text" in tab.save("one", 7, seen)[1]
+    assert "../x" in tab.save("../x", "mine", "")[1]
+    (run.path / "report.html").write_text("x")
+    assert 'data-copy="/runs/one/report.html"' in tab.look("one", None, None, None, None)[2]
+
+
+def test_the_command_to_publish_is_what_was_chosen(site: Site) -> None:
+    tab, (folder, space, dataset) = Share(site), share.PLACES
+    assert "grpo-kit share one --to FOLDER" in tab.preview("one", folder, "", True, False)
+    text = tab.preview("one", space, "me/it; rm -rf /", True, True)
+    assert "--space &#39;me/it; rm -rf /&#39; --completions --public" in text
+    assert "INCLUDED" in text
+    for foreign in (None, 3, ["x"], {"a": 1}, "another"):
+        assert "share one --to" in tab.preview("one", foreign, foreign, foreign, foreign)
+    assert "--dataset OWNER/NAME" in tab.preview("one", dataset, " ", None, None)
 
 
 def test_the_machine_tab_names_the_largest_term(site: Site) -> None:

@@ -1,0 +1,158 @@
+"""Share: notes on a run, its report to open, download or pass on, and what publishing it would send where."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import gradio as gr
+
+from kit.errors import ConfigError, KitError
+from kit.runs.store import LONGEST_NOTES, RunDir
+from kit.ui import markup as m
+from kit.ui.site import QUIET, Site
+
+PLACES = {
+    "A folder for any static host": "to",
+    "A Hugging Face Space (a page)": "space",
+    "A dataset repository": "dataset",
+}
+LONGEST_NAME = 200
+COPY = """
+element.addEventListener('click', async e => {
+  const button = e.target.closest('[data-copy]');
+  if (!button) return;
+  const text = button.dataset.copy.startsWith('/') ? location.origin + button.dataset.copy : button.dataset.copy;
+  try { await navigator.clipboard.writeText(text); }
+  catch {  // a page that is not at localhost and without https has no clipboard
+    const box = document.createElement('textarea');
+    box.value = text; document.body.appendChild(box); box.select(); document.execCommand('copy'); box.remove();
+  }
+  const before = button.textContent;
+  button.textContent = 'Copied';
+  setTimeout(() => { button.textContent = before; }, 1500);
+});
+"""
+
+
+class Share:
+    """The tab. `look` fills [notes, notes as they were read, links, what would be published, what was said]."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def look(self, run_id: Any, place: Any, name: Any, public: Any, completions: Any) -> list[Any]:
+        """Of the run that is chosen."""
+        try:
+            run = self.site.run(run_id)
+            notes = run.read_notes()
+        except KitError as problem:
+            return ["", "", m.error(problem), "", ""]
+        return [notes, notes, links(run), self.preview(run_id, place, name, public, completions), ""]
+
+    def save(self, run_id: Any, text: Any, seen: Any) -> list[Any]:
+        """[notes as they are now, what was said]."""
+        try:
+            run = self.site.run(run_id)
+            if not isinstance(text, str):
+                raise ConfigError("The notes are no text.")
+            run.write_notes(text, seen=seen if isinstance(seen, str) else "")
+            return [
+                run.read_notes(),
+                m.page(m.note("Saved. They stand in report.html when it is written the next time.", "ok")),
+            ]
+        except KitError as problem:
+            return [gr.skip(), m.error(problem)]
+
+    def preview(self, run_id: Any, place: Any, name: Any, public: Any, completions: Any) -> str:
+        """What would leave this machine, and the command that sends it."""
+        from kit.export.share import publication
+
+        try:
+            run = self.site.run(run_id)
+            told = publication(run, completions=completions is True).told
+        except KitError as problem:
+            return m.error(problem)
+        where = PLACES.get(place, "to") if isinstance(place, str) else "to"
+        target = name.strip()[:LONGEST_NAME] if isinstance(name, str) else ""
+        words = ["grpo-kit", "share", run.id, f"--{where}", target or ("FOLDER" if where == "to" else "OWNER/NAME")]
+        words += ["--completions"] if completions is True else []
+        words += ["--public"] if public is True and where != "to" else []
+        command = shlex.join(words) + run.root_option
+        listed = m.tag("ul", m.join(m.tag("li", line) for line in told))
+        copy = m.tag("button", "Copy", type="button", class_="badge live", data_copy=command)
+        token = (
+            ""
+            if where == "to"
+            else m.tag(
+                "small", "It needs a token that may write, in HF_TOKEN; it asks before it sends. A new repository is private "
+                "unless --public is given."
+            )
+        )  # fmt: skip
+        line = m.tag("div", m.tag("code", command) + copy, class_="row")
+        return m.page(
+            m.panel(
+                m.tag("b", "What will be published"), listed, m.tag("b", "Publish it on the command line"), line, token
+            )
+        )
+
+
+def links(run: RunDir) -> str:
+    """The report: open, download, copy its address."""
+    path = f"/runs/{run.id}/report.html"
+    if not (run.path / "report.html").is_file():
+        return m.page(m.note("There is no report.html yet: 'Write report.html' above makes it of what there is now."))
+    parts = [
+        m.tag("a", "Open", href=path, target="_blank", rel="noopener", class_="badge live"),
+        m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="badge live"),
+        m.tag("button", "Copy link", type="button", class_="badge live", data_copy=path),
+    ]
+    about = (
+        "One file without scripts that loads nothing: it can be mailed, archived or put on any host. The link works where this "
+        "page does."
+    )
+    return m.page(m.tag("div", m.tag("b", "report.html") + m.join(parts), class_="row"), m.tag("small", about))
+
+
+def build(site: Site, chosen: gr.Dropdown) -> Share:
+    """The tab's parts; `look` with `inputs` fills `outputs`."""
+    share = Share(site)
+    seen = gr.State("")
+    notes = gr.Textbox(
+        label="Notes on this run",
+        lines=5,
+        max_lines=24,
+        max_length=LONGEST_NOTES,
+        placeholder="What was tried, what came of it, what to try next. Kept in the run's folder as notes.md.",
+        elem_id="share-notes",
+    )
+    with gr.Row(elem_classes="tight"):
+        save = gr.Button("Save notes", variant="primary", size="md", scale=0, min_width=130, elem_id="share-save")
+    said = gr.HTML(elem_id="share-said")
+    report = gr.HTML(js_on_load=COPY, elem_id="share-report")
+    with gr.Row(elem_classes="tight low"):
+        place = gr.Dropdown(
+            list(PLACES), value=next(iter(PLACES)), label="Publish to", scale=3, min_width=220, elem_id="share-place"
+        )
+        name = gr.Textbox(
+            label="Folder, or OWNER/NAME", max_length=LONGEST_NAME, scale=3, min_width=180, elem_id="share-name"
+        )
+        completions = gr.Checkbox(
+            label="With sampled completions (they hold rows of the data)",
+            scale=3,
+            min_width=220,
+            elem_id="share-completions",
+        )
+        public = gr.Checkbox(label="For everybody to see", scale=2, min_width=160, elem_id="share-public")
+    preview = gr.HTML(js_on_load=COPY, elem_id="share-preview")
+    wish = [chosen, place, name, public, completions]
+    share.inputs, share.outputs = wish, [notes, seen, report, preview, said]
+    save.click(share.save, [chosen, notes, seen], [seen, said], **QUIET)
+    for one in (place, completions, public):
+        one.input(share.preview, wish, [preview], **QUIET)
+    name.blur(share.preview, wish, [preview], **QUIET)
+    name.submit(share.preview, wish, [preview], **QUIET)
+    return share
