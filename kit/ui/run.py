@@ -319,7 +319,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             log = gr.HTML(elem_id="run-log", autoscroll=True)
         with gr.Tab("Config", id="config") as config_tab:
             about = gr.HTML()
-            yaml = gr.Code(language="yaml", label="config.yaml", interactive=False, max_lines=40)
+            yaml = gr.Textbox(
+                label="config.yaml", interactive=False, lines=12, max_lines=40, buttons=["copy"], elem_id="run-yaml"
+            )
         with gr.Tab("Checkpoints", id="checkpoints") as checkpoints_tab:
             checkpoints = gr.HTML()
         with gr.Tab("Share", id="share") as share_tab:

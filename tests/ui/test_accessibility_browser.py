@@ -1,0 +1,57 @@
+"""Every screen and its tabs against WCAG 2.2 A and AA, by axe in a real browser: wide and light, narrow and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright")
+from axe_playwright_python.sync_playwright import Axe
+from made_runs import make
+from playwright.sync_api import Page as Tab
+from test_browser import SCREENS, browser, step, tab
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+__all__ = ["browser", "tab"]
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, serve_here: Callable[..., Any]) -> Any:
+    """A page with a finished run."""
+    folder: Path = tmp_path_factory.mktemp("axe")
+    make(folder / "runs", "one")
+    return serve_here(folder)
+
+
+def violations(one: Tab) -> list[str]:
+    """What axe finds, an element a line: the rule, the element, and why."""
+    return [
+        f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for rule in Axe().run(one, options=RULES).response["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("screen", SCREENS)
+def test_no_screen_has_a_violation(made: Any, tab: Callable[..., Tab], screen: str, width: int, scheme: str) -> None:
+    one = tab(made, screen if screen in ("/", "/new", "/compare") else f"{screen}?run=one", width, scheme)
+    titles = [each.get_attribute("data-tab-id") and each.inner_text() for each in one.get_by_role("tab").all()]
+    found = violations(one)
+    for title in dict.fromkeys(filter(None, titles)):
+        step(one, title)
+        one.wait_for_timeout(500)  # for colours that fade in
+        found += violations(one)
+    assert found == []
+
+
+def test_a_screen_with_a_fault_is_found(made: Any, tab: Callable[..., Tab]) -> None:
+    one = tab(made, "/")
+    one.evaluate(
+        "document.querySelector('.k').insertAdjacentHTML('beforeend', '<img src=\"data:,\"><p style=\"color: #aaa\">pale</p>')"
+    )
+    assert {line.split(":")[0] for line in violations(one)} == {"image-alt", "color-contrast"}
