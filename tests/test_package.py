@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
@@ -38,23 +39,32 @@ def test_the_wheel_holds_the_two_packages_with_the_models_and_nothing_else(tmp_p
     assert Path(made).stat().st_size < 6e6
 
 
-@pytest.mark.install
-def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path: Path) -> None:
-    """As `pip install .` does it: by way of a source distribution; the other packages in the versions that are tested here."""
-    python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
+@pytest.fixture
+def uv(tmp_path: Path) -> Callable[..., str]:
+    """uv in `tmp_path`, with the cache of this machine; what it prints."""
+    places = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
     tool = os.environ | {"UV_CACHE_DIR": subprocess.check_output(["uv", "cache", "dir"], text=True).strip()}
+    tool |= {"UV_FIND_LINKS": places} if places else {}
 
-    def uv(*arguments: object) -> None:
+    def run(*arguments: object) -> str:
         done = subprocess.run(["uv", *map(str, arguments)], env=tool, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
+    return run
+
+
+@pytest.mark.install
+def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path: Path, uv: Callable[..., str]) -> None:
+    """As `pip install .` does it: by way of a source distribution; the other packages in the versions that are tested here."""
+    python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
     uv("build", "-q", "--out-dir", "made", ROOT)
     (wheel,) = (tmp_path / "made").glob("*.whl")
     pins = {found.name: found.version for found in distributions() if found.name != "grpo-kit"}
     (tmp_path / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
     uv("venv", "-q", "--python", sys.executable, "env")
     uv("pip", "install", "-q", "--python", python, "--constraint", "pins.txt", wheel)
-    listed = subprocess.check_output(["uv", "pip", "list", "--python", python], env=tool, cwd=tmp_path, text=True)
+    listed = uv("pip", "list", "--python", python)
     assert "pytest" not in listed
     assert "unsloth" not in listed
 
@@ -112,13 +122,9 @@ def test_the_rewards_alone_are_of_the_kits_version() -> None:
 
 
 @pytest.mark.install
-def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(tmp_path: Path) -> None:
-    tool = os.environ | {"UV_CACHE_DIR": subprocess.check_output(["uv", "cache", "dir"], text=True).strip()}
-
-    def uv(*arguments: object) -> None:
-        done = subprocess.run(["uv", *map(str, arguments)], env=tool, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
+def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(
+    tmp_path: Path, uv: Callable[..., str]
+) -> None:
     uv("build", "-q", "--out-dir", "made", ROOT / "rewards")
     (wheel,) = (tmp_path / "made").glob("*.whl")
     with ZipFile(wheel) as packed:
@@ -137,6 +143,75 @@ def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(tmp_
     assert told["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and without the 1
     assert told["heavy"] == []
     assert told["module"].startswith(str(tmp_path))
+    (tmp_path / "mine.py").write_text(CARELESS)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "6 x 12?", "reward_model": {"ground_truth": "72"}}\n')
+    command = [python.with_name("grpo-rewards"), "audit", "mine.py:compute_score", "--data", "rows.jsonl", "--json"]
+    audited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert audited.returncode == 1, audited.stderr
+    assert "near-misses is paid on 1 of 1 rows" in " ".join(json.loads(audited.stdout)["problems"])
+
+
+CARELESS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(ground_truth in solution_str)
+"""
+
+# What a worker of verl's does with a batch, in the process that tests it: decode, call our file, collect.
+REWARD_LOOP = r"""
+import json, sys
+import numpy as np, torch
+from hydra import compose, initialize_config_module
+from transformers import AutoTokenizer
+from verl import DataProto
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+model, rewards = sys.argv[1:]
+rows = [("so \\boxed{72}", "72"), ("\\boxed{70}", "72"), ("\\boxed{2 + 70}", "72"), ("\\boxed{144/2}", "72.0")] * 4
+tokenizer = AutoTokenizer.from_pretrained(model)
+ids = [tokenizer(text)["input_ids"] for text, _ in rows]
+responses = torch.full((len(rows), max(map(len, ids))), tokenizer.pad_token_id)
+mask = torch.zeros(len(rows), 4 + responses.shape[1], dtype=torch.long)
+for at, tokens in enumerate(ids):
+    responses[at, : len(tokens)] = torch.tensor(tokens)
+    mask[at, : 4 + len(tokens)] = 1
+columns = {
+    "data_source": ["mine"] * len(rows),
+    "reward_model": [{"style": "rule", "ground_truth": truth} for _, truth in rows],
+    "extra_info": [{"question": "What is $2 + 70$?", "index": at} for at in range(len(rows))],
+}
+data = DataProto.from_dict(
+    tensors={"prompts": torch.ones(len(rows), 4, dtype=torch.long), "responses": responses, "attention_mask": mask},
+    non_tensors={name: np.array(column, dtype=object) for name, column in columns.items()},
+)
+told = {}
+for manager in ("naive", "dapo"):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[
+            f"actor_rollout_ref.model.path={model}", f"reward.reward_manager.name={manager}",
+            f"reward.custom_reward_function.path={rewards}", "reward.custom_reward_function.name=compute_score",
+        ])
+    worker = RewardLoopWorker(config)
+    told[manager] = worker.loop.run_until_complete(worker.compute_score_batch(data))
+print(json.dumps(told, default=float))
+"""
+
+
+@pytest.mark.install
+def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path, uv: Callable[..., str]) -> None:
+    """verl's own workers, configuration and reward managers, in an environment that both resolve in."""
+    uv("venv", "-q", "--python", sys.executable, "env")
+    python = tmp_path / "env" / "bin" / "python"
+    uv("pip", "install", "-q", "--python", python, ROOT / "rewards", "verl>=0.9,<0.10", "torch==2.13.0")
+    (tmp_path / "mine.py").write_text('from rewards import load\n\ncompute_score = load("math-verify").verl()\n')
+    command = [python, "-W", "ignore", "-c", REWARD_LOOP, ROOT / "kit/models/shipped/embedded", tmp_path / "mine.py"]
+    quiet = os.environ | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    for manager in ("naive", "dapo"):
+        scores = [one["reward_score"] for one in told[manager]]
+        assert scores == [1.0, 0.0, 0.0, 1.0] * 4, manager  # right, wrong, the question's own formula, right
+        assert [one["reward_extra_info"]["accuracy"] for one in told[manager]] == scores
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

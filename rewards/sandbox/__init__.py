@@ -3,10 +3,10 @@
 What each level does is in `describe()`. In all of them a program has no network, no environment, no home, only system
 directories to read, and limits on time, memory, processes, files and output; grading happens outside, on what it wrote.
 
-Limits: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is watched from outside and
-not by the kernel, so that for a moment there may be more; CPU and disk bandwidth are not shared fairly. Made to keep the
-programs of a model in training from harming the machine or cheating its reward; not for hostile strangers on a machine that
-holds secrets.
+Limits: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is bounded by the kernel
+where a control group can be made, see `memory`; elsewhere it is watched from outside, so that for a moment there may be more.
+CPU and disk bandwidth are not shared fairly. Made to keep the programs of a model in training from harming the machine or
+cheating its reward; not for hostile strangers on a machine that holds secrets.
 
 >>> from rewards import sandbox
 >>> sandbox.run("print(int(input()) * 2)", "21", allow_unsafe=True).stdout.strip()

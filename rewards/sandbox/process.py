@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rewards.sandbox.memory import ControlGroup, memory_of_tree
+
 __all__ = ["Ended", "sealed_file", "watch"]
 
 _CHUNK = 1 << 16
@@ -56,7 +58,7 @@ def watch(
     cwd: str = "/",
 ) -> Ended:
     """Runs `command` in a session of its own without an environment, until it ends or passes a limit; `memory_bytes` is what
-    its processes may hold together.
+    its processes may hold together, by a control group where one can be had, and looked at from here in either case.
 
     `status` is a pipe (read, write): the sandbox says there whether it got as far as starting the program, and under
     which process id its innermost process can be reached. Both ends are closed here. None: it says nothing.
@@ -64,6 +66,23 @@ def watch(
     Raises:
         OSError: the command cannot be started.
     """
+    with ControlGroup(memory_bytes) as group:
+        ended = _watch(group.joined(command), stdin, pass_fds, status, seconds, output_bytes, memory_bytes, cwd)
+        if not ended.stopped and group.overran():
+            ended.stopped, ended.returncode = "memory", None
+    return ended
+
+
+def _watch(
+    command: Sequence[str],
+    stdin: int,
+    pass_fds: Sequence[int],
+    status: tuple[int, int] | None,
+    seconds: float,
+    output_bytes: int,
+    memory_bytes: int,
+    cwd: str,
+) -> Ended:
     ended = Ended()
     start = time.monotonic()
     reads, writes = ([status[0]], [status[1]]) if status else ([], [])
@@ -207,36 +226,6 @@ class _Watched:
         if self.inner is None and b"child-pid" in line:
             with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
                 self.inner = os.pidfd_open(int(json.loads(line)["child-pid"]))
-
-
-def memory_of_tree(root: int, limit: int) -> int:
-    """Bytes in use by a process and all that descend from it; less than `limit` as soon as that is certain.
-
-    Pages that several share by a fork are counted once where the kernel tells (Pss), which takes longer and is asked only
-    when the plain sum is over the limit.
-    """
-    pids, found = [root], []
-    while pids:
-        pid = pids.pop()
-        found.append(pid)
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                    pids += map(int, file.read().split())
-    resident = {pid: _field(f"/proc/{pid}/status", "VmRSS:") for pid in found}
-    total = sum(each or 0 for each in resident.values())
-    if total <= limit:
-        return total
-    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or resident[pid] or 0 for pid in found)
-
-
-def _field(path: str, name: str) -> int | None:
-    """Bytes that a line of a file in /proc gives in kB; None where that cannot be read."""
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
-        for line in file:
-            if line.startswith(name):
-                return int(line.split()[1]) << 10
-    return None
 
 
 def _await_end(pidfd: int) -> None:

@@ -29,7 +29,8 @@ class Job:
         stdin: what the program reads, as text.
         seconds: wall clock and, rounded up, CPU seconds.
         memory_mb: MiB of address space for each process of the program, and of memory in use for all of them together; the
-            latter is looked at 40 times a second, and a program that holds more is stopped (`failed`).
+            latter is bounded by a control group where one can be made, and looked at 40 times a second in any case. A program
+            that holds more is stopped (`failed`).
         output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
         files: further files in the working directory, name to content. Names are plain: no directories.
         processes: processes and threads that the program may have at once.

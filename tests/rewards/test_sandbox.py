@@ -9,7 +9,7 @@ import pytest
 from sandbox_levels import LEVELS, need
 
 from rewards import sandbox
-from rewards.sandbox import commands, runner, slots
+from rewards.sandbox import commands, memory, runner, slots
 from rewards.sandbox.process import sealed_file
 from rewards.sandbox.seccomp import filter_program
 
@@ -282,3 +282,57 @@ def test_a_loaded_machine_does_not_lengthen_the_deadline(level):
     start = time.monotonic()
     sandbox.run_all([sandbox.Job(program="while True: pass", seconds=0.5)] * 4, workers=4, at=level)
     assert time.monotonic() - start < 5
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """What looks like a tree of control groups of version 2, and this process in it: plain files in a folder."""
+    own = tmp_path / "user.slice" / "session.scope"
+    own.mkdir(parents=True)
+    (tmp_path / "mountinfo").write_text(f"30 1 0:25 / {tmp_path} rw,nosuid shared:4 - cgroup2 cgroup2 rw\n")
+    (tmp_path / "cgroup").write_text("2:cpu:/\n0::/user.slice/session.scope\n")
+    monkeypatch.setattr(memory, "_MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(memory, "_OWN", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_GONE_SECONDS", 0.0)  # a folder with files in it does not go away
+    memory.group_for_children.cache_clear()
+    yield own
+    memory.group_for_children.cache_clear()
+
+
+@pytest.mark.skipif(not LINUX, reason="control groups are Linux's")
+def test_a_program_is_put_into_a_bounded_group_where_one_can_be_made(tree):
+    assert memory.group_for_children() is None  # no memory controller for children anywhere
+    memory.group_for_children.cache_clear()
+    (tree.parent / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    assert memory.group_for_children() == tree.parent  # a sibling of this process's own group
+    with memory.ControlGroup(300 << 20) as group:
+        assert (group.path / "memory.max").read_text() == f"{300 << 20}\n"
+        assert (group.path / "memory.oom.group").read_text() == "1\n"
+        told = subprocess.run(group.joined(["/bin/echo", "a b"]), capture_output=True, text=True, env={})
+        assert told.stdout == "a b\n"
+        assert (group.path / "cgroup.procs").read_text() == "0\n"
+        assert not group.overran()
+        (group.path / "memory.events").write_text("oom 1\noom_kill 0\n")
+        assert not group.overran()
+        (group.path / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 1\n")
+        assert group.overran()
+    assert (group.path / "cgroup.kill").read_text() == "1\n"
+
+
+@pytest.mark.skipif(not LINUX, reason="control groups are Linux's")
+def test_what_the_kernel_ended_for_its_memory_is_said_to_be_so(tree, monkeypatch):
+    need("unsafe")
+    (tree.parent / "cgroup.subtree_control").write_text("memory\n")
+    monkeypatch.setattr(memory.ControlGroup, "overran", lambda group: group.path is not None)
+    result = sandbox.run("print(1)", memory_mb=256, at="unsafe", allow_unsafe=True)
+    assert (result.status, result.reason) == ("failed", "stopped: its processes held more than 256 MiB together")
+
+
+@pytest.mark.skipif(not LINUX, reason="control groups are Linux's")
+def test_a_group_that_takes_no_processes_is_not_used(tree, monkeypatch):
+    (tree.parent / "cgroup.subtree_control").write_text("memory\n")
+    monkeypatch.setattr(memory, "_ENTER", "exit 1")
+    assert memory.group_for_children() is None
+    with memory.ControlGroup(1 << 30) as group:
+        assert group.joined(["true"]) == ["true"]
+        assert not group.overran()
