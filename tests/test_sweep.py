@@ -202,6 +202,7 @@ carry_out(load_sweep(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.survival
 def test_a_killed_sweep_goes_on_with_the_values_of_the_dead_trial(tmp_path: Path, launched: list[RunConfig]) -> None:
     path = write(tmp_path / "it.yaml")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tmp_path)], check=False)

@@ -48,6 +48,7 @@ def said_of_an_enum(first: str) -> str:
     return done.stderr
 
 
+@pytest.mark.survival
 def test_of_enums_that_torchao_registers_nothing_is_said_and_of_all_else_it_is() -> None:
     plain, ours = said_of_an_enum(""), said_of_an_enum("import kit.models.loading")
     assert "register_constant() on Enum subclasses" in plain, "torch no longer warns; its line in NO_NEWS can go"

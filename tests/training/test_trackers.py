@@ -226,6 +226,7 @@ def trackio_rows(folder: Path) -> list[tuple[str, int, dict[str, Any]]]:
     return [(name, step, json.loads(values)) for name, step, values in rows]
 
 
+@pytest.mark.survival
 def test_trackio_holds_what_the_run_wrote_without_a_network_and_goes_on_after_a_resume(
     train: Callable[..., RunDir], tmp_path: Path
 ) -> None:
