@@ -40,8 +40,8 @@ STEPS = """
 for step in range(1, 600):
     time.sleep(0.05)
     run.append_metrics({"step": step, "reward": step / 600, "time": time.time(), "step_time": 0.05})
-    run.write_status("running", step=step, total_steps=600)
     print("step", step, flush=True)
+    run.write_status("running", step=step, total_steps=600)
     if (run.control / "stop").exists():
         run.write_json(f"checkpoint-{step}/trainer_state.json", {})
         run.write_status("stopped", reason="control/stop", exit=130)
