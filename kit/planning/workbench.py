@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import DataError
+from kit.errors import ConfigError, DataError
 from kit.runs.files import to_json
 from kit.runs.worker import claim_stdout, is_user_error
 
@@ -299,6 +299,34 @@ def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
     return report(check_machine(str(request.get("root", config.run.root))))
 
 
+def curves(config: RunConfig, request: Request) -> list[dict[str, Any]]:
+    """The curves of each of `specs`, objectives of registered hooks. Raises `ConfigError` for one that names a file."""
+    from kit.objective.curves import curves as evaluated
+    from kit.objective.objective import Objective
+
+    found = []
+    for spec in list(request["specs"])[:4]:
+        named_only(spec)
+        found.append(evaluated(Objective.from_spec(spec)).as_dict())
+    return found
+
+
+def named_only(tree: Any) -> None:
+    """Raises `ConfigError` where a hook's name, anywhere in it, is an import path: that would run code."""
+    if isinstance(tree, Mapping):
+        if not str(tree.get("name", "x")).replace("_", "").isalnum():
+            raise ConfigError(
+                f"'{str(tree['name'])[:60]}' is no registered hook, and nothing else is evaluated from the page."
+            )
+        for value in tree.values():
+            named_only(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            named_only(value)
+    elif isinstance(tree, str) and not tree.replace("_", "").isalnum():
+        raise ConfigError(f"'{tree[:60]}' is no registered hook, and nothing else is evaluated from the page.")
+
+
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "warm": warm,
     "rows": rows,
@@ -310,6 +338,7 @@ QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "plan": plan,
     "validate": validate,
     "doctor": doctor,
+    "curves": curves,
 }
 
 

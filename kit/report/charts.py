@@ -94,8 +94,17 @@ def lines(
     return svg(Panel(title, y_label, drawn, *y_range, smooth=smooth), x_label, marks)
 
 
-def svg(panel: Panel, x_label: str = "optimiser step", marks: Sequence[tuple[float, str]] = ()) -> Markup:
+def svg(
+    panel: Panel,
+    x_label: str = "optimiser step",
+    marks: Sequence[tuple[float, str]] = (),
+    *,
+    areas: Sequence[tuple[float, float, str]] = (),
+    density: Sequence[tuple[float, float, float]] = (),
+) -> Markup:
     """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
+
+    `areas` are stretches (from, to, text) of x that stand out, `density` shares (from, to, share) of something along x.
 
     Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
     the single values; of a stack the means of 250 equal stretches, so that its parts add up.
@@ -106,7 +115,8 @@ def svg(panel: Panel, x_label: str = "optimiser step", marks: Sequence[tuple[flo
     legend, top = _legend([one.name for one in series])
     sums = [thinned(one) for one in panel.stack()] if panel.stacked and len(series[0].x) > 1 else []
     frame = _frame(sums or series, (panel.low, panel.high), top)
-    body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
+    body = [*_areas(frame, areas), *_density(frame, density)]
+    body += [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
     for place, one in enumerate(sums):
         body.append(_area(frame, one, sums[place - 1] if place else None, place))
     for place, one in enumerate(series if not sums else ()):
@@ -272,6 +282,29 @@ def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
         if low <= x <= high:
             place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
             body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
+    return body
+
+
+def _areas(frame: Frame, areas: Sequence[tuple[float, float, str]]) -> list[Markup]:
+    shape = '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:g}" class="area" style="{}"><title>{}</title></rect>'
+    style = f"fill:{_color(4)};fill-opacity:.13"
+    return [
+        Markup(shape).format(frame.x(low), frame.top, frame.x(high) - frame.x(low), PLOT_HEIGHT, style, text)
+        for low, high, text in areas
+    ]
+
+
+def _density(frame: Frame, density: Sequence[tuple[float, float, float]]) -> list[Markup]:
+    """Boxes on the floor of the plot whose areas are shares; the highest is a third of it."""
+    left, right = frame.x_ticks[0], frame.x_ticks[-1]
+    heights = [share / (high - low) for low, high, share in density]
+    body, style = [], f"fill:{_color(5)};fill-opacity:.3"
+    shape = '<rect x="{:.1f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" style="{}"><title>{}</title></rect>'
+    for (low, high, share), height in zip(density, heights, strict=True):
+        start, end = frame.x(max(low, left)), frame.x(min(high, right))
+        tall = PLOT_HEIGHT / 3 * height / max(heights)
+        words = f"{share:.0%} from {number(low, 4)} to {number(high, 4)}"
+        body.append(Markup(shape).format(start, frame.bottom - tall, max(1.0, end - start), tall, style, words))
     return body
 
 

@@ -17,7 +17,7 @@ from kit.report.panels import LEARNING, MACHINE, MOST_POINTS, Panel, panels
 from kit.report.record import read_tree, words
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
-from kit.ui import explorer, share
+from kit.ui import explorer, objective, share
 from kit.ui import markup as m
 from kit.ui.curves import Library, charts, pack
 from kit.ui.home import ask_to_stop
@@ -26,7 +26,7 @@ from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
 BUTTONS = ("stop", "save", "now", "resume", "force", "report")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
-TABS = ("charts", "machine", "completions", "log", "config", "checkpoints", "share")
+TABS = ("charts", "machine", "completions", "objective", "log", "config", "checkpoints", "share")
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
 MOST_MARKS = 24
@@ -315,6 +315,8 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             spent, phases = gr.HTML(elem_id="run-spent"), charts("run-machine")
         with gr.Tab("Completions", id="completions") as completions_tab:
             opened = explorer.build(site, chosen)
+        with gr.Tab("Objective", id="objective") as objective_tab:
+            curved = objective.build(site, chosen, view.library)
         with gr.Tab("Log", id="log") as log_tab:
             log = gr.HTML(elem_id="run-log", autoscroll=True)
         with gr.Tab("Config", id="config") as config_tab:
@@ -328,16 +330,17 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             shared = share.build(site, chosen)
     outputs = [seen, head, notes, drawing, nothing, phases, spent, log, about, yaml, checkpoints, timer, *buttons]
     inputs = [chosen, tab, seen]
-    own: dict[str, explorer.Explorer | share.Share] = {
+    own: dict[str, explorer.Explorer | share.Share | objective.ObjectiveTab] = {
         "completions": opened,
+        "objective": curved,
         "share": shared,
     }  # tabs that a poll does not fill
-    every = (charts_tab, machine_tab, completions_tab, log_tab, config_tab, checkpoints_tab, share_tab)
+    every = (charts_tab, machine_tab, completions_tab, objective_tab, log_tab, config_tab, checkpoints_tab, share_tab)
     for name, one in zip(TABS, every, strict=True):
         event = one.select(lambda name=name: name, [], [tab], **QUIET).then(view.look, inputs, outputs, **QUIET)
         one.select(None, [], [], js=TO_TAB.format(name))
         if name in own:
-            event.then(own[name].look, own[name].inputs, own[name].outputs, **QUIET)
+            event.then(own[name].look, own[name].inputs, own[name].outputs, **_how(name))
     event = blocks.load(
         lambda wanted, at: _asked(site, wanted, at), [named, wanted_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
     ).then(view.look, inputs, outputs, **QUIET)
@@ -345,17 +348,23 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     changed = chosen.input(view.look, inputs, outputs, **QUIET)
     for name, part in own.items():
         for after in (event, changed):
-            after.then(_where(name, part), [tab, *part.inputs], part.outputs, **QUIET)
+            after.then(_where(name, part), [tab, *part.inputs], part.outputs, **_how(name))
     for action in actions:
         action.then(view.look, inputs, outputs, **QUIET)
     timer.tick(view.look, inputs, outputs, **QUIET)
 
 
+def _how(name: str) -> dict[str, Any]:
+    """How a tab of its own is asked for: the objective by way of a child process, which takes seconds at first."""
+    return objective.SLOW if name == "objective" else QUIET
+
+
 def _where(name: str, part: Any) -> Any:
     """Looks where that tab is open; elsewhere it is filled when it is opened."""
 
-    def look(tab: Any, *given: Any) -> list[Any]:
-        return part.look(*given) if tab == name else [gr.skip()] * len(part.outputs)
+    def look(tab: Any, *given: Any) -> Any:
+        skipped = [gr.skip()] * len(part.outputs)
+        return part.look(*given) if tab == name else skipped if len(skipped) > 1 else skipped[0]
 
     return look
 

@@ -140,6 +140,7 @@ def build(site: Site, chosen: gr.Dropdown) -> Share:
         name = gr.Textbox(
             label="Folder, or OWNER/NAME", max_length=LONGEST_NAME, scale=3, min_width=180, elem_id="share-name"
         )
+    with gr.Row(elem_classes="tight"):
         completions = gr.Checkbox(
             label="With sampled completions (they hold rows of the data)",
             scale=3,

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from made_runs import batch, make
 
+from kit.config import RunConfig
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
+from kit.planning import workbench
 from kit.runs.store import RunDir
-from kit.ui import chat, export, run_texts, share
+from kit.ui import chat, export, objective, run_texts, share
 from kit.ui import run as run_page
 from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
@@ -75,6 +77,52 @@ def test_the_command_to_publish_is_what_was_chosen(site: Site) -> None:
     for foreign in (None, 3, ["x"], {"a": 1}, "another"):
         assert "share one --to" in tab.preview("one", foreign, foreign, foreign, foreign)
     assert "--dataset OWNER/NAME" in tab.preview("one", dataset, " ", None, None)
+
+
+def test_the_objective_is_shown_with_one_part_changed_and_the_runs_ratios(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def ask(question: str, specs: Any) -> Any:
+        asked.append(specs)
+        return workbench.QUESTIONS[question](RunConfig(), {"specs": specs})
+
+    monkeypatch.setattr(site.benches, "ask", ask)
+    tab, run = objective.ObjectiveTab(site, Library()), site.run("one")
+    text = tab.look("one", "grpo", None, "", None, None)
+    assert asked == [[{"recipe": "grpo"}]]
+    assert "nothing pulls it there any more" in text
+    assert "logged no ratios" in text
+    lines = [json.loads(one) for one in run.metrics_file.read_text().splitlines()]
+    spread = dict(zip((f"ratio/{name}" for name in objective.QUANTILES), (0.7, 0.9, 1.0, 1.1, 1.3), strict=True))
+    run.metrics_file.write_text("".join(json.dumps(one | spread) + "\n" for one in lines))
+    text = tab.look("one", objective.AS_TRAINED, objective.AS_IT_IS, None, "0.5", "0.1")
+    (own, changed) = asked[-1]
+    assert own == {"recipe": "dapo"}
+    assert changed["clip"] == {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.5}
+    assert changed["regularizers"] == [{"name": "kl", "coef": 0.1}]
+    assert "98 % of the tokens lie from 0.7 to 1.3" in text
+    assert "40% from 0.9 to 1<" in text
+    assert "towards the reference" in text
+    assert "expected a number" in tab.look("one", "grpo", None, "x", None, None)
+    for foreign in (["x"], {"a": 1}, 3, "mine.py:clip"):
+        assert "<svg" in tab.look("one", foreign, foreign, None, None, None)
+
+
+def test_no_code_is_evaluated_for_the_page(site: Site) -> None:
+    run = site.run("one")
+    run.write_text("config.yaml", run.config.read_text().replace("  clip: null", "  clip: {name: 'mine.py:clip'}"))
+    assert "runs no such code" in objective.ObjectiveTab(site, Library()).look("one", None, None, None, None, None)
+    for spec in ({"clip": {"name": "os:system"}}, {"clip": "os.system"}, {"weights": ["mine.py:f"]}):
+        with pytest.raises(ConfigError, match="no registered hook"):
+            workbench.QUESTIONS["curves"](RunConfig(), {"specs": [spec]})
+
+
+def test_the_clips_to_choose_from_are_registered() -> None:
+    from kit.objective import clips
+
+    assert all(clips.build(name) for name in objective.CLIPS)
 
 
 def test_the_machine_tab_names_the_largest_term(site: Site) -> None:
