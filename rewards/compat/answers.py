@@ -281,11 +281,16 @@ class RepetitionPenaltyReward:
 
     def __call__(
         self,
+        given: Completions | None = None,
+        /,
         completions: Completions | None = None,
         completion_ids: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """The penalty of each completion, 0 or below."""
+        """The penalty of each completion, 0 or below; `given` is completions, as in open-r1, or token ids, as in TRL."""
+        if given is not None and all(_is_ids(each) for each in given):
+            completion_ids = given
+        completions = completions if given is None else given
         if completion_ids is None and completions is not None and all(_is_ids(each) for each in completions):
             completion_ids = completions
         if completion_ids is not None:

@@ -98,6 +98,13 @@ def test_repetition_is_that_of_trl():
         assert ours(completion_ids=ids) == ours(ids) == pytest.approx(theirs(ids))
 
 
+def test_repetition_takes_ids_or_completions_first_and_what_a_trainer_passes_beside_them():
+    reward = compat.get_repetition_penalty_reward(2, -1.0)
+    beside = {"prompts": ["x"], "completions": [[{"content": "a b c d"}]]}
+    assert reward([[5, 5, 5, 5, 5]], **beside) == reward(completion_ids=[[5, 5, 5, 5, 5]], **beside) == [-0.75]
+    assert reward(conversational("a b A b a"), prompts=["x"]) == [-0.5]
+
+
 def test_repetition_counts_words_without_ids_as_open_r1_does():
     # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
     assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
