@@ -149,7 +149,11 @@ def _same(expected: str, given: str, final: bool) -> bool:
     if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # an entry that is written twice
         right = right._replace(parts=tuple({bare(part): part for part in right.parts}.values()))
     if len(left.parts) != len(right.parts) or max(len(left.parts), len(right.parts)) > MAX_PARTS:
-        return _same_in_groups(expected, right, final) or _same_alternatives(left, right, final)
+        return (
+            _matching(_groups(expected, right), right.parts, final)
+            or _matching(left.parts, _groups(given, left), final)
+            or _same_alternatives(left, right, final)
+        )
     if not kinds <= {"list", "set", "tuple"} and not (
         kinds <= {"tuple", "interval"} and left.brackets == right.brackets
     ):
@@ -177,11 +181,11 @@ def _as_tuple(pieces: Pieces) -> Pieces:
     return Pieces("tuple", pieces.parts, "()") if one_line else pieces
 
 
-def _same_in_groups(expected: str, given: Pieces, final: bool) -> bool:
-    """`p = 5, q = 2; p = 7, q = 2` against `(5, 2), (7, 2)`: what stands between semicolons is one tuple."""
-    groups = [f"({group})" for group in expected.split(";")]
-    same_size = len(groups) == len(given.parts) > 1 and "," in expected and not set("()[]") & set(expected)
-    return same_size and given.kind in ("list", "set") and _matching(groups, given.parts, final)
+def _groups(text: str, other: Pieces) -> list[str]:
+    """`p = 5, q = 2; p = 7, q = 2` as `(p = 5, q = 2)` and `(p = 7, q = 2)`, where the other side has as many; else none."""
+    groups = [f"({group})" for group in text.split(";")]
+    fits = len(groups) == len(other.parts) > 1 and "," in text and not set("()[]") & set(text)
+    return groups if fits and other.kind in ("list", "set") else []
 
 
 def _same_alternatives(expected: Pieces, given: Pieces, final: bool) -> bool:

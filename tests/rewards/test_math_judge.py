@@ -49,6 +49,8 @@ EQUAL = [
     (r"4 \times 10^{33} \mathrm{erg} / \mathrm{s}", "4e33"), (r"5 \text{ kg} \cdot \text{m}", "5"),
     (r"2.5 \text{ million}", "2500000"),
     (r"\$3 million", "3,000,000"), (r"\frac{x^2}{2}+C", r"\frac{1}{2}x^2 + c"), ("x^2+C", "x^2+K"),
+    # groups between semicolons
+    ("(5,2),(7,2)", "p=5,q=2;p=7,q=2"), ("p=5,q=2;p=7,q=2", "(7,2), (5,2)"), ("(5,2),(7,2)", "p=7, q=2; p=5, q=2"),
     # times and words
     ("10:30", "10:30"), ("10:30 PM", "22:30"), ("10:30", r"10:30\text{ a.m.}"), ("1:3", "1:3"), ("A", r"\text{A}"),
     (r"\text{Monday}", "Monday"), (r"\text{even}", "even."),
@@ -87,6 +89,9 @@ DIFFERENT = [
     # another unit of measure
     ("3 hours", "3 minutes"), (r"3\text{ cm}", r"3\text{ m}"), ("30 minutes", "30 hours"), (r"\$5", r"5\text{ cents}"),
     (r"90^\circ", r"90\text{ radians}"), ("5 kg", "5 g"), ("2 weeks", r"2\text{ days}"),
+    # groups between semicolons
+    ("(5,2),(7,2)", "p=5,q=2;p=7,q=3"), ("(5,2),(7,2)", "p=2,q=5;p=2,q=7"), ("(5,2),(7,2)", "5,2;7,2;1,1"),
+    ("5,2;7,2", "(2,5),(2,7)"),
     # times and words
     ("10:30", "1:3"), ("10:30", "10:31"), ("10:30 AM", "22:30"), ("A", "B"), ("Monday", r"\text{dayMon}"),
     ("x+1", "y+1"), ("2ab", "2cd"), ("12", "13 cm"), ("7", "seven"), ("7", "answer"), ("7", ""), ("1,234", "2,341"),
