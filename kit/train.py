@@ -28,7 +28,13 @@ sys.modules[__name__].__class__ = CallableModule  # importing this file binds it
 
 
 def run(
-    config: RunConfig, *, quiet: bool = False, resume: bool = False, force: bool = False, adopt: bool = False
+    config: RunConfig,
+    *,
+    quiet: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    adopt: bool = False,
+    until: int | None = None,
 ) -> RunDir:
     """Trains as configured and returns the run directory. Raises `KitError` for errors that the user can correct.
 
@@ -39,6 +45,7 @@ def run(
     resume: continue the run directory of that id.
     force: resume although data, configuration or packages have changed.
     adopt: the caller has created (or claimed) the run directory for this process.
+    until: save and stop after this step, and the evaluation that is due there; a resumed run goes on as if uninterrupted.
     """
     processes = runner.distributed.join()
     config, first = processes.broadcast(config), processes.is_first
@@ -63,6 +70,7 @@ def run(
         # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
         with life as stop, backend:
+            stop.until = until
             if first and found.resumption is not None:
                 runner.resume.truncate_to_checkpoint(found.resumption, reporter.say)
             resumption = processes.broadcast(found.resumption)
@@ -145,7 +153,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
 def main(request: dict[str, Any], quiet: bool) -> None:
     """What the training process does with its request. Raises `KeyboardInterrupt` when the run was stopped."""
     ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
-    folder = run(load_config(request["config"]), quiet=quiet, **ways)
+    folder = run(load_config(request["config"]), quiet=quiet, until=request.get("until"), **ways)
     if folder.status()["state"] == "stopped":
         raise KeyboardInterrupt
 

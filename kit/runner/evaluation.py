@@ -15,7 +15,7 @@ from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runs.files import disk_errors
-from kit.runs.store import RunDir, step_of
+from kit.runs.store import TURN, RunDir, step_of
 
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
@@ -42,6 +42,7 @@ def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
         memory,
         parts.interaction,
         processor=parts.files.processor,
+        name=str(parts.config.run.id),
     )
 
 
@@ -108,6 +109,10 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
+        if state.global_step == self.stop.until and not self.stop.asked():
+            self.stop.reason = f"{TURN}{state.global_step}"
+            self.policy.run.write_status("stopping", step=state.global_step)
+            control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.policy.config.every:

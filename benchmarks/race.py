@@ -1,0 +1,167 @@
+"""Racing: what share of the steps finds the best of 8 arms, and how often the best one is dropped.
+
+    python benchmarks/race.py simulate [--races 2000]        error rate and steps on made-up learning curves, without a model
+    python benchmarks/race.py train [--root FOLDER]          one real race: 8 learning rates on the quickstart's task
+    python benchmarks/race.py full [--root FOLDER]           the same 8 arms, all trained to the end, to see who is the best
+
+Results go to benchmarks/results/race.json, the tables into docs/sweep.md. `train` and `full` go on where they were stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit.studies.race import Evidence, dropped
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "benchmarks/results/race.json", ROOT / "docs/sweep.md"
+BEGIN, END = "<!-- measured: benchmarks/race.py -->", "<!-- end of measured -->"
+ARMS, LOOKS, PROBLEMS, SAMPLES, START = 8, 11, 200, 4, 0.2
+"""The defaults of an evaluation, at every twelfth of a run; a look at the end is no test."""
+SPREAD = np.array([0.75, 0.70, 0.65, 0.60, 0.50, 0.40, 0.30, 0.20])
+CASES: dict[str, dict[str, Any]] = {
+    "all alike": {"final": np.full(ARMS, 0.6)},
+    "one is 0.25 better": {"final": np.array([0.75] + [0.5] * 7)},
+    "one is 0.10 better": {"final": np.array([0.6] + [0.5] * 7)},
+    "scores of 0.75, 0.70, 0.65, 0.60, 0.50, 0.40, 0.30, 0.20": {"final": SPREAD},
+    "one is 0.02 better": {"final": np.array([0.62] + [0.6] * 7)},
+    "the best one learns four times as slowly": {"final": SPREAD, "speed": np.array([1.0] + [0.25] * 7)},
+    "wrong on purpose: the same completions at every look, all alike": {"final": np.full(ARMS, 0.6), "fresh": False},
+}
+LEARNING_RATES = [3.0e-6, 1.0e-5, 3.0e-5, 1.0e-4, 3.0e-4, 1.0e-3, 3.0e-3, 1.0e-2]
+STEPS, EVERY = 24, 2
+
+
+def means(t: float, final: Any, speed: Any) -> Any:
+    """Expected score of each arm after the share t of its training: an exponential approach to its final one."""
+    return START + (final - START) * (1 - np.exp(-t / speed))
+
+
+def one_race(rng: np.random.Generator, final: Any, speed: Any, *, fresh: bool = True, error: float = 0.05) -> Any:
+    """The look at which each arm is dropped (LOOKS + 1: never). Problems differ in difficulty, alike for all arms."""
+    evidence, left, out = Evidence(ARMS), list(range(ARMS)), np.full(ARMS, LOOKS + 1)
+    hardness, once = rng.normal(0, 1, PROBLEMS), rng.random((ARMS, PROBLEMS, SAMPLES))
+    for look in range(1, LOOKS + 1):
+        mean = means(look / (LOOKS + 1), final, speed)
+        chance = 1 / (1 + np.exp(-(1.2 * np.log(mean / (1 - mean))[:, None] + hardness)))
+        draws = rng.random((ARMS, PROBLEMS, SAMPLES)) if fresh else once
+        scores = (draws < chance[..., None]).mean(axis=-1)
+        evidence.see(left, scores[left])
+        gone = dropped(evidence, left, error)
+        out[gone] = look
+        left = [arm for arm in left if arm not in gone]
+        if len(left) == 1:
+            break
+    return out
+
+
+def simulate(races: int) -> list[dict[str, Any]]:
+    """One row a case. An arm that is alone goes on to the end, which is counted."""
+    rows = []
+    for name, case in CASES.items():
+        rng = np.random.default_rng(0)
+        speed = case.get("speed", 0.25)
+        found = np.array([one_race(rng, case["final"], speed, fresh=case.get("fresh", True)) for _ in range(races)])
+        row = {
+            "case": name,
+            "races": races,
+            "best_dropped": float((found[:, 0] <= LOOKS).mean()),
+            "decided": float(((found > LOOKS).sum(axis=1) == 1).mean()),
+            "steps": float((found / (LOOKS + 1)).mean()),
+            "fastest_tenth": float(np.quantile((found / (LOOKS + 1)).mean(axis=1), 0.1)),
+            "slowest_tenth": float(np.quantile((found / (LOOKS + 1)).mean(axis=1), 0.9)),
+        }
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def arms(root: Path, *, race: bool) -> dict[str, Any]:
+    """A sweep over learning rates on the quickstart's task: how it ended, arm by arm."""
+    from kit.studies.sweep import carry_out
+    from kit.studies.sweep_config import SweepConfig, check
+
+    sweep = SweepConfig.model_validate({
+        "name": "race" if race else "full",
+        "config": "quickstart",
+        "overrides": [
+            f"optimisation.steps={STEPS}", f"evaluation.every={EVERY}", "evaluation.before=false", "run.threads=1",
+            "run.save_completions=false", "evaluation.keep_best=false", f"run.save_every={STEPS}",
+            *([] if race else ["evaluation.seed=null", f"evaluation.every={STEPS}"]),
+        ],
+        "trials": len(LEARNING_RATES),
+        "sampler": {"name": "grid"},
+        "metric": "pass@1",
+        "race": race,
+        "space": {"optimisation.learning_rate": LEARNING_RATES},
+    })  # fmt: skip
+    check(sweep)
+    found = carry_out(sweep, root)
+    rows = [
+        {
+            "learning_rate": row["params"]["optimisation.learning_rate"],
+            **{key: row[key] for key in ("state", "value", "step", "reason")},
+        }
+        for row in found["trials"]
+    ]
+    rows.sort(key=lambda row: row["learning_rate"])
+    kept = {key: found["race"][key] for key in ("steps", "steps_of_all", "error")} if race else {}
+    return {"arms": rows, "best": found["best"]["params"]["optimisation.learning_rate"], **kept}
+
+
+def simulated_table(rows: list[dict[str, Any]]) -> str:
+    """What docs/sweep.md shows of the simulation."""
+    lines = ["| eight arms | the best was dropped | one was left | steps, of all to the end (a tenth below, above) |"]
+    lines += ["|---|---|---|---|"]
+    for row in rows:
+        steps = f"{row['steps']:.2f} ({row['fastest_tenth']:.2f}, {row['slowest_tenth']:.2f})"
+        lines.append(f"| {row['case']} | {row['best_dropped']:.1%} | {row['decided']:.0%} | {steps} |")
+    return "\n".join(lines)
+
+
+def trained_table(race: dict[str, Any], full: dict[str, Any]) -> str:
+    """What docs/sweep.md shows of the real race, beside all arms trained to the end."""
+    lines = ["| learning rate | in the race | pass@1 then | pass@1 at the end, without a race |", "|---|---|---|---|"]
+    for row, whole in zip(race["arms"], full["arms"], strict=True):
+        ended = f"dropped at step {row['step']}" if row["state"] == "pruned" else f"went on to step {row['step']}"
+        lines.append(f"| {row['learning_rate']:g} | {ended} | {row['value']:.3f} | {whole['value']:.3f} |")
+    return "\n".join(lines)
+
+
+def write(found: dict[str, Any]) -> None:
+    """Files the results, and puts the tables into the page."""
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    page = PAGE.read_text(encoding="utf-8")
+    if BEGIN in page:
+        tables = [simulated_table(found["simulated"])] if "simulated" in found else []
+        if "race" in found and "full" in found:
+            share = found["race"]["steps"] / found["race"]["steps_of_all"]
+            words = f"The race trained {found['race']['steps']} of {found['race']['steps_of_all']} steps ({share:.0%})."
+            tables += [trained_table(found["race"], found["full"]), words]
+        head, rest = page.split(BEGIN)
+        PAGE.write_text(head + BEGIN + "\n" + "\n\n".join(tables) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("simulate", "train", "full"))
+    parser.add_argument("--races", type=int, default=2000)
+    parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()) / "race")
+    given = parser.parse_args(arguments)
+    found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    if given.what == "simulate":
+        found["simulated"] = simulate(given.races)
+    else:
+        found["race" if given.what == "train" else "full"] = arms(given.root, race=given.what == "train")
+    write(found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
