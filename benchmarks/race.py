@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wrong on purpose: the same completions at every look, all alike": {"final": np.full(ARMS, 0.6), "fresh": False},
 }
 LEARNING_RATES = [3.0e-6, 1.0e-5, 3.0e-5, 1.0e-4, 3.0e-4, 1.0e-3, 3.0e-3, 1.0e-2]
-STEPS, EVERY = 24, 2
+STEPS, EVERY = 24, 4
 
 
 def means(t: float, final: Any, speed: Any) -> Any:
@@ -135,18 +135,25 @@ def trained_table(race: dict[str, Any], full: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def tables(found: dict[str, Any]) -> list[str]:
+    """All that docs/sweep.md shows, of what there is."""
+    shown = [simulated_table(found["simulated"])] if "simulated" in found else []
+    if "race" in found and "full" in found:
+        share = found["race"]["steps"] / found["race"]["steps_of_all"]
+        words = f"The race trained {found['race']['steps']} of {found['race']['steps_of_all']} steps ({share:.0%})."
+        shown += [trained_table(found["race"], found["full"]), words]
+    return shown
+
+
 def write(found: dict[str, Any]) -> None:
     """Files the results, and puts the tables into the page."""
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     page = PAGE.read_text(encoding="utf-8")
     if BEGIN in page:
-        tables = [simulated_table(found["simulated"])] if "simulated" in found else []
-        if "race" in found and "full" in found:
-            share = found["race"]["steps"] / found["race"]["steps_of_all"]
-            words = f"The race trained {found['race']['steps']} of {found['race']['steps_of_all']} steps ({share:.0%})."
-            tables += [trained_table(found["race"], found["full"]), words]
         head, rest = page.split(BEGIN)
-        PAGE.write_text(head + BEGIN + "\n" + "\n\n".join(tables) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+        PAGE.write_text(
+            head + BEGIN + "\n" + "\n\n".join(tables(found)) + "\n" + END + rest.split(END)[1], encoding="utf-8"
+        )
 
 
 def main(arguments: list[str]) -> None:

@@ -223,3 +223,15 @@ def test_a_turn_ends_with_its_evaluation_and_the_run_goes_on_as_if_uninterrupted
     assert numbers(parts) == numbers(whole)
     seeds = [json.loads((parts.eval / name).read_text())["seed"] for name in ("step-00001.json", "step-00002.json")]
     assert seeds == [own_seed("parts", 1), own_seed("parts", 2)]
+
+
+def test_the_documented_tables_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    import race
+
+    found = json.loads((root / "benchmarks/results/race.json").read_text(encoding="utf-8"))
+    page = (root / "docs/sweep.md").read_text(encoding="utf-8")
+    assert all(table in page for table in race.tables(found))
+    fair = [row for row in found["simulated"] if "wrong on purpose" not in row["case"] and "slowly" not in row["case"]]
+    assert all(row["best_dropped"] <= 0.05 for row in fair)

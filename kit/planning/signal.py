@@ -258,11 +258,11 @@ class BaseModel(HeldOut):
         k = self.config.k
         repeated = [prompt for prompt in self.prompts for _ in range(k)]
         started = time.perf_counter()
-        with evaluating(model, self.config.seed):
+        with evaluating(model, self.config.seed or 0):
             completions = self._complete(model, repeated, True, progress, 0, len(repeated))
         generated = time.perf_counter()
         samples = self._as_samples([row for row in self.rows for _ in range(k)], completions)
-        context = scoring_context(self.config.seed)
+        context = scoring_context(self.config.seed or 0)
         verdict = self._verdict(samples, completions, context)
         scored = time.perf_counter()
         correct = self.checker.is_correct(samples, context) if self.checker_name is not None else None

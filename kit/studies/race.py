@@ -24,7 +24,7 @@ Everything follows from the evaluations on disk, so that a race that was interru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ from kit.evaluation.results import course, metric_key, problem_scores
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import RunDir
 from kit.studies.arms import run_once
-from kit.studies.sweep import RACE, Tell, ended
 from kit.studies.sweep_config import SweepConfig, base_config, metric_of, trial_config
-from kit.studies.sweep_study import Result, Study
+from kit.studies.sweep_study import RACE, Result, Study
 
 Floats = NDArray[np.float64]
 BETS = np.array([0.1, 0.25, 0.5, 0.9])
@@ -75,10 +74,20 @@ def dropped(evidence: Evidence, left: Sequence[int], error: float) -> list[int]:
 
 
 class Race:
-    """One race. `run` goes on with what is there."""
+    """One race. `run` goes on with what is there. ended: reads how a run that was not stopped ended, by its metric."""
 
-    def __init__(self, study: Study, sweep: SweepConfig, root: Path, tell: Tell, *, quiet: bool) -> None:
-        self.study, self.sweep, self.root, self.tell, self.quiet = study, sweep, root, tell, quiet
+    def __init__(
+        self,
+        study: Study,
+        sweep: SweepConfig,
+        root: Path,
+        ended: Callable[[RunDir, str], Result],
+        tell: Callable[[str], None],
+        *,
+        quiet: bool,
+    ) -> None:
+        self.study, self.sweep, self.root, self.ended, self.tell = study, sweep, root, ended, tell
+        self.quiet = quiet
         base = base_config(sweep)
         self.steps, self.metric = base.optimisation.steps, metric_of(sweep)
         self.looks = range(base.evaluation.every, self.steps, base.evaluation.every)
@@ -151,7 +160,7 @@ class Race:
     def _to_the_end(self, arm: int) -> None:
         finished = self._run(arm).path.is_dir() and self._run(arm).status()["state"] == "finished"
         if finished or self._train(arm, None):
-            self._say(arm, ended(self._run(arm), self.metric))
+            self._say(arm, self.ended(self._run(arm), self.metric))
 
     def _train(self, arm: int, until: int | None) -> bool:
         """Trains up to a step, or to the end; False where that failed, now or in an earlier start."""

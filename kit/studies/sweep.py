@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.results import course, metric_key, read_result, value_of
@@ -25,14 +27,15 @@ from kit.runs.metrics import last_step, result_of, step_of
 from kit.runs.store import RunDir
 from kit.runs.worker import STOPPED
 from kit.studies.arms import stopped_by_hand
+from kit.studies.race import Race
 from kit.studies.sweep_config import SweepConfig, base_config, metric_of, trial_config
-from kit.studies.sweep_study import DATABASE, Proposal, Result, Study, folder_of
+from kit.studies.sweep_study import DATABASE, RACE, Proposal, Result, Study, folder_of
 
 Tell = Callable[[str], None]
 POLL_SECONDS = 0.5
 Report = Callable[[int, float], bool]
 """Called with step and score; True asks for the trial to be ended."""
-TABLE, BEST, PAGE, RACE = "table.json", "best.yaml", "sweep.html", "race.json"
+TABLE, BEST, PAGE = "table.json", "best.yaml", "sweep.html"
 
 
 def carry_out(sweep: SweepConfig, root: Path, tell: Tell = print, *, quiet: bool = True) -> dict[str, Any]:
@@ -43,9 +46,7 @@ def carry_out(sweep: SweepConfig, root: Path, tell: Tell = print, *, quiet: bool
     """
     study, metric = Study(sweep, root), metric_of(sweep)
     if sweep.race:
-        from kit.studies.race import Race
-
-        Race(study, sweep, root, tell, quiet=quiet).run()
+        Race(study, sweep, root, ended, tell, quiet=quiet).run()
         return finish(study)
     for run in study.retry_dead():
         tell(f"{run} had died; its values are tried again")
@@ -290,7 +291,7 @@ def write_page(study: Study, results: Mapping[str, Any]) -> Path:
     return path
 
 
-def race_charts(found: Mapping[str, Any]) -> list[charts.Markup]:
+def race_charts(found: Mapping[str, Any]) -> list[Markup]:
     """Score and evidence of each arm by step; an arm's line ends where it was dropped."""
     looks, error = found["looks"], found["error"]
     arms = looks[0]["scores"] if looks else {}

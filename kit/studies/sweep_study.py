@@ -18,7 +18,7 @@ from kit.studies.sweep_config import Categorical, Integer, SweepConfig, Uniform,
 
 ATTEMPTS = 3
 """How often the values of a trial whose process died are tried, the first time included."""
-FOLDER, DATABASE, PLAN = "sweeps", "study.db", "sweep.json"
+FOLDER, DATABASE, PLAN, RACE = "sweeps", "study.db", "sweep.json", "race.json"
 MAY_GROW = ("trials", "parallel", "resources")
 
 
