@@ -17,8 +17,8 @@ from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.evaluation.heldout import own_seed
 from kit.evaluation.results import course
-from kit.runs.store import TURN, RunDir, RunStore
-from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
+from kit.runs.store import RunDir, RunStore
+from kit.runs.worker import DONE, STOPPED, TURN, USER_ERROR, Outcome
 from kit.studies.race import Evidence, dropped
 from kit.studies.sweep import carry_out, look
 from kit.studies.sweep_config import SweepConfig, check, trial_config

@@ -15,7 +15,8 @@ from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runs.files import disk_errors
-from kit.runs.store import TURN, RunDir, step_of
+from kit.runs.store import RunDir, step_of
+from kit.runs.worker import TURN
 
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff

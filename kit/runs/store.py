@@ -48,8 +48,6 @@ LONGEST_NOTES = 20_000
 """Characters of the notes on a run."""
 ENDING = ("state", "reason", "exit", "ended")
 """The fields that tell how a run has ended."""
-TURN = "its turn was until step "
-"""Beginning of the reason of a run that stopped and saved because it was started for so many steps only."""
 
 
 class Part:

@@ -19,8 +19,8 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.checker import check_metric
 from kit.runs.files import to_json, write_atomic
-from kit.runs.store import ALIVE, RUN_ID, TURN, RunDir
-from kit.runs.worker import STOPPED, USER_ERROR, Outcome
+from kit.runs.store import ALIVE, RUN_ID, RunDir
+from kit.runs.worker import STOPPED, TURN, USER_ERROR, Outcome
 from kit.studies.compare import FOLDER, at_a_glance, compare_runs, file_page
 from kit.studies.scores import last_evaluation, method
 
