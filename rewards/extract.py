@@ -70,6 +70,7 @@ _SEPARATOR = re.compile(
     re.IGNORECASE,
 )
 _BESIDE = re.compile(r"\\q?quad(?![A-Za-z])|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w{1,3}\}?)?\s?=|[\s$().*\[\]\\]")
+_NAMED = re.compile(r"[\s$]*[A-Za-z]{2,20}\s+(?:and|or)[\s$]*")  # or the thing that was counted: `papers and`
 # At most 16 characters of indentation or emphasis, then a fixed phrase: bounded work at each line.
 _ANSWER_LINE = re.compile(
     r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?"
@@ -306,6 +307,8 @@ def _is_glue(between: str) -> bool:
     """Whether what stands between two boxes makes them one list."""
     if len(between) > _GLUE_CHARS:
         return False
+    if _NAMED.fullmatch(between):
+        return True
     rest, separators = _SEPARATOR.subn(" ", between)
     return not between or (separators > 0 and not _BESIDE.sub("", rest))
 
