@@ -54,7 +54,7 @@ ALLOWED = {
     "kit.config": {"kit.errors", "kit.registry", "kit.config", "pydantic", "yaml"},
     "kit.runs": {"kit.errors", "kit.runs", "psutil"},
     "kit.environments": {"kit.environments"},
-    "kit.objective": {"kit.errors", "kit.registry", "kit.objective", "torch", "yaml"},
+    "kit.objective": {"kit.errors", "kit.registry", "kit.objective", "torch", "yaml", "verl"},
 }
 TORCH = {"kit.models", "kit.generation", "kit.scoring", "kit.trainer", "kit.runner", "kit.train"}
 FORBIDDEN = {"kit.ui": {"torch", "unsloth", "vllm", "trl", "transformers"} | TORCH}

@@ -197,6 +197,30 @@ def import_(
 
 
 @app.command()
+def scale(
+    config: ConfigArgument,
+    to: Annotated[str, typer.Option(metavar="TRAINER", help="verl or easyr1.")] = "verl",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its files go.")] = Path("scaled"),
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs a machine.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    override: Overrides = None,
+) -> None:
+    """Carry CONFIG over to a trainer for clusters.
+
+    Written are its YAML file, the rows, the reward and, for verl, the objective. What has no place there is listed.
+    """
+    from kit.planning.scaling import scale
+
+    scaled = scale(_load(config, override or []), to, out, gpus=gpus, nodes=nodes)
+    for path in scaled.write(out, force=force):
+        typer.echo(f"written: {path}")
+    for line in scaled.left:
+        typer.echo(f"not carried: {line}")
+    typer.echo(f"next: {scaled.command}")
+
+
+@app.command()
 def ui(
     host: Annotated[str, typer.Option(help="Address to serve at; any but 127.0.0.1 needs --auth.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 7860,

@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 
 from kit.config import load_config
+from kit.config.loading import leaves
 from kit.errors import ConfigError
+from kit.planning.scaling import AVERAGES, COLUMNS, EASYR1, MODES, OFF, SAID, VERL
 from kit.runs.files import write_atomic
 
 UNKNOWN = object()
@@ -56,38 +58,7 @@ SAME: dict[str, str] = {
     "gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
 }
 """TRL's, PEFT's and Unsloth's names of what the kit has under another."""
-VERL: dict[str, str] = {
-    "actor_rollout_ref.model.path": "model.name",
-    "actor_rollout_ref.model.lora_rank": "model.lora.rank",
-    "actor_rollout_ref.model.lora_alpha": "model.lora.alpha",
-    "actor_rollout_ref.actor.optim.lr": "optimisation.learning_rate",
-    "actor_rollout_ref.actor.optim.weight_decay": "optimisation.weight_decay",
-    "actor_rollout_ref.actor.grad_clip": "optimisation.max_grad_norm",
-    "actor_rollout_ref.rollout.n": "generation.num_generations",
-    "actor_rollout_ref.rollout.temperature": "generation.temperature",
-    "actor_rollout_ref.rollout.top_p": "generation.top_p",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
-    "worker.actor.model.model_path": "model.name",
-    "worker.actor.optim.lr": "optimisation.learning_rate",
-    "worker.actor.optim.weight_decay": "optimisation.weight_decay",
-    "worker.actor.max_grad_norm": "optimisation.max_grad_norm",
-    "worker.rollout.n": "generation.num_generations",
-    "worker.rollout.temperature": "generation.temperature",
-    "worker.rollout.top_p": "generation.top_p",
-    "worker.rollout.gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
-    "data.max_prompt_length": "data.max_prompt_tokens",
-    "data.max_response_length": "generation.max_completion_tokens",
-    "data.train_files": "data.source",
-    "data.prompt_key": "data.prompt_column",
-    "data.answer_key": "data.reference_column",
-    "data.seed": "run.seed",
-    "trainer.total_training_steps": "optimisation.steps",
-    "trainer.max_steps": "optimisation.steps",
-    "trainer.save_freq": "run.save_every",
-    "trainer.test_freq": "evaluation.every",
-    "trainer.val_freq": "evaluation.every",
-}
-LOSSES = {"grpo": "grpo", "dapo": "dapo", "bnpo": "bnpo", "cispo": "cispo", "sapo": "sapo", "dr_grpo": "dr_grpo"}
+LOSSES = ("grpo", "dapo", "bnpo", "cispo", "sapo", "dr_grpo", "gspo", "gmpo")
 CALLS = ("GRPOConfig", "LoraConfig", "from_pretrained", "get_peft_model")
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -186,48 +157,82 @@ def _read_yaml(found: Imported, text: str, path: Path) -> None:
         _reward_of_trl(found, str(name))
 
 
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
 def _read_verl(found: Imported, tree: Mapping[str, Any]) -> None:
-    leaves = {name: value for name, value in _leaves(tree) if value is not None}
+    """A YAML file of verl or EasyR1. What `grpo-kit scale` wrote keeps what verl has no words for in a section of its own."""
+    kept = tree.get("grpo_kit") or {}
+    theirs = {name: value for name, value in tree.items() if name not in ("grpo_kit", "hydra", "defaults")}
+    given = {name: value for name, value in leaves(theirs) if value is not None and "${" not in str(value)}
+    found.dropped += [f"{name}: {value}: said by another key" for name, value in leaves(theirs) if "${" in str(value)]
     easy = "worker" in tree
-    actor = "worker.actor" if easy else "actor_rollout_ref.actor"
-    for name, value in leaves.items():
-        key = VERL.get(name)
-        if key is None or (name.endswith("lora_rank") and not value) or value == -1:
+    actor, names = ("worker.actor", EASYR1) if easy else ("actor_rollout_ref.actor", VERL)
+    names = names | {name: f"data.{key}" for name, key in COLUMNS.items()}
+    kept_keys = {f"{section}.{name}" for section, values in kept.items() for name in values}
+    for name, value in given.items():
+        key = names.get(name)
+        if key is None or key in kept_keys or (name.endswith(("lora_rank", "lora.rank")) and not value):
             continue
-        if key == "data.source":
-            value = value[0] if isinstance(value, list) else value
-            value, _, split = str(value).partition("@")
+        if value == -1:
+            value = 0 if key in OFF else None
+        elif key == "data.source":
+            value, _, split = str(value[0] if isinstance(value, list) else value).partition("@")
             if split:
                 found.set("data.split", split, name)
-        found.set(key, value, name)
+        elif key == "model.lora.targets" and "," in str(value) and isinstance(value, str):
+            value = value.split(",")
+        elif key == "optimisation.steps":
+            value *= given.get(f"{actor}.ppo_epochs", 1)
+        if value is not None:
+            found.set(key, value, name)
     group = found.get("generation.num_generations", 8)
-    prompts = leaves.get("data.rollout_batch_size" if easy else "data.train_batch_size")
+    prompts = given.get("data.rollout_batch_size" if easy else "data.train_batch_size")
     if prompts:
         found.set("optimisation.batch_size", prompts * group, f"{prompts} prompts a step, {group} completions each")
-    low, high = leaves.get(f"{actor}.clip_ratio_low"), leaves.get(f"{actor}.clip_ratio_high")
-    low, high = (each if each is not None else leaves.get(f"{actor}.clip_ratio") for each in (low, high))
-    _objective(found, "grpo", low, high, _kl_of_verl(leaves, actor))
-    if not leaves.get("actor_rollout_ref.model.lora_rank") and not leaves.get("worker.actor.model.lora.rank"):
+    if micro := given.get(f"{actor}.ppo_micro_batch_size_per_gpu"):
+        found.set("optimisation.micro_batch_size", micro, "ppo_micro_batch_size_per_gpu")
+    if given.get(f"{actor}.optim.optimizer") == "AdamW8bit":
+        found.set("optimisation.optimizer", "adamw_8bit", "optimizer")
+    if not given.get("actor_rollout_ref.model.lora_rank") and not given.get("worker.actor.model.lora.rank"):
         found.set("model.lora", None, "no lora_rank: every weight trains")
-    estimator = leaves.get("algorithm.adv_estimator", "grpo")
-    if estimator != "grpo":
-        found.dropped.append(f"algorithm.adv_estimator: {estimator}; see `grpo-kit objective list` for its counterpart")
+    if template := (tree.get("data") or {}).get("apply_chat_template_kwargs"):
+        found.set("data.chat_template_kwargs", template, "apply_chat_template_kwargs")
+    for section, values in kept.items():
+        if section != "loss":
+            for name, value in values.items():
+                found.set(f"{section}.{name}", value, f"grpo_kit.{section}")
+    if "objective" not in kept:
+        _objective_of_verl(found, given, actor)
     for name in ("worker.reward.reward_function", "custom_reward_function.path"):
-        if name in leaves:
+        if name in given:
             found.dropped.append(
-                f"{name}: {leaves[name]}: its signature is another; make it `def reward(completions, reference, **_)` in a file"
+                f"{name}: {given[name]}: its signature is another; make it `def reward(completions, reference, **_)` in a file"
             )
-    known = (*VERL, "clip_ratio", "batch_size", "kl", "reward_function", "custom_reward", "adv_estimator")
-    rest = [name for name in leaves if not any(name == one or one in name for one in known)]
-    found.dropped += [f"{name}: {leaves[name]}" for name in rest]
+    known = (*names, *SAID, *(("rollout_correction", "entropy", "env_vars", "custom_reward") if kept else ()))
+    rest = [name for name in given if not any(name == one or one in name for one in known)]
+    found.dropped += [f"{name}: {given[name]}" for name in rest]
+
+
+def _objective_of_verl(found: Imported, given: Mapping[str, Any], actor: str) -> None:
+    mode = str(given.get(f"{actor}.policy_loss.loss_mode") or given.get(f"{actor}.loss_type") or "vanilla")
+    low, high = given.get(f"{actor}.clip_ratio_low"), given.get(f"{actor}.clip_ratio_high")
+    low, high = (each if each is not None else given.get(f"{actor}.clip_ratio") for each in (low, high))
+    recipe = MODES.get(mode, "grpo")
+    if mode not in MODES:
+        found.dropped.append(f"loss {mode}; grpo stands in its place, see `grpo-kit objective list`")
+    bounded = recipe in ("grpo", "gspo", "gmpo")
+    _objective(found, recipe, low if bounded else None, high if bounded else None, _kl_of_verl(given, actor))
+    if mode == "cispo" and high is not None:
+        found.set("objective.clip", {"eps_high": 1.0 + high}, "clip_ratio_high, which bounds the ratio less 1")
+    taus = {"tau_pos": given.get(f"{actor}.tau_positive"), "tau_neg": given.get(f"{actor}.tau_negative")}
+    if mode == "sapo" and None not in taus.values():
+        found.set("objective.clip", taus, "tau_positive and tau_negative")
+    average = given.get(f"{actor}.loss_agg_mode") or given.get(f"{actor}.loss_avg_mode")
+    if average in AVERAGES:
+        found.set("objective.reduction", AVERAGES[average], f"the loss is averaged by {average}")
+    estimator = given.get("algorithm.adv_estimator", "grpo")
+    if estimator == "rloo":
+        found.set("objective.advantage", "leave_one_out", "algorithm.adv_estimator")
+    elif estimator != "grpo":
+        found.dropped.append(f"algorithm.adv_estimator: {estimator}; see `grpo-kit objective list`")
 
 
 def _kl_of_verl(leaves: Mapping[str, Any], actor: str) -> float:
@@ -292,7 +297,7 @@ LATER = {
 
 
 def _objective(found: Imported, loss: str, low: Any, high: Any, kl: float) -> None:
-    found.set("objective.recipe", LOSSES.get(loss, "grpo"), f"loss {loss}")
+    found.set("objective.recipe", loss if loss in LOSSES else "grpo", f"loss {loss}")
     if loss not in LOSSES:
         found.dropped.append(f"loss_type: {loss}; grpo stands in its place, see `grpo-kit objective list`")
     if low is not None or high is not None:
@@ -555,7 +560,7 @@ def _finish(found: Imported) -> None:
         found.dropped.append(
             "vLLM with 4-bit weights is kept for Unsloth on a GPU; elsewhere completions come from transformers"
         )
-    if not found.get("reward.functions"):
+    if not found.get("reward.functions") and not found.get("reward.preset"):
         found.set(
             "reward.preset", "gsm8k-reasoning", "no function that could be taken: choose one of `grpo-kit reward list`"
         )

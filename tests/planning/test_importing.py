@@ -79,8 +79,8 @@ VERL: dict[str, Any] = {
     "actor_rollout_ref": {
         "model": {"path": "Qwen/Qwen2.5-3B-Instruct", "lora_rank": 32, "lora_alpha": 32},
         "actor": {"optim": {"lr": 3e-6}, "ppo_mini_batch_size": 32, "use_kl_loss": True, "kl_loss_coef": 0.001,
-                  "clip_ratio": 0.2},
-        "rollout": {"name": "vllm", "n": 5, "temperature": 0.9},
+                  "clip_ratio": 0.2, "loss_agg_mode": "seq-mean-token-mean", "ppo_epochs": 2},
+        "rollout": {"name": "vllm", "n": 5, "max_model_len": "${data.max_response_length}", "temperature": 0.9},
     },
     "trainer": {"save_freq": 20, "test_freq": 5, "total_epochs": 15, "total_training_steps": 300},
 }  # fmt: skip
@@ -152,7 +152,8 @@ FILES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                   "reward.functions": ["rewards.compat:format_reward", "rewards.compat:tag_count_reward"]}, []),
     "verl.yaml": (yaml.safe_dump(VERL),
                   {"model.name": "Qwen/Qwen2.5-3B-Instruct", "model.lora.rank": 32, "optimisation.batch_size": 320,
-                   "generation.num_generations": 5, "generation.max_completion_tokens": 1024, "optimisation.steps": 300,
+                   "generation.num_generations": 5, "generation.max_completion_tokens": 1024, "optimisation.steps": 600,
+                   "objective.reduction": "sequence_mean",
                    "objective.regularizers": [{"name": "kl", "coef": 0.001}], "evaluation.every": 5}, []),
     "easyr1.yaml": (yaml.safe_dump(EASY),
                     {"model.name": "Qwen/Qwen2.5-7B-Instruct", "model.lora": None, "data.source": "hiyouga/math12k",

@@ -1,0 +1,185 @@
+"""The kit's objective in verl: its loss and its advantages as functions of verl's registries (`grpo-kit scale --to verl`).
+
+What `scale` writes calls `register` in every process of verl. The loss is `Objective.loss` on what verl hands over; the
+denominators are those of verl's whole mini-batch, so that it does not matter how verl divides it. verl adds the KL to a
+reference and the entropy bonus itself, by its own keys (`carried_by_verl`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from kit.errors import ConfigError
+from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.hook import Hook
+from kit.objective.objective import Objective
+from kit.objective.reduction import LossScale
+from kit.objective.schedules import Schedule
+
+NAME = "grpo_kit"
+"""What the loss and the advantages are called in verl's registries, and the section of verl's YAML that holds the objective."""
+AGGREGATIONS = {
+    "sequence_mean": "seq-mean-token-mean",
+    "global_token_mean": "token-mean",
+    "token_mean": "token-mean",
+    "fixed_length": "seq-mean-token-sum-norm",
+    "sequence_sum": "seq-mean-token-sum",
+}
+"""Reductions by verl's `loss_agg_mode`, by which verl averages the terms that it adds itself."""
+KL_ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "abs": "abs"}
+LOSS_INPUTS = frozenset({"sampler_logps"})
+ADVANTAGE_INPUTS = frozenset({"lengths", "token_rewards"})
+UNBOUNDED = {"name": "sampler_correction", "mode": "token_truncate", "min": None, "max": None}
+"""The weight that verl has bounded already: old over sampler as it comes."""
+
+
+def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The part of an objective that runs in verl's loss, verl's keys for the rest, and what cannot be carried.
+
+    The first is a spec for `Objective.from_spec`; the second by verl's dotted keys. Raises `ConfigError` for an advantage or a
+    clip that needs what verl hands to nobody: without them there is no loss.
+    """
+    for hook, known in ((objective.advantage, ADVANTAGE_INPUTS), (objective.clip, LOSS_INPUTS)):
+        if missing := sorted(hook.needs - known):
+            raise ConfigError(
+                f"{hook.title} needs {', '.join(missing)}, which verl hands to no function of this kind. Choose another "
+                f"objective.{hook.kind} (`grpo-kit objective list`)."
+            )
+    spec, keys, left = objective.to_spec(), {}, []
+    actor = "actor_rollout_ref.actor"
+    spec["weights"], spec["regularizers"] = [], []
+    if "sampler_logps" in objective.clip.needs:
+        keys |= _correction("token", None, 1e9)
+    for hook in objective.weights:
+        values = hook.values
+        if hook.name == "sampler_correction" and values["mode"] != "geometric":
+            level, _, way = values["mode"].partition("_")
+            keys |= _correction(level, None if way == "truncate" else values["min"] or 1e-12, values["max"] or 1e9)
+            if way == "truncate" and values["min"]:
+                left.append(f"objective.weights sampler_correction: min: {values['min']}: verl bounds from above only")
+            spec["weights"].append(dict(UNBOUNDED))
+        elif hook.needs or hook.name == "sampler_correction":
+            left.append(_without(hook))
+        else:
+            spec["weights"].append(hook.to_spec())
+    for hook in objective.regularizers:
+        values, coef = hook.values, hook.coef_at(0)
+        if hook.name == "kl" and values["estimator"] in KL_ESTIMATORS and not values["bias_corrected"]:
+            keys |= {f"{actor}.use_kl_loss": True, f"{actor}.kl_loss_coef": coef}
+            keys[f"{actor}.kl_loss_type"] = KL_ESTIMATORS[values["estimator"]]
+        elif hook.name == "entropy_bonus" and values["average"] == "objective":
+            keys |= {f"{actor}.entropy_coeff": coef, f"{actor}.calculate_entropy": True}
+        elif hook.needs:
+            left.append(_without(hook))
+            continue
+        else:
+            spec["regularizers"].append({**hook.to_spec(), "coef": coef})
+        if isinstance(values["coef"], Schedule):
+            left.append(f"objective.regularizers {hook.name}: coef stays at {coef:g}: verl tells a loss no step")
+    for hook in (objective.advantage, objective.clip, *objective.weights, objective.reduction):
+        left += [
+            f"objective.{hook.kind} {hook.name}: {name} stays as at the first step: verl tells a loss no step"
+            for name, value in hook.values.items()
+            if isinstance(value, Schedule)
+        ]
+    mode = AGGREGATIONS.get(objective.reduction.name, "token-mean")
+    keys |= {f"{actor}.loss_agg_mode": mode, f"{actor}.policy_loss.loss_mode": NAME, "algorithm.adv_estimator": NAME}
+    return spec, keys, left
+
+
+def _correction(level: str, low: float | None, high: float) -> dict[str, Any]:
+    where = "algorithm.rollout_correction"
+    threshold = high if low is None else f"{low:g}_{high:g}"
+    return {f"{where}.rollout_is": level, f"{where}.rollout_is_threshold": threshold}
+
+
+def _without(hook: Hook) -> str:
+    needs = (
+        f"needs {', '.join(sorted(hook.needs))}, which verl hands to no loss" if hook.needs else "has no counterpart"
+    )
+    return f"objective.{hook.kind}s {hook.name}: {needs}; the loss goes without it"
+
+
+def policy_loss(objective: Objective, length: int | None = None) -> Callable[..., tuple[Tensor, dict[str, float]]]:
+    """`Objective.loss` with the arguments of verl's policy losses; `length`: the longest completion, for `fixed_length`.
+
+    `rollout_is_weights` (old over sampler, bounded by verl) stand for what the engine reported. verl averages gradients over
+    processes, and hands over what the whole mini-batch counts; where it does not, the batch at hand is the whole.
+    """
+
+    def grpo_kit_loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        mask = response_mask.bool()
+        whole = getattr(config, "global_batch_info", None) or {}
+        processes = whole.get("dp_size") or 1
+        rows, tokens = whole.get("global_batch_size"), whole.get("batch_num_tokens")
+        weights = torch.ones_like(old_log_prob) if rollout_is_weights is None else rollout_is_weights
+        batch = TokenBatch(
+            logps=log_prob,
+            old_logps=old_log_prob,
+            advantages=advantages,
+            mask=mask,
+            sampler_logps=old_log_prob - weights.log().clamp(min=-1e4),
+        )
+        scale = LossScale(
+            accumulation=rows / (processes * mask.shape[0]) if rows else 1.0,
+            window_tokens=mask.sum() if tokens is None else tokens / processes,
+            max_completion_length=length,
+        )
+        out = objective.loss(batch, scale)
+        return out.loss, {
+            f"actor/{name}": float(mean.value / max(mean.count, 1e-9)) for name, mean in out.metrics.items()
+        }
+
+    return grpo_kit_loss
+
+
+def advantage_estimator(objective: Objective) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The objective's advantages with the arguments of verl's estimators; a reward that is NaN has advantage 0."""
+
+    def grpo_kit_advantages(
+        token_level_rewards: Tensor, response_mask: Tensor, index: Any, config: Any = None, **others: Any
+    ) -> tuple[Tensor, Tensor]:
+        mask = response_mask.bool()
+        ids: dict[Any, int] = {}
+        group = torch.tensor([ids.setdefault(one, len(ids)) for one in index], device=mask.device)
+        batch = RewardBatch(
+            rewards=token_level_rewards.sum(-1),
+            group=group,
+            lengths=mask.sum(-1).to(token_level_rewards.dtype),
+            mask=mask,
+            token_rewards=token_level_rewards,
+        )
+        out = objective.compute_advantages(batch)
+        out = (out if out.dim() == 2 else out[:, None]) * mask
+        return out, out
+
+    return grpo_kit_advantages
+
+
+def register(settings: Path) -> Objective:
+    """Put the objective of verl's YAML file `settings` (section `grpo_kit`) into verl's registries. Raises `ConfigError`."""
+    from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+    held: Mapping[str, Any] = yaml.safe_load(settings.read_text(encoding="utf-8")).get(NAME) or {}
+    if "loss" not in held:
+        raise ConfigError(
+            f"{settings} holds no section {NAME} with a loss. Write it with: grpo-kit scale CONFIG --to verl"
+        )
+    objective = Objective.from_spec(held["loss"], base=settings.parent)
+    register_policy_loss(NAME)(policy_loss(objective, held.get("max_completion_tokens")))
+    register_adv_est(NAME)(advantage_estimator(objective))
+    return objective

@@ -1,0 +1,313 @@
+"""`grpo-kit scale --to verl`: our loss and advantages, called as verl calls them, against ours and against verl's own."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from kit.config import load_config
+from kit.config.loading import leaves
+from kit.objective import Objective
+from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.recipes import recipe_names
+from kit.objective.reduction import LossScale
+from kit.objective.verl import AGGREGATIONS, NAME, advantage_estimator, carried_by_verl, policy_loss
+from kit.planning.scaling import scale
+
+pytestmark = pytest.mark.verl
+ROWS, TOKENS, LONGEST = 8, 12, 16
+CARRIED = [name for name in recipe_names() if name not in ("gdpo", "remax", "ppo", "sdpo", "opd", "grpo_sdpo")]
+
+
+@pytest.fixture(scope="module")
+def core() -> Any:
+    """verl's registries, left as they were."""
+    from verl.trainer.ppo import core_algos
+
+    losses, advantages = dict(core_algos.POLICY_LOSS_REGISTRY), dict(core_algos.ADV_ESTIMATOR_REGISTRY)
+    yield core_algos
+    for registry, before in (
+        (core_algos.POLICY_LOSS_REGISTRY, losses),
+        (core_algos.ADV_ESTIMATOR_REGISTRY, advantages),
+    ):
+        registry.clear()
+        registry.update(before)
+
+
+def registered(core: Any, objective: Objective) -> tuple[Any, dict[str, Any]]:
+    """The loss as verl looks it up, and the keys that go with it."""
+    spec, keys, _ = carried_by_verl(objective)
+    if spec["reduction"]["name"] == "fixed_length":
+        spec["reduction"]["length"] = LONGEST
+    ours = Objective.from_spec(spec)
+    core.register_policy_loss(NAME)(policy_loss(ours))
+    core.ADV_ESTIMATOR_REGISTRY.pop(NAME, None)
+    core.register_adv_est(NAME)(advantage_estimator(ours))
+    return core.get_policy_loss_fn(keys["actor_rollout_ref.actor.policy_loss.loss_mode"]), keys
+
+
+def tensors(seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    lengths = torch.tensor([12, 3, 7, 1, 9, 12, 5, 8])
+    mask = torch.arange(TOKENS) < lengths[:, None]
+    old = torch.randn(ROWS, TOKENS) - 2
+    return {
+        "old_log_prob": old,
+        "log_prob": old + 0.4 * torch.randn(ROWS, TOKENS),
+        "advantages": torch.randn(ROWS, 1).expand(ROWS, TOKENS) * mask,
+        "response_mask": mask,
+    }
+
+
+def config(**whole: Any) -> Any:
+    return SimpleNamespace(global_batch_info=whole)
+
+
+def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> tuple[float, Tensor]:
+    leaf = at.clone().requires_grad_()
+    value = loss(leaf)
+    value.backward()
+    assert leaf.grad is not None
+    return value.item(), leaf.grad
+
+
+@pytest.mark.parametrize("recipe", CARRIED)
+def test_the_loss_in_verl_is_ours_with_its_gradient(recipe: str, core: Any) -> None:
+    objective = Objective.from_spec(recipe)
+    function, _ = registered(core, objective)
+    given = tensors()
+    others = {name: given[name] for name in ("old_log_prob", "advantages", "response_mask")}
+    whole = config(dp_size=1, batch_num_tokens=int(given["response_mask"].sum()), global_batch_size=ROWS)
+    seen = gradient(lambda x: function(log_prob=x, config=whole, **others)[0], given["log_prob"])
+    scale = LossScale(1.0, given["response_mask"].sum(), LONGEST)
+
+    def ours(logps: Tensor) -> Tensor:
+        return objective.loss(
+            TokenBatch(logps, given["old_log_prob"], given["advantages"], given["response_mask"]), scale
+        ).loss
+
+    expected = gradient(ours, given["log_prob"])
+    assert seen[0] == expected[0]
+    assert torch.equal(seen[1], expected[1])
+    assert seen[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -> None:
+    """verl's vanilla loss has a dual clip: with that, every average agrees, however a mini-batch is divided."""
+    from verl.workers.config import ActorConfig
+
+    objective = Objective.from_spec(
+        {"recipe": "grpo", "clip": {"name": "dual_clip", "c": 3.0, "eps_high": 0.3}, "reduction": mode}
+    )
+    function, keys = registered(core, objective)
+    given = tensors(1)
+    tokens = int(given["response_mask"].sum())
+
+    def total(loss: Any, parts: int) -> Callable[[Tensor], Tensor]:
+        def summed(logps: Tensor) -> Tensor:
+            actor = ActorConfig(
+                strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_high=0.3,
+                loss_scale_factor=LONGEST if mode == "fixed_length" else None,
+            )  # fmt: skip
+            actor.global_batch_info.update(
+                dp_size=processes, batch_num_tokens=tokens, global_batch_size=ROWS,
+                loss_scale_factor=actor.loss_scale_factor,
+            )  # fmt: skip
+            pieces = []
+            for rows in torch.arange(ROWS).chunk(parts):
+                one = {name: (logps if name == "log_prob" else value)[rows] for name, value in given.items()}
+                average = keys["actor_rollout_ref.actor.loss_agg_mode"]
+                pieces.append(loss(**one, config=actor, loss_agg_mode=average)[0])
+            return torch.stack(pieces).sum()
+
+        return summed
+
+    theirs = gradient(total(core.get_policy_loss_fn("vanilla"), 1), given["log_prob"])
+    for parts in (1, 2, 4):
+        if mode == "token_mean" and parts > 1:
+            continue  # TRL's bnpo: by the tokens of a micro-batch, which verl's own has not
+        seen = gradient(total(function, parts), given["log_prob"])
+        assert seen[0] == pytest.approx(theirs[0], rel=1e-5)
+        torch.testing.assert_close(seen[1], theirs[1], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("group_zscore", "grpo_vectorized"), ("leave_one_out", "rloo"), ("opo", "opo")]
+)
+def test_advantages_through_verls_trainer_are_ours_and_verls(ours: str, theirs: str, core: Any) -> None:
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    objective = Objective.from_spec({"recipe": "grpo", "advantage": ours})
+    registered(core, objective)
+    mask = tensors()["response_mask"]
+    rewards = torch.zeros(ROWS, TOKENS)
+    ends = mask.sum(-1) - 1
+    rewards[torch.arange(ROWS), ends] = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 0.2, 0.9, 0.0])
+    prompts = np.array(["b", "a", "b", "a", "b", "a", "b", "a"], dtype=object)
+
+    def computed(name: str) -> Tensor:
+        data = DataProto.from_dict(
+            {"token_level_rewards": rewards.clone(), "response_mask": mask.float()}, {"uid": prompts}
+        )
+        return compute_advantage(data, name, config=OmegaConf.create({})).batch["advantages"]
+
+    group = torch.tensor([0, 1] * 4)
+    batch = RewardBatch(rewards.sum(-1), group, lengths=mask.sum(-1).float(), mask=mask, token_rewards=rewards)
+    expected = objective.compute_advantages(batch)[:, None] * mask
+    assert torch.equal(computed(NAME), expected)
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(computed(theirs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [
+    {"mode": "token_truncate", "max": 1.2}, {"mode": "token_mask", "min": 0.8, "max": 1.2}, {"mode": "token_mask", "max": 1.1},
+    {"mode": "sequence_mask", "max": 1.5}, {"mode": "sequence_truncate", "max": 1.1},
+])  # fmt: skip
+def test_the_samplers_correction_is_verls_with_the_same_weights(weight: dict[str, Any], core: Any) -> None:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    objective = Objective.from_spec({"recipe": "dapo", "weights": [{"name": "sampler_correction", **weight}]})
+    function, keys = registered(core, objective)
+    given = tensors(2)
+    sampler = given["old_log_prob"] + 0.3 * torch.randn(ROWS, TOKENS)
+    settings = {name.rpartition(".")[2]: value for name, value in keys.items() if "rollout_correction" in name}
+    weights, _ = compute_rollout_correction_weights(
+        given["old_log_prob"] - sampler, given["response_mask"].float(), **settings
+    )
+    seen = function(**given, config=config(), rollout_is_weights=weights)[0]
+    batch = TokenBatch(
+        given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"], sampler_logps=sampler
+    )
+    expected = objective.loss(batch, LossScale(1.0, given["response_mask"].sum())).loss
+    assert seen.item() == pytest.approx(expected.item(), rel=1e-5)
+    plain = function(**given, config=config())[0]
+    assert plain.item() != pytest.approx(expected.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_the_kl_to_a_reference_is_verls_with_the_same_coefficient(estimator: str, core: Any) -> None:
+    term = {"name": "kl", "coef": 0.1, "estimator": estimator}
+    objective = Objective.from_spec({"recipe": "grpo", "regularizers": [term]})
+    function, keys = registered(core, objective)
+    given = tensors(3)
+    reference = given["old_log_prob"] + 0.2 * torch.randn(ROWS, TOKENS)
+    actor = {
+        name.rpartition(".")[2]: value for name, value in keys.items() if name.startswith("actor_rollout_ref.actor.")
+    }
+    divergence = core.kl_penalty(given["log_prob"], reference, actor["kl_loss_type"])
+    kl = core.agg_loss(divergence, given["response_mask"].float(), actor["loss_agg_mode"])
+    seen = function(**given, config=config())[0] + actor["kl_loss_coef"] * kl
+    batch = TokenBatch(
+        given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"], ref_logps=reference
+    )
+    assert seen.item() == pytest.approx(objective.loss(batch).loss.item(), rel=1e-5)
+    assert actor["use_kl_loss"] is True
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of gsm8k's kind, as files of verl."""
+    folder = tmp_path_factory.mktemp("scaled")
+    rows = "".join(f'{{"question": "What is {n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(40))
+    (folder / "rows.jsonl").write_text(rows)
+    run = {
+        "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "lora": {"targets": ["q_proj", "v_proj"]}},
+        "data": {"source": str(folder / "rows.jsonl"), "heldout": 8, "system_prompt": "Think."},
+        "reward": {"preset": "gsm8k-hash"},
+        "objective": {"recipe": "dr_grpo", "regularizers": [{"name": "kl", "coef": 0.01}, {"name": "entropy_bonus"}]},
+        "generation": {"num_generations": 4},
+        "optimisation": {
+            "batch_size": 32,
+            "micro_batch_size": 4,
+            "optimizer": "adamw_8bit",
+            "gradient_checkpointing": True,
+        },
+    }
+    scale(load_config(run), "verl", folder / "out", gpus=2).write(folder / "out", force=False)
+    return folder / "out"
+
+
+def test_verl_composes_the_configuration_and_knows_every_key(scaled: Path) -> None:
+    from hydra import compose, initialize_config_dir
+    from verl.utils.config import omega_conf_to_dataclass
+
+    with initialize_config_dir(str(scaled), version_base=None):
+        composed = compose("verl", return_hydra_config=False)
+    plain = Path(sys.modules["verl"].__file__ or "").parent / "trainer/config"
+    with initialize_config_dir(str(plain), version_base=None):
+        default = compose("ppo_trainer")
+    written = yaml.safe_load((scaled / "verl.yaml").read_text())
+    for key, value in leaves({name: part for name, part in written.items() if name not in (NAME, "hydra", "defaults")}):
+        place: Any = default
+        if ".env_vars" in key or "apply_chat_template_kwargs" in key:
+            continue
+        for part in key.split("."):
+            assert part in place.keys(), f"verl has no {key}"  # noqa: SIM118 (`in` is False of a value still to be set)
+            place = place._get_node(part)
+        seen: Any = composed
+        for part in key.split("."):
+            seen = seen[part]
+        assert seen == value, key
+    actor = omega_conf_to_dataclass(composed.actor_rollout_ref.actor)
+    assert (actor.policy_loss.loss_mode, actor.entropy_coeff, actor.loss_scale_factor) == (NAME, 0.01, 256)
+    assert omega_conf_to_dataclass(composed.actor_rollout_ref.rollout).n == 4
+    assert omega_conf_to_dataclass(composed.algorithm).adv_estimator == NAME
+
+
+def test_every_process_of_verl_has_the_objective_and_the_reward(scaled: Path) -> None:
+    """Through the environment that the YAML gives Ray's processes, in a process that imports nothing else."""
+    variables = yaml.safe_load((scaled / "verl.yaml").read_text())["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
+    code = f"""
+import torch, numpy, datasets
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.reward import get_custom_reward_fn
+from omegaconf import OmegaConf
+loss = core_algos.get_policy_loss_fn("{NAME}")
+row = datasets.load_dataset("parquet", data_files="{scaled}/train.parquet")["train"][0]
+one = torch.ones(2, 4)
+print(loss(-one, -one, one * torch.tensor([[1.0], [-3.0]]), one.bool())[0].item())
+print(core_algos.get_adv_estimator_fn("{NAME}")(one, one, numpy.array(["a", "b"]))[0].sum().item())
+score = get_custom_reward_fn(OmegaConf.load("{scaled}/verl.yaml"))
+print([message["role"] for message in row["prompt"]])
+for text in (row["reward_model"]["ground_truth"], "#### 999"):
+    print(score(row["data_source"], text, row["reward_model"]["ground_truth"], row["extra_info"])["accuracy"])
+"""
+    cache = {"HF_DATASETS_CACHE": str(scaled / "cache")}
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables, **cache},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    lines = out.stdout.splitlines()
+    # Dr. GRPO: (sum over 2 x 4 tokens of -A) / (2 rows x 256 tokens).
+    assert [float(line) for line in (lines[0], lines[1])] == [pytest.approx(8 / 512), 0.0], out.stderr[-2000:]
+    assert lines[2:] == ["['system', 'user']", "1.0", "0.0"], out.stderr[-2000:]
+
+
+def test_a_file_without_the_objective_is_refused(scaled: Path, tmp_path: Path) -> None:
+    from kit.errors import ConfigError
+    from kit.objective.verl import register
+
+    tree = copy.deepcopy(yaml.safe_load((scaled / "verl.yaml").read_text()))
+    del tree[NAME]
+    (tmp_path / "verl.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match="scale CONFIG --to verl"):
+        register(tmp_path / "verl.yaml")
