@@ -51,7 +51,9 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
                 f"{hook.title} needs {', '.join(missing)}, which verl hands to no function of this kind. Choose another "
                 f"objective.{hook.kind} (`grpo-kit objective list`)."
             )
-    spec, keys, left = objective.to_spec(), {}, []
+    spec = objective.to_spec()
+    keys: dict[str, Any] = {}
+    left: list[str] = []
     actor = "actor_rollout_ref.actor"
     spec["weights"], spec["regularizers"] = [], []
     if "sampler_logps" in objective.clip.needs:
@@ -140,9 +142,7 @@ def policy_loss(objective: Objective, length: int | None = None) -> Callable[...
             max_completion_length=length,
         )
         out = objective.loss(batch, scale)
-        return out.loss, {
-            f"actor/{name}": float(mean.value / max(mean.count, 1e-9)) for name, mean in out.metrics.items()
-        }
+        return out.loss, {f"actor/{name}": float(mean.value) for name, mean in out.metrics.items()}
 
     return grpo_kit_loss
 

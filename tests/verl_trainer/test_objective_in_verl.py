@@ -102,6 +102,14 @@ def test_the_loss_in_verl_is_ours_with_its_gradient(recipe: str, core: Any) -> N
     assert seen[0] == expected[0]
     assert torch.equal(seen[1], expected[1])
     assert seen[1].abs().sum() > 0
+    metrics = function(**given, config=whole)[1]
+    assert all(name.startswith("actor/") and np.isfinite(value) for name, value in metrics.items())
+    tokens = given["response_mask"].sum()
+    per_token = objective.loss(
+        TokenBatch(given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"]),
+        LossScale(1.0, tokens, LONGEST),
+    ).metrics["objective/clip"]
+    assert metrics["actor/objective/clip"] == per_token.value.item()
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
