@@ -9,8 +9,8 @@
 from rewards.errors import FunctionPathError, PresetError, RewardsError, UnknownParameterError, UnknownPresetError
 from rewards.evaluation import Evaluation
 from rewards.functions import from_function, from_functions
-from rewards.preset import Gate, Preset, Weighted, gate
-from rewards.presets import describe, load, names
+from rewards.preset import Gate, Preset, Weighted, combine, gate
+from rewards.presets import describe, load, names, parameters
 from rewards.protocol import Component, Context, ItemComponent, Sample, Score, Status
 from rewards.samples import build_samples
 from rewards.schedules import Linear, Piecewise
@@ -34,10 +34,12 @@ __all__ = [
     "UnknownPresetError",
     "Weighted",
     "build_samples",
+    "combine",
     "describe",
     "from_function",
     "from_functions",
     "gate",
     "load",
     "names",
+    "parameters",
 ]

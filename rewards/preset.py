@@ -1,5 +1,6 @@
 """A preset: weighted components, optional gates, and the check that shaping cannot outweigh correctness."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from rewards.schedules import Linear, Piecewise, Weight, corners, weight_at
 if TYPE_CHECKING:
     from rewards.adaptors import EasyR1Reward, TrlRewards, VerifiersRewards, VerlReward
 
-__all__ = ["Gate", "Preset", "Weighted", "gate"]
+__all__ = ["Gate", "Preset", "Weighted", "combine", "gate"]
 
 
 class Weighted(NamedTuple):
@@ -73,6 +74,7 @@ class Preset:
         self.components = [Weighted(part, w if callable(w) else float(w)) for part, w in components]
         self.gates = tuple(gates)
         self.checker = checker
+        self.allow_shaping_above_correctness = allow_shaping_above_correctness
         _check_components(self)
         self._order = _evaluation_order(self)
         if checker is not None and not allow_shaping_above_correctness:
@@ -196,6 +198,44 @@ class Preset:
         from rewards.adaptors import VerifiersRewards
 
         return VerifiersRewards.from_preset(self, seed=seed)
+
+
+def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
+    """Several presets as one: their parts with their weights times the preset's, and their gates. The first preset with a
+    checker says what is right; a part whose name stands already gets its preset's name in front.
+
+    Raises:
+        PresetError: see `Preset`, also where the parts of the others outweigh the checker; or a preset whose weight follows
+            a schedule is to count other than once.
+    """
+    parts: list[Weighted] = []
+    gates: list[Gate] = []
+    checker = None
+    for preset, factor in presets:
+        names: dict[str, str] = {}
+        for component, weight in preset.components:
+            name = component.name
+            if any(part.component.name == name for part in parts):
+                component = copy.copy(component)
+                object.__setattr__(component, "name", f"{preset.name}.{name}")
+            names[name] = component.name
+            if callable(weight) and factor != 1.0:
+                raise PresetError(
+                    f"Preset {preset.name!r}: the weight of {name!r} follows a schedule; count it once (1.0)."
+                )
+            parts.append(Weighted(component, weight if callable(weight) else weight * factor))
+        gates += [Gate(names[one.first], names[one.then]) for one in preset.gates]
+        if checker is None and preset.checker is not None:
+            checker = names[preset.checker]
+    first = presets[0][0]
+    return Preset(
+        parts,
+        name=" + ".join(preset.name for preset, _ in presets),
+        gates=gates,
+        checker=checker,
+        thinking_opened=first.thinking_opened,
+        allow_shaping_above_correctness=any(preset.allow_shaping_above_correctness for preset, _ in presets),
+    )
 
 
 def _run_gated(

@@ -272,19 +272,35 @@ def data_preview(
     override: Overrides = None,
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
     skip_bad_rows: SkipBadRows = False,
+    as_seen: Annotated[
+        bool, typer.Option("--as-seen", help="Also rows as the model sees them, with lengths in its tokens.")
+    ] = False,
 ) -> None:
-    """Show what is read: counts, and rows of both sides."""
+    """Show what is read: counts, which column was taken for what, and rows of both sides."""
     from kit.data import load_data, preview
 
-    split = load_data(_load(config, [*(override or []), *_skipping(skip_bad_rows)]).data)
+    loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
+    split = load_data(loaded.data)
     counts = {name.replace("_", " "): count for name, count in split.info["rows"].items() if count}
     typer.echo(f"{split.info['source']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    mapping = split.info["mapping"]
+    pairs = [f"{role} <- {name}" for role, name in mapping.items() if isinstance(name, str)]
+    pairs += [f"{ours} <- {theirs}" for theirs, ours in mapping["rename"].items()]
+    typer.echo(f"columns: {', '.join(pairs)}")
     for note in split.info["notes"]:
         typer.echo(f"note: {note}")
     for row in preview(split, rows):
         typer.echo(f"\n[{row.pop('side')}]")
         for column, value in row.items():
             typer.echo(f"  {column}: {_shorten(value)}")
+    if as_seen:
+        from kit.planning.workbench import lengths
+
+        found = lengths(loaded, {})
+        words = ", ".join(f"{name} {value}" for name, value in found["tokens"].items())
+        typer.echo(f"\nprompts in tokens: {words}; over the limit of {found['limit']}: {found['over']}")
+        for row in found["seen"]:
+            typer.echo(f"\n[training row {row['place']}, {row['tokens']} tokens, as the model sees it]\n{row['text']}")
 
 
 def _load(config: str, override: list[str]) -> RunConfig:

@@ -82,7 +82,7 @@ class DataConfig(Section):
     """Prompts and references."""
 
     source: str = "reasoning-gym:chain_sum"
-    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.parquet file, a folder of them, a saved `datasets` folder, or a
+    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.xlsx/.parquet file, a folder of them, a saved `datasets` folder, or a
     hub id."""
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
@@ -134,12 +134,25 @@ class DataConfig(Section):
 
 
 class RewardFunction(Section):
-    """A reward function of yours."""
+    """A reward function of yours, or a further preset."""
 
     path: str
-    """`file.py:function` or `package.module:function`, with TRL's calling convention."""
+    """`file.py:function` or `package.module:function`, with TRL's calling convention; or `preset:NAME`."""
     weight: float = 1.0
-    """Factor on its value in the weighted sum."""
+    """Factor on its value in the weighted sum; of a preset, on the weights of its parts."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of a preset."""
+
+    @property
+    def preset(self) -> str | None:
+        """The preset's name; None for a function."""
+        return self.path.removeprefix("preset:") if self.path.startswith("preset:") else None
+
+    @model_validator(mode="after")
+    def _parameters_are_a_presets(self) -> RewardFunction:
+        if self.params and self.preset is None:
+            raise ValueError("params are for a preset (path: preset:NAME); a function of yours has its own defaults")
+        return self
 
 
 class RewardConfig(Section):
@@ -151,7 +164,7 @@ class RewardConfig(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the preset."""
     functions: list[RewardFunction] = Field(default_factory=list)
-    """Reward functions added to the preset, or used alone."""
+    """Reward functions, and further presets, added to the preset or used alone."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
 

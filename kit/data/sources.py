@@ -1,4 +1,4 @@
-"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Parquet), a folder, a hub id, a generated task.
+"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Excel, Parquet), a folder, a hub id, a generated task.
 
 `read_source` chooses. Images and audio are not decoded here.
 """
@@ -11,11 +11,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
+from kit.data.excel import read_excel
 from kit.data.rows import Fault, Record, Source
 from kit.errors import DataError
 from kit.registry import did_you_mean
@@ -58,6 +60,7 @@ def read_files(paths: Sequence[Path]) -> Source:
         total=sum(part.total for part in parts),
         features=parts[0].features if same else {},
         files=[path.name for path in paths],
+        notes=[note for part in parts for note in part.notes],
     )
 
 
@@ -95,26 +98,43 @@ def read_json(path: Path, file: str | None) -> Source:
 
 
 def read_csv(path: Path, file: str | None) -> Source:
-    """Comma-separated with a header line, UTF-8. Values are text; an empty one is None. Row 1 follows the header."""
-    rows = csv.reader(io.StringIO(_read_text(path), newline=""))
+    """With a header line, UTF-8; separated by commas, or by semicolons or tabs where the header has no comma. Values are text,
+    formulas too; an empty one is None. Row 1 follows the header."""
+    text = _read_text(path)
+    separator = _separator(text.partition("\n")[0])
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     records: list[Record | Fault] = []
     header: list[str] = []
+    formulas, begun = 0, 1
     try:
         header = next(rows, [])
+        begun = rows.line_num + 1
         for number, row in enumerate((row for row in rows if row), start=1):
             if len(row) == len(header):
+                formulas += sum(value.startswith("=") for value in row)
                 records.append(
                     Record(number, {name: text or None for name, text in zip(header, row, strict=True)}, file)
                 )
             else:
                 records.append(Fault(number, f"{len(row)} values, but the header has {len(header)} columns", file))
+            begun = rows.line_num + 1
     except csv.Error as error:
+        reason = "a quote is opened there and never closed" if "unexpected end" in str(error) else str(error)
         raise DataError(
-            f"{path} is not valid CSV near line {rows.line_num}: {error}. JSONL has no such limits."
+            f"{path} is not valid CSV near line {begun}: {reason}. A quote inside a quoted text is written twice; JSONL has no "
+            "such rules."
         ) from None
     if len(set(header)) < len(header):
         raise DataError(f"{path} has two columns of one name: {', '.join(header)}.")
-    return Source(records, header, len(records))
+    notes = [f"{formulas} cells of {path.name} begin with '=': they are taken as text, nothing is computed."] * (
+        formulas > 0
+    )
+    return Source(records, header, len(records), notes=notes)
+
+
+def _separator(header: str) -> str:
+    """A comma, unless the header has none: Excel writes semicolons where the decimal sign is a comma."""
+    return "," if "," in header else next((sign for sign in ";\t" if sign in header), ",")
 
 
 def read_parquet(path: Path, file: str | None) -> Source:
@@ -147,6 +167,7 @@ READERS: dict[str, Callable[[Path, str | None], Source]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
+    ".xlsx": read_excel,
     ".parquet": read_parquet,
 }
 
@@ -172,10 +193,34 @@ def _listed(records: list[Record | Fault]) -> Source:
 
 
 def _read_text(path: Path) -> str:
+    content = path.read_bytes()
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}. Save it as UTF-8.") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path} is not UTF-8 at byte {error.start}, in line {line}{_seen_as(content, error.start)}. "
+            "Save the whole file as UTF-8."
+        ) from None
+
+
+def _seen_as(content: bytes, at: int) -> str:
+    """What the bytes that are no UTF-8 probably are."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ": it is UTF-16, as Excel writes 'Unicode text'"
+    letter = content[at : at + 1].decode("cp1252", "replace")
+    mixed = "; other lines are UTF-8, so that two encodings are mixed" if _has_utf8(content) else ""
+    return f": that byte is '{letter}' in Windows-1252{mixed}"
+
+
+def _has_utf8(content: bytes) -> bool:
+    """Whether some line has letters beyond ASCII that are valid UTF-8."""
+    for line in content.split(b"\n"):
+        if not line.isascii():
+            with suppress(UnicodeDecodeError):
+                line.decode()
+                return True
+    return False
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ too long, as a reward may hang. Rows stay in memory for the next question.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
@@ -65,6 +68,71 @@ def warm(config: RunConfig, request: Request) -> bool:
     return True
 
 
+LOOKED_AT, TOLD, MOST_COLUMNS = 200, 3, 100
+"""Rows that the kinds of columns are read from, how many values of each are told, and of how many columns."""
+KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
+
+
+def columns(config: RunConfig, request: Request) -> dict[str, Any]:
+    """The columns of a file: what stands in them, and what the configuration takes each for, or why it cannot tell."""
+    from kit.data.rows import map_columns
+
+    source = config.data.source
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return {"source": source, "columns": [], "total": 0, "problem": ""}
+    found = _columns(source, path.stat().st_mtime_ns)
+    uses: dict[str, str] = {}
+    problem = ""
+    try:
+        mapping = map_columns([column["name"] for column in found["columns"]], config.data)
+    except DataError as error:
+        problem = str(error)
+    else:
+        uses = {theirs: f"given to the reward as {ours}" for theirs, ours in mapping.extras.items()}
+        roles = {
+            "prompt": mapping.prompt,
+            "reference": mapping.reference,
+            "prompt_ids": mapping.ids,
+            "images": mapping.images,
+        }
+        uses |= {name: role for role, name in roles.items() if name is not None}
+    told = [column | {"use": uses.get(column["name"], "left out")} for column in found["columns"]]
+    return found | {"columns": told, "problem": problem}
+
+
+@functools.lru_cache(maxsize=8)
+def _columns(source: str, changed: int) -> dict[str, Any]:
+    """What is the same for any mapping. `changed`: when the file was written."""
+    from kit.config import DataConfig
+    from kit.data.rows import Fault
+    from kit.data.sources import read_source
+
+    read = read_source(DataConfig(source=source))
+    looked: list[Mapping[str, Any]] = []
+    faults: list[str] = []
+    for record in read.records:
+        if isinstance(record, Fault):
+            faults.append(str(record))
+        elif len(looked) < LOOKED_AT:
+            looked.append(record.values)
+    told = []
+    for name in read.columns[:MOST_COLUMNS]:
+        values = [value for one in looked if (value := one.get(name)) is not None]
+        kinds = dict.fromkeys(KINDS.get(type(value), type(value).__name__) for value in values)
+        first = [plain(value)[:160] for value in values[:TOLD]]
+        told.append({"name": name, "kinds": list(kinds), "missing": len(looked) - len(values), "values": first})
+    return {
+        "source": source,
+        "columns": told,
+        "total": read.total,
+        "looked": len(looked),
+        "notes": read.notes,
+        "faults": faults[:5],
+        "faulty": len(faults),
+    }
+
+
 def rows(config: RunConfig, request: Request) -> dict[str, Any]:
     """Counts, notes, columns, lengths in letters, and `count` training rows from `start` on."""
     split = ROWS.load(config)
@@ -85,16 +153,35 @@ QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
 def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Prompt lengths in tokens of the model's tokenizer (quantiles), and how many are over data.max_prompt_tokens."""
+    """Prompt lengths in tokens of the model's tokenizer (quantiles), how many are over data.max_prompt_tokens, and the first
+    training rows as the model sees them: after its chat template, tools and system prompt in their places."""
     from kit.evaluation.heldout import lengths_of
+    from kit.generation.prompts import render
     from kit.generation.tools import load_tools
     from kit.planning.plan import tokenizer_of
 
-    train = ROWS.load(config).train
-    some = train.select(range(min(5000, len(train))))
-    counted = sorted(lengths_of(tokenizer_of(config), some, load_tools(config.generation).all_tools()))
+    split = ROWS.load(config)
+    some = split.train.select(range(min(5000, len(split.train))))
+    tokenizer, tools = tokenizer_of(config), load_tools(config.generation).all_tools()
+    by_row = lengths_of(tokenizer, some, tools)
+    counted = sorted(by_row)
     limit = config.data.max_prompt_tokens
+    seen = [
+        {
+            "place": place,
+            "text": render(tokenizer, some[place]["prompt"], tools, **config.data.chat_template_kwargs)[:SHOWN_TEXT],
+            "tokens": by_row[place],
+            "reference": _short(some[place].get("reference")),
+        }
+        for place in range(min(TOLD, len(some)))
+    ]
+    long = [place for place, length in enumerate(by_row) if limit is not None and length > limit][:TOLD]
     return {
+        "seen": seen,
+        "long": [
+            {"place": place, "tokens": by_row[place], "text": plain(some[place]["prompt"])[:160]} for place in long
+        ],
+        "info": {key: split.info.get(key) for key in ("rows", "notes", "bad_rows")},
         "tokens": {name: counted[int(share * (len(counted) - 1))] for name, share in QUANTILES.items()},
         "histogram": histogram(counted),
         "counted": len(counted),
@@ -123,14 +210,29 @@ def score(config: RunConfig, request: Request) -> dict[str, Any]:
     return scored(build_reward(config), row, list(request["completions"]), config.run.seed)
 
 
-def scored(preset: Preset, row: Mapping[str, Any], completions: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """Every component's verdict on completions of one row: value, status, reason, what was extracted, and the advantage."""
+def scored(
+    preset: Preset,
+    row: Mapping[str, Any],
+    completions: Sequence[str],
+    seed: int = 0,
+    completions_as: Sequence[Any] | None = None,
+    **beside: Any,
+) -> dict[str, Any]:
+    """Every component's verdict on completions of one row: value, status, reason, what was extracted, and the advantage.
+
+    completions_as: what the reward is given for each, where that is more than one message; beside: further columns, a value
+    for all of them.
+    """
     from kit.evaluation.heldout import scoring_context
     from rewards import build_samples
 
     size, prompt = len(completions), row["prompt"]
-    columns: dict[str, Any] = {name: [value] * size for name, value in row.items() if name != "prompt"}
-    said = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
+    columns: dict[str, Any] = {name: [value] * size for name, value in {**row, **beside}.items() if name != "prompt"}
+    said = (
+        list(completions_as)
+        if completions_as is not None
+        else [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
+    )
     samples = build_samples([prompt] * size, said, **columns)
     context = scoring_context(seed)
     verdict = preset.score(samples, context)
@@ -189,6 +291,23 @@ def advantages(totals: Sequence[float | None]) -> list[float | None]:
     return [None if total is None else (total - mean) / spread if spread > 1e-9 else 0.0 for total in totals]
 
 
+def weights(config: RunConfig, request: Request) -> dict[str, Any]:
+    """The parts of the reward: weight at the start, the range of their values (None: no end), and which one decides."""
+    from kit.runner.prepare import build_reward
+
+    preset = build_reward(config)
+    parts = [
+        {
+            "name": component.name,
+            "weight": preset.weights[component.name],
+            "low": component.low if math.isfinite(component.low) else None,
+            "high": component.high if math.isfinite(component.high) else None,
+        }
+        for component, _ in preset.components
+    ]
+    return {"checker": preset.checker, "parts": parts}
+
+
 def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
     """The known hacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
     from kit.runner.prepare import build_reward
@@ -237,6 +356,79 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
         build_reward(config), ROWS.pick(config, places), style=str(request.get("style") or style_of(config))
     )
     return found.as_dict() | {"passed": found.passed}
+
+
+MOST_TURNS = 20
+
+
+def play(config: RunConfig, request: Request) -> dict[str, Any]:
+    """A person in the model's place on the training row `row`: the conversation so far, the tools that may be called, and,
+    once there is an `answer`, what is rewarded.
+
+    Every question begins with a fresh environment and makes the `calls` so far again, so that nothing is kept between them.
+    """
+    from kit.generation.tools import load_tools, open_row
+    from kit.runner.prepare import build_reward
+
+    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    setup = load_tools(config.generation)
+    if setup.rollout is not None:
+        raise DataError("generation.rollout makes whole completions of its own; there is nothing to play.")
+    prompt, environment, tools = open_row(setup, row)
+    named = {tool.__name__: tool for tool in tools}
+    calls = list(request.get("calls") or [])
+    rounds = setup.max_iterations if setup.max_iterations is not None else MOST_TURNS
+    if len(calls) > min(rounds, MOST_TURNS):
+        raise DataError(f"A completion calls at most {rounds} times here (generation.max_tool_calling_iterations).")
+    turns = [turn for call in calls for turn in _called(named, call)]
+    found: dict[str, Any] = {
+        "prompt": plain(prompt)[:SHOWN_TEXT],
+        "reference": _short(row.get("reference")),
+        "tools": [_schema(tool) for tool in tools],
+        "turns": turns,
+        "calls_left": max(0, rounds - len(calls)) if tools else 0,
+    }
+    answer = request.get("answer")
+    if answer is None:
+        return found
+    said = [*turns, {"role": "assistant", "content": str(answer)}]
+    beside = {} if environment is None else {"environments": environment}
+    preset = build_reward(config)
+    text = str(answer) if isinstance(prompt, str) else said
+    own = getattr(environment, "get_reward", None)
+    row = {**row, "prompt": prompt}
+    group = scored(preset, row, [str(answer)], config.run.seed, completions_as=[text], **beside)
+    return found | {
+        "group": group | {"advantages": [None]},  # one completion is no group
+        "environment_reward": None if own is None else float(own()),
+    }
+
+
+def _called(tools: Mapping[str, Callable[..., Any]], call: Any) -> list[dict[str, Any]]:
+    """A call and its answer as messages; one that fails is answered, as in training."""
+    name, arguments = str(call["name"]), dict(call["arguments"])
+    try:
+        if name not in tools:
+            raise ValueError(f"there is no tool {name}")
+        made = tools[name](**arguments)
+    except Exception as error:  # whatever a tool raises, the model is told
+        made = {"error": str(error)}
+    asked = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [asked]},
+        {"role": "tool", "name": name, "content": str(made)[:SHOWN_TEXT]},
+    ]
+
+
+def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    """Name, description and arguments of a tool, as the model is told them."""
+    from transformers.utils import get_json_schema
+
+    function = get_json_schema(tool)["function"]
+    arguments = (function.get("parameters") or {}).get("properties") or {}
+    told = {name: str(one.get("description", "")) for name, one in arguments.items()}
+    kinds = {name: str(one.get("type", "")) for name, one in arguments.items()}
+    return {"name": function["name"], "words": function.get("description", ""), "arguments": told, "types": kinds}
 
 
 def _is_missing(completion: Any) -> bool:
@@ -329,11 +521,14 @@ def named_only(tree: Any) -> None:
 
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "warm": warm,
+    "columns": columns,
     "rows": rows,
     "lengths": lengths,
     "score": score,
+    "weights": weights,
     "hacks": hacks,
     "audit": audit,
+    "play": play,
     "examples": examples,
     "plan": plan,
     "validate": validate,

@@ -278,14 +278,21 @@ def explicit(config: RunConfig, objective: Objective) -> RunConfig:
 
 
 def build_reward(config: RunConfig) -> Preset:
-    """The preset, the user's functions, or both in one preset. Raises the reward library's errors.
+    """The presets, the user's functions, or all of them in one preset. Raises the reward library's errors.
 
     The user's functions may outweigh the preset's correctness component: their range is not known, and the user sets the weights.
     """
     import rewards
 
-    functions = [(function.path, function.weight) for function in config.reward.functions]
-    preset = rewards.load(config.reward.preset, **config.reward.params) if config.reward.preset else None
+    presets = [(rewards.load(config.reward.preset, **config.reward.params), 1.0)] if config.reward.preset else []
+    functions = []
+    for one in config.reward.functions:
+        if one.preset is not None:
+            presets.append((rewards.load(one.preset, **one.params), one.weight))
+        else:
+            functions.append((one.path, one.weight))
+    alone = len(presets) == 1 and presets[0][1] == 1.0
+    preset = (presets[0][0] if alone else rewards.combine(presets)) if presets else None
     if preset is not None and not functions:
         return preset
     own = rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)

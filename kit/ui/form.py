@@ -193,6 +193,12 @@ def _refuse(key: Key, wanted: str, seen: str = "") -> Any:
     raise ConfigError(f"{key.name}: expected {wanted}" + (f" (seen: {seen[:80]!r})" if seen else "") + ".")
 
 
+def kept_draft() -> gr.BrowserState:
+    """The draft as the browser keeps it, for every screen that reads or sets it."""
+    # The secret only has to be the same after a restart of the server; what is kept is no secret.
+    return gr.BrowserState(Draft().as_dict(), storage_key="grpo-kit-draft", secret="grpo-kit")
+
+
 class Form:
     """The boxes of keys, wherever on a screen they stand, and the draft that they were filled from.
 
@@ -205,8 +211,7 @@ class Form:
         self.keys = {key.name: key for key in keys()}
         self.boxes: list[tuple[Key, Any]] = []
         self._later: list[Callable[[], Any]] = []
-        # The secret only has to be the same after a restart of the server; what is kept is no secret.
-        self.draft = gr.BrowserState(Draft().as_dict(), storage_key="grpo-kit-draft", secret="grpo-kit")
+        self.draft = kept_draft()
         self.base = gr.Textbox(json.dumps(Draft().as_dict()), visible="hidden", elem_classes="hidden-box", label="base")
         self.preset: gr.Dropdown
         self.aside: gr.HTML
@@ -226,11 +231,11 @@ class Form:
         tree = draft.tree()
         return [shown(key, lookup(tree, key.name)) for key, _ in self.boxes]
 
-    def follows(self, work: Callable[[Any], Any], output: Any, **listen: Any) -> None:
-        """Fills `output` with `work(draft)`, when the page is loaded and whenever the draft is another."""
+    def follows(self, work: Callable[[Any], Any], *outputs: Any, **listen: Any) -> None:
+        """Fills `outputs` with `work(draft)`, when the page is loaded and whenever the draft is another."""
         events = [self.draft.change, self.blocks.load]
         how = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
-        gr.on(events, work, [self.draft], [output], **how, **listen)
+        gr.on(events, work, [self.draft], list(outputs), **how, **listen)
 
     @property
     def shown(self) -> list[Any]:

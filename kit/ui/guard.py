@@ -19,6 +19,7 @@ from kit.config import EMBEDDED, RunConfig, load_config, preset_names
 from kit.errors import ConfigError
 from kit.objective.recipes import recipe_names
 from kit.registry import did_you_mean
+from kit.ui import uploads
 from kit.ui.settings import Settings, is_loopback
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
@@ -45,6 +46,7 @@ FREE = (
     "data.revision",
     "model.revision",
     "reward.params",
+    "reward.functions.params",
     "run.root",
 )
 """Keys whose texts mean nothing but themselves, or have a rule of their own."""
@@ -71,6 +73,11 @@ def _check_names(config: RunConfig) -> None:
     for key, name in (("reward.preset", config.reward.preset), ("evaluation.checker", config.evaluation.checker)):
         if name is not None and name not in rewards.names():
             raise ConfigError(f"{key}: there is no '{name[:60]}'.{did_you_mean(name[:60], rewards.names())}")
+    for one in config.reward.functions:
+        if one.preset is not None and one.preset not in rewards.names():
+            raise ConfigError(
+                f"reward.functions: there is no preset '{one.preset[:60]}'.{did_you_mean(one.preset[:60], rewards.names())}"
+            )
     if config.objective.recipe not in recipe_names():
         raise ConfigError(
             f"objective.recipe: there is no '{config.objective.recipe[:60]}'. There are: {', '.join(recipe_names())}."
@@ -88,7 +95,7 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
             if not _is_here(text):
                 raise ConfigError(f"{key}: '{text[:200]}' is another machine. From the page only this one is asked; use the "
                                   "command line for others.")  # fmt: skip
-        elif text in shipped():
+        elif text in shipped() or (key == "reward.functions.path" and text.startswith("preset:")):
             continue
         elif ":" in text or ".py" in text:
             path, _, name = text.rpartition(":")
@@ -164,7 +171,8 @@ def _check_source(key: str, text: str, settings: Settings) -> None:
 
 def _check_below(key: str, text: str, settings: Settings) -> None:
     path = _resolved(text, settings.folder)
-    if path is None or text.startswith("~") or not path.is_relative_to(settings.folder.resolve()):
+    allowed = (settings.folder.resolve(), (settings.folder / uploads.folder(settings.root)).resolve())
+    if path is None or text.startswith("~") or not any(path.is_relative_to(one) for one in allowed):
         raise ConfigError(
             f"{key}: '{text[:200]}' lies outside {settings.folder}. The page reads below the folder that it was started in; "
             "start it in another, or use the command line."
@@ -179,7 +187,8 @@ def _resolved(text: str, folder: Path) -> Path | None:
 
 
 def _check_reward(config: RunConfig) -> None:
-    for name, value in config.reward.params.items():
+    given = [config.reward.params, *(one.params for one in config.reward.functions)]
+    for name, value in [pair for params in given for pair in params.items()]:
         if name in COMMAND_LINE_ONLY:
             raise ConfigError(f"reward.params.{name} is not taken from the page: {COMMAND_LINE_ONLY[name]}. "
                               "Use a YAML file on the command line.")  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -17,7 +21,10 @@ from markupsafe import Markup
 from kit.errors import KitError, RunError
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
+from kit.ui.draft import Draft
+from kit.ui.form import kept_draft
 from kit.ui.site import Site, address, is_id, poll, stamp, unless_unchanged
+from kit.ui.steps import begun
 
 SECONDS = 3.0
 _QUERY = "--query-gpu=name,utilization.gpu,memory.used,memory.total,temperature.gpu"
@@ -106,6 +113,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             "Stop & save", variant="stop", size="md", visible=False, scale=0, min_width=140, elem_id="home-stop"
         )
     said = gr.HTML()
+    doors = _doors(site)
     recent = gr.HTML()
     with gr.Accordion("Is this machine fit? (doctor)", open=False):
         doctor = gr.Button("Check this machine", size="sm")
@@ -116,7 +124,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     def tick(before: str, run_id: Any) -> list[Any]:
         return look(site, before, run_id)
 
-    outputs = [seen, active, recent, chosen, stop]
+    outputs = [seen, active, recent, chosen, stop, doors]
     blocks.load(tick, [seen, chosen], outputs, queue=False, show_progress="hidden", api_visibility="private")
     poll(tick, [seen, chosen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
@@ -129,11 +137,11 @@ def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
     try:
         found = site.statuses()
     except RunError as problem:
-        return [str(problem), m.error(problem), "", gr.skip(), gr.skip()]
+        return [str(problem), m.error(problem), "", gr.skip(), gr.skip(), gr.skip()]
     live = [run for run, status in found if status["state"] in ALIVE]
     files = [run.metrics_file for run in live] + [run.events_file for run in live]
     now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
-    return unless_unchanged(now, before, lambda: _shown(found, chosen), 4)
+    return unless_unchanged(now, before, lambda: _shown(found, chosen), 5)
 
 
 def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any, ...]:
@@ -147,19 +155,107 @@ def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any
         recent_table(found),
         gr.Dropdown(choices=names, visible=several, **value),
         gr.Button(visible=bool(live)),
+        gr.Column(visible=not found),
     )
 
 
 def _nothing_runs(any_runs: bool) -> str:
-    start = m.tag("a", "Start one", href="/new")
     if any_runs:
+        start = m.tag("a", "Start one", href="/new")
         return m.page(m.panel(m.tag("div", m.tag("b", "Nothing is running.") + m.tag("span", start), class_="row")))
-    return m.empty(
-        "No runs yet",
-        Markup("{} on the tiny embedded model: no GPU and no download, a few minutes on this machine's CPU.").format(
-            start
-        ),
+    return m.page(
+        m.tag("h2", "No runs yet: three ways to begin"),
+        m.tag("p", "A run teaches a model by trial: it answers, a reward says how good each answer is, and better ones are made "
+                   "likelier. None of these ways needs an account.", class_="dim"),
+    )  # fmt: skip
+
+
+DOORS = (
+    (
+        "Try the tiny model now",
+        "It comes with the kit and learns sums on this machine's CPU, in a few minutes. Nothing is downloaded.",
+        "Start a first run",
+    ),
+    (
+        "My data, my model",
+        "Drop a table of questions and answers, choose a model, try the reward on your own rows, and see whether it fits.",
+        "Bring my data",
+    ),
+    (
+        "Look at a finished run",
+        "A run of the tiny model that came with the kit: its curves, completions, scores and report, before you train anything.",
+        "Open the example",
+    ),
+)
+"""What an empty home offers: title, words, what the button says."""
+GO = "(place) => { if (place) window.location.href = place; }"
+
+
+def _doors(site: Site) -> gr.Column:
+    """What stands on an empty home, and goes away with the first run."""
+    place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
+    with gr.Column(visible=False, elem_id="doors") as doors:
+        with gr.Row(equal_height=True):
+            buttons: list[gr.Button] = []
+            for title, words, label in DOORS:
+                with gr.Column(min_width=240, elem_classes="door"):
+                    gr.HTML(m.page(m.panel(m.tag("h3", title), m.tag("p", words, class_="dim"))))
+                    buttons.append(gr.Button(label, variant="primary" if not buttons[:1] else "secondary", size="md"))
+        said = gr.HTML()
+    first, own, example = buttons
+    starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
+    first.click(lambda: starting, [], [said], queue=False, show_progress="hidden", api_visibility="private").then(
+        lambda: begun(site, Draft),
+        [],
+        [said, place],
+        concurrency_limit=2,
+        show_progress="hidden",
+        api_visibility="private",
     )
+    draft = kept_draft()
+    own.click(of_my_data, [draft], [draft], queue=False, show_progress="hidden", api_visibility="private").then(
+        None, [], [], js="() => { window.location.href = '/new?step=2'; }"
+    )
+    example.click(lambda: shown_example(site), [], [said, place], queue=False, api_visibility="private")
+    place.change(None, [place], [], js=GO)
+    return doors
+
+
+def of_my_data(kept: Any) -> dict[str, Any]:
+    """The draft for data of one's own; one that was under way is put aside."""
+    try:
+        before = Draft.read(kept)
+    except KitError:
+        before = Draft()
+    fresh = Draft.read({"preset": "my-data"})
+    return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_dict()
+
+
+def shown_example(site: Site) -> list[str]:
+    """[what went wrong, where to go]: the run that comes with the kit, unpacked among the others if it is not there yet."""
+    try:
+        run = unpack_example(site.store.root)
+    except OSError as error:
+        return [m.error(f"The example could not be unpacked into {site.store.root}: {error.strerror or error}."), ""]
+    return ["", address("run", run)]
+
+
+EXAMPLE = "example"
+ARCHIVE = Path(__file__).parent / "example.zip"
+"""A run of the quickstart without its weights; benchmarks/example_run.py makes it."""
+
+
+def unpack_example(root: Path) -> str:
+    """The id of the example below `root`. It comes there whole or not at all."""
+    if (root / EXAMPLE).exists():
+        return EXAMPLE
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".example-") as folder:
+        with zipfile.ZipFile(ARCHIVE) as archive:
+            archive.extractall(Path(folder, EXAMPLE))
+        with contextlib.suppress(FileExistsError):  # another browser was as quick
+            os.rename(Path(folder, EXAMPLE), root / EXAMPLE)
+    return EXAMPLE
 
 
 def live_card(run: RunDir, status: dict[str, Any]) -> Markup:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
-from markupsafe import Markup
 
-import rewards
 from kit.config import RunConfig
+from kit.config.loading import parse_value
 from kit.errors import KitError
-from kit.runs.files import one_line
 from kit.ui import markup as m
+from kit.ui import results, reward
 from kit.ui.children import Job
-from kit.ui.draft import Draft
+from kit.ui.draft import Draft, refuse_aliases
 from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, poll
 from rewards.hacks import STYLES
@@ -31,26 +31,6 @@ SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
 MOST_ROWS, MOST_EACH = 8, 16
 READING: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 4}
-LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
-"""How a verdict of the signal check is coloured; any other is a failure."""
-SHOWN_HACKS = 10
-MOST_PROMPTS, MOST_TRIES = 256, 32
-"""What the sliders of the signal check go up to."""
-SAMPLES = {"--prompts": ("{} prompts", "prompts", MOST_PROMPTS), "--k": ("{} completions each", "k", MOST_TRIES)}
-"""Options of doctor that stand for a slider of the page: words, name in the result, the most."""
-COMMANDS = {
-    "; try it with: grpo-kit reward test": "; try it in the tab Score",
-    "grpo-kit reward list": "see the list at the top of this step",
-}
-"""What a verdict says of the command line, and where that stands on the page."""
-RATES = {
-    "pass@1": "right at the first try (pass@1)",
-    "spread_share": "groups whose rewards differ: what GRPO learns from",
-    "zero_spread_share": "groups without a lesson",
-    "truncated_share": "cut at the token limit",
-    "format_share": "not in the asked format",
-    "failure_share": "reward failed",
-}
 NEVER = m.empty(
     "Not checked yet",
     "The signal check samples the model on real rows before you pay for a run: is it sometimes right, do the rewards of a "
@@ -60,11 +40,7 @@ NEVER = m.empty(
 
 def build(form: Form) -> None:
     """The step."""
-    with gr.Row():
-        form.add("reward.preset", label="Reward", info="")
-        form.add("reward.params", label="Its parameters", info="YAML, e.g. {format_weight: 0.1}")
-    about = gr.HTML()
-    form.follows(described, about, queue=False)
+    reward.build(form)
     place, row = _row(form)
     with gr.Tabs():
         with gr.Tab("Score"):
@@ -75,24 +51,9 @@ def build(form: Form) -> None:
             asked.append(_cheat(form, place))
         with gr.Tab("Signal check"):
             _signal(form)
+        with gr.Tab("Play"):
+            _play(form, place)
     form.on(functools.partial(gr.on, [button.click for button in asked]), prompt, [place], [row], **READING)
-
-
-def described(value: Any) -> str:
-    """What the preset rewards, in its own words."""
-    try:
-        name = Draft.read(value).tree()["reward"]["preset"]
-        text = rewards.describe(name).strip() if name else ""
-    except (KitError, rewards.RewardsError) as problem:
-        return m.error(problem)
-    if not text:
-        return ""
-    _, _, words = text.partition("\n\n")
-    first, _, rest = words.strip().partition("\n")
-    title = m.join(
-        m.tag("code", part) if at % 2 else part for at, part in enumerate(first.replace("``", "`").split("`"))
-    )
-    return m.page(m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said")))
 
 
 def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
@@ -122,7 +83,7 @@ def prompt(sent: Sent, at: Any) -> str:
         return m.error(problem)
     if not found["rows"]:
         return m.error(f"There is no training row {whole(at)}.")
-    return show_row(found["rows"][0])
+    return results.show_row(found["rows"][0])
 
 
 def _ask(sent: Sent, question: str, **more: Any) -> Any:
@@ -166,7 +127,7 @@ def completions(text: Any) -> list[str]:
 def scored(sent: Sent, at: Any, text: Any) -> str:
     """The pasted completions, part by part."""
     try:
-        return show_group(_ask(sent, "score", row=whole(at), completions=completions(text)))
+        return results.show_group(_ask(sent, "score", row=whole(at), completions=completions(text)))
     except KitError as problem:
         return m.error(problem)
 
@@ -194,7 +155,7 @@ def _write(form: Form, place: gr.Number) -> None:
             "rows": list(range(whole(at), whole(at) + min(MOST_ROWS, max(1, whole(n))))),
             "k": min(MOST_EACH, max(2, whole(k))),
         },
-        lambda result: (show_groups(result), []),
+        lambda result: (results.show_groups(result), []),
         m.empty("Nothing written yet", "Fresh completions show what the reward will meet in the first step."),
     )
 
@@ -214,7 +175,7 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
         )
     with gr.Row(elem_classes="tight"):
         run = gr.Button("Try all of them", variant="primary", size="md")
-        many = gr.Button("Audit several rows", size="md")
+        many = gr.Button("Audit on my rows", size="md", elem_id="audit")
     out = gr.HTML(
         m.empty("Not tried yet", "Some thirty hacks take a second; an audit of several rows takes up to a minute.")
     )
@@ -228,7 +189,7 @@ def cheated(sent: Sent, at: Any, *given: Any) -> str:
     texts = zip(("right", "wrong", "style"), given, strict=True)
     named: dict[str, Any] = {name: text for name, text in texts if isinstance(text, str) and len(text) < 2000}
     try:
-        return show_hacks(_ask(sent, "hacks", row=whole(at), **named))
+        return results.show_hacks(_ask(sent, "hacks", row=whole(at), **named))
     except KitError as problem:
         return m.error(problem)
 
@@ -236,23 +197,136 @@ def cheated(sent: Sent, at: Any, *given: Any) -> str:
 def audited(sent: Sent, style: Any) -> str:
     """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
     try:
-        return show_audit(_ask(sent, "audit", style=style if isinstance(style, str) else ""))
+        return results.show_audit(_ask(sent, "audit", style=style if isinstance(style, str) else ""))
     except KitError as problem:
         return m.error(problem)
 
 
+NOT_PLAYED = m.empty(
+    "Not begun yet",
+    "Take the model's place on this row: read what it is asked, call the tools that it has, answer, and see what that earns.",
+)
+
+
+def _play(form: Form, place: gr.Number) -> None:
+    """The user in the model's place. What was called so far stays in the browser, and is done again with every step."""
+    past = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="calls")
+    with gr.Row(elem_classes="tight"):
+        begin = gr.Button("Begin", variant="primary", size="md", min_width=110)
+        undo = gr.Button("Take the last call back", size="md", min_width=170, visible=False)
+    out = gr.HTML(NOT_PLAYED)
+    with gr.Row(elem_classes="tight low", visible=False) as acting:
+        tool = gr.Dropdown([], label="Tool", allow_custom_value=True, min_width=140, elem_id="play-tool")
+        words = gr.Textbox(label="Arguments", info="The only argument, or YAML: {name: value}", min_width=200, scale=2,
+                           elem_id="play-arguments")  # fmt: skip
+        call = gr.Button("Call it", size="md", min_width=90)
+    with gr.Row(elem_classes="tight low", visible=False) as answering:
+        final = gr.Textbox(label="Your answer", info="As the model would write it, layout included.", lines=2, scale=3,
+                           min_width=220, elem_id="play-answer")  # fmt: skip
+        give = gr.Button("Give this answer", variant="primary", size="md", min_width=140)
+    shown = [past, out, acting, tool, answering, undo]
+    form.on(begin.click, lambda sent, at: played(sent, at, []), [place], shown, concurrency_limit=4)
+    form.on(
+        functools.partial(gr.on, [call.click, words.submit]),
+        called,
+        [place, past, tool, words],
+        shown,
+        concurrency_limit=4,
+    )
+    form.on(
+        undo.click,
+        lambda sent, at, kept: played(sent, at, calls_of(kept)[:-1]),
+        [place, past],
+        shown,
+        concurrency_limit=4,
+    )
+    form.on(give.click, answered, [place, past, final], shown, concurrency_limit=4)
+
+
+MOST_CALLS = 20
+
+
+def calls_of(text: Any) -> list[dict[str, Any]]:
+    """The calls so far, as a browser sent them back."""
+    try:
+        found = json.loads(text) if isinstance(text, str) and len(text) < LONGEST else []
+    except (ValueError, RecursionError):
+        return []
+    kept = found if isinstance(found, list) else []
+    return [
+        {"name": one["name"], "arguments": one["arguments"]}
+        for one in kept[:MOST_CALLS]
+        if isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("arguments"), dict)
+    ]
+
+
+def called(sent: Sent, at: Any, past: Any, tool: Any, words: Any) -> list[Any]:
+    """One call more."""
+    try:
+        found = _ask(sent, "play", row=whole(at))
+        kinds = next((one["types"] for one in found["tools"] if one["name"] == tool), None)
+        if kinds is None:
+            raise KitError("Choose a tool first.")
+        call = {"name": str(tool), "arguments": arguments(kinds, str(words or ""))}
+    except KitError as problem:
+        return [gr.skip(), m.error(problem), *[gr.skip()] * 4]
+    return played(sent, at, [*calls_of(past), call])
+
+
+def answered(sent: Sent, at: Any, past: Any, text: Any) -> list[Any]:
+    """The last word, and what it earns."""
+    return played(sent, at, calls_of(past), str(text or ""))
+
+
+def arguments(kinds: Mapping[str, str], words: str) -> dict[str, Any]:
+    """The arguments of a call: of a tool with one that is a text, what was written, else YAML. Raises `KitError`."""
+    if len(words) > 2000:
+        raise KitError("Arguments have at most 2,000 letters here.")
+    refuse_aliases(words)
+    value = parse_value(words) if words.strip() else {}
+    if isinstance(value, dict) and set(value) <= set(kinds):
+        return value
+    if len(kinds) == 1:
+        (name,) = kinds
+        return {name: words.strip() if kinds[name] == "string" else value}
+    raise KitError(f"Write the arguments as {{{', '.join(f'{name}: ...' for name in kinds)}}}.")
+
+
+def played(sent: Sent, at: Any, calls: list[dict[str, Any]], answer: str | None = None) -> list[Any]:
+    """[calls, the conversation and what it earns, the row of tools, the list of tools, the row of the answer, undo]."""
+    try:
+        found = _ask(sent, "play", row=whole(at), calls=calls, answer=answer)
+    except KitError as problem:
+        return [gr.skip(), m.error(problem), *[gr.skip()] * 4]
+    names = [tool["name"] for tool in found["tools"]]
+    may_call = bool(names) and found["calls_left"] > 0
+    return [
+        json.dumps(calls),
+        results.show_play(found),
+        gr.Row(visible=may_call),
+        gr.Dropdown(choices=names, value=names[0] if names else None),
+        gr.Row(visible=True),
+        gr.Button(visible=bool(calls)),
+    ]
+
+
 def _signal(form: Form) -> None:
     with gr.Row():
-        prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
+        prompts = gr.Slider(
+            4, results.MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower."
+        )
         each = gr.Slider(
-            2, MOST_TRIES, 8, step=1, label="Completions each", info="The group size of training tells most."
+            2, results.MOST_TRIES, 8, step=1, label="Completions each", info="The group size of training tells most."
         )
     _job(
         form,
         "Will it learn?",
         [prompts, each],
-        lambda n, k: {"prompts": min(MOST_PROMPTS, max(2, whole(n))), "k": min(MOST_TRIES, max(2, whole(k)))},
-        lambda result: (show_signal(result), actions_of(result)),
+        lambda n, k: {
+            "prompts": min(results.MOST_PROMPTS, max(2, whole(n))),
+            "k": min(results.MOST_TRIES, max(2, whole(k))),
+        },
+        lambda result: (results.show_signal(result), results.actions_of(result)),
         NEVER,
         {"--prompts": prompts, "--k": each},
     )
@@ -302,7 +376,7 @@ def _job(
         if job is None or job.stamp == before:
             return [gr.skip()] * 5
         html, changes = progress(job, show)
-        suggest = gr.Button(visible=bool(changes), value=in_words(changes))
+        suggest = gr.Button(visible=bool(changes), value=results.in_words(changes))
         return [job.stamp, html, gr.Button(visible=job.state == "running"), suggest, changes]
 
     outputs = [seen, out, end, apply, change]
@@ -317,9 +391,9 @@ def _job(
 def made(sent: Sent, given: Any, sliders: list[str]) -> tuple[Any, ...]:
     """(the draft or None, what was done, *values of the sliders) after what a check suggests."""
     actions = [one for one in given if isinstance(one, str)][:8] if isinstance(given, list) else []
-    numbers = numbers_of(actions)
+    numbers = results.numbers_of(actions)
     overrides = [one for one in actions if not one.startswith("--")]
-    done = m.page(m.note(f"{in_words(actions)}: done. Check again to see what it does.", "ok"))
+    done = m.page(m.note(f"{results.in_words(actions)}: done. Check again to see what it does.", "ok"))
     draft = sent.draft().apply(overrides) if overrides else None
     return draft, done, *(numbers.get(name, gr.skip()) for name in sliders)
 
@@ -340,254 +414,3 @@ def progress(job: Job, show: Any) -> tuple[str, list[str]]:
     if job.state == "stopped":
         return m.page(m.note("Stopped.")), []
     return m.error(job.error), []
-
-
-# --- how results look --------------------------------------------------------------------------------------------------
-
-
-def show_row(found: dict[str, Any]) -> str:
-    """A training row."""
-    reference = m.tag("p", m.tag("small", "reference ") + m.tag("code", found.get("reference") or "none"))
-    return m.page(
-        m.panel(
-            m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
-        )
-    )
-
-
-def show_group(found: dict[str, Any], title: str = "") -> str:
-    """Completions of one row."""
-    return m.page(_group(found, title))
-
-
-def show_groups(found: list[dict[str, Any]]) -> str:
-    """Completions of several rows, each a group."""
-    alike = sum(not _spread(one) for one in found)
-    words = f"{len(found) - alike} of {len(found)} groups have rewards that differ, so that there is something to learn from."
-    head = m.note(words, "ok" if alike == 0 else "warn" if alike < len(found) else "fail")
-    return m.page(head, *(_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
-
-
-def _spread(found: dict[str, Any]) -> bool:
-    known = [item["total"] for item in found["items"] if item["total"] is not None]
-    return bool(known) and max(known) - min(known) > 1e-9
-
-
-def _group(found: dict[str, Any], title: str) -> Markup:
-    weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
-    if len(found["items"]) < 2:
-        verdict = Markup("")
-    elif _spread(found):
-        verdict = m.badge("rewards differ: this group teaches", "ok")
-    else:
-        verdict = m.badge("all alike: no lesson in this group", "warn")
-    reference = m.tag("span", m.tag("small", "reference ") + m.tag("code", (found["reference"] or "none")[:200]))
-    head = m.tag("div", m.tag("b", title or "One group") + verdict, class_="spread")
-    body = m.join(
-        _completion(item, advantage, found["checker"])
-        for item, advantage in zip(found["items"], found["advantages"], strict=True)
-    )
-    line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
-    return m.tag("div", m.panel(head, line, body), style="margin-top:8px")
-
-
-def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:
-    right = m.badge("correct", "ok") if item["correct"] else m.badge("not correct", "warn") if checker else Markup("")
-    cut = m.badge("cut at the limit", "fail") if item.get("cut") else Markup("")
-    size = m.tag("small", f"{item['tokens']} tokens") if "tokens" in item else Markup("")
-    pull = Markup("")
-    if advantage is not None:
-        arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
-        words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
-        pull = m.tag("span", f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {words}", class_="badge")
-    total = m.tag("span", m.number(item["total"], 2), class_="big")
-    top = m.tag("div", total + right + cut + pull + size, class_="row")
-    chips = m.tag("div", m.join(_chip(part) for part in item["parts"]), class_="row", style="margin:6px 0")
-    found = m.join(
-        m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
-        for part in item["parts"]
-        if part.get("extracted")
-    )
-    reasons = m.join(
-        m.tag("div", m.tag("small", f"{part['name']}: {part['reason']}"))
-        for part in item["parts"]
-        if part.get("reason")
-    )
-    text = m.tag("div", item["text"] or "(empty)", class_="said")
-    return m.tag(
-        "div",
-        top + chips + text + found + reasons,
-        style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
-    )
-
-
-def _chip(part: dict[str, Any]) -> Markup:
-    value, status = m.tag("b", m.number(part["value"], 2)), m.tag("small", part["status"].replace("_", " "))
-    words = m.join([part["name"], value, status], " ")
-    return m.tag("span", words, class_=f"chip {part['status']}", title=f"{1000 * (part['seconds'] or 0):.1f} ms")
-
-
-def show_hacks(found: dict[str, Any]) -> str:
-    """The list of hacks, those that work first."""
-    honest = [case["total"] for case in found["cases"] if case["kind"] == "good" and case["total"] is not None]
-    bar = min(honest, default=None)
-    tried = [case for case in found["cases"] if case["kind"] == "hack"]
-    works = [case for case in tried if bar is not None and case["total"] is not None and case["total"] >= bar - 1e-9]
-    if found["problems"]:
-        verdict = m.note("\n".join(found["problems"][:8]), "fail")
-    elif bar is None:
-        verdict = m.note("There is no right answer to compare with; write one above.", "warn")
-    else:
-        verdict = m.note(f"None of {len(tried)} hacks reaches the honest answer's {bar:.2f}.", "ok")
-    notes = m.join(m.note(note, "warn") for note in found["notes"])
-    order = sorted(
-        found["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
-    )
-    rows = [_case(case, case in works) for case in order]
-    head, first = ["", "what", "reward", "completion", "why"], SHOWN_HACKS + len(works)
-    rest = m.tag(
-        "details",
-        m.tag("summary", f"{len(rows) - first} more that earn no more") + m.table(head, rows[first:], numbers={2}),
-    )
-    fold = rest if len(rows) > first else Markup("")
-    context = m.tag(
-        "p", f"right: {found['right'][:80]} · wrong: {found['wrong'][:80]} · style: {found['style']}", class_="dim"
-    )
-    return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
-
-
-def show_audit(found: dict[str, Any]) -> str:
-    """How often each attack is paid over some rows, and what it was."""
-    results = found["results"]
-    if found["passed"]:
-        verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
-    else:
-        verdict = m.note("\n".join(found["problems"]), "fail")
-    honest = ("right", "spellings")
-    rows = [
-        [
-            m.badge(
-                *(("honest", "ok") if one["attack"] in honest else ("paid", "fail") if one["paid"] else ("attack", ""))
-            ),
-            one["attack"],
-            f"{one['paid']} of {one['rows']}",
-            m.number(one["seconds"], 2),
-            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in one["examples"][:2]))
-            if one["examples"]
-            else "",
-        ]
-        for one in results
-    ]
-    return m.page(
-        verdict, m.table(["", "what", "rows paid", "longest, s", "paid (of honest ones: not paid)"], rows, numbers={3})
-    )
-
-
-def _case(case: dict[str, Any], works: bool) -> list[Any]:
-    kind = {"good": ("honest", "ok"), "bad": ("wrong", "warn")}.get(
-        case["kind"], ("works", "fail") if works else ("hack", "")
-    )
-    name = {"good": "right answer", "bad": "wrong answer"}.get(case["kind"], case["name"])
-    return [m.badge(*kind), name, m.number(case["total"], 2), _said(case["completion"]), case["why"]]
-
-
-def _said(text: str | None) -> Markup:
-    if text is None or not text.strip():
-        return m.tag("small", "no completion at all" if text is None else "(empty)")
-    return m.tag("code", one_line(text, 110))
-
-
-def show_signal(found: dict[str, Any]) -> str:
-    """The verdict, the rates with their intervals, and the time."""
-    verdict = found["verdict"]
-    level = LEVELS.get(verdict["verdict"], "fail")
-    text = change_of(found)
-    change = m.tag("p", m.tag("b", "What to do: ") + text) if text else Markup("")
-    words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
-    head = m.tag("div", words + change, class_=f"verdict {level}")
-    names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
-    rows = [
-        [
-            names[name],
-            interval(found[name]),
-            f"{found[name]['value']:.0%} [{found[name]['low']:.0%}, {found[name]['high']:.0%}]",
-        ]
-        for name in (*RATES, f"pass@{found['k']}")
-        if found.get(name) and name in names
-    ]
-    seconds = found["seconds"]
-    facts = [
-        ("reward", m.number((found.get("reward") or {}).get("value"))),
-        ("completion", f"{found['completion_tokens_mean']:.0f} tokens"),
-        ("reward latency", "{p50:.1f} ms, slowest {p95:.1f}".format(**found["reward_latency_ms"])),
-        (
-            "a step",
-            f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
-            f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
-        ),
-        ("whole run", f"{m.duration(3600 * found['hours'])}, by these"),
-    ]
-    chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
-    note = m.note(found["note"]) if found.get("note") else Markup("")
-    failure = m.note(f"A reward failed: {found['failure']}", "fail") if found.get("failure") else Markup("")
-    title = f"{found['prompts']} prompts × {found['k']} completions"
-    return m.page(
-        head, failure, m.table([title, "", "95 % interval"], rows, numbers={2}), m.tag("div", chips, class_="row"), note
-    )
-
-
-def interval(estimate: dict[str, float]) -> Markup:
-    """A share from 0 to 1 as a mark, its interval as a band."""
-    low, value, high = (min(1.0, max(0.0, estimate[end])) for end in ("low", "value", "high"))
-    band = m.tag("i", "", style=f"left:{100 * low:.1f}%;width:{max(1.0, 100 * (high - low)):.1f}%")
-    mark = m.tag("b", "", style=f"left:{100 * value:.1f}%")
-    return m.tag(
-        "div", band + mark, class_="ci", role="img", aria_label=f"{value:.0%}, between {low:.0%} and {high:.0%}"
-    )
-
-
-def actions_of(found: dict[str, Any]) -> list[str]:
-    """What a button can do of the change that the check suggests: `key=value` of the draft, `--prompts 64` of a slider."""
-    change = found["verdict"]["change"] or ""
-    wanted = [f"{option} {at}" for option, at in re.findall(r"(--prompts|--k) (\d+)", change)]
-    numbers = numbers_of(wanted)
-    sampled = [f"{name} {value}" for name, value in numbers.items() if value > found[SAMPLES[name][1]]]
-    return re.findall(r"-o (\S+=\S+)", change) + sampled
-
-
-def numbers_of(actions: list[str]) -> dict[str, int]:
-    """Values for sliders, by option, at most what the slider takes; prompts go in fours."""
-    found = {}
-    for action in actions:
-        name, _, value = action.partition(" ")
-        if name in SAMPLES and re.fullmatch(r"[0-9]{1,9}", value):
-            number = -(-int(value) // 4) * 4 if name == "--prompts" else int(value)
-            found[name] = min(SAMPLES[name][2], number)
-    return found
-
-
-def in_words(actions: list[str]) -> str:
-    """Actions as a button says them: `Sample 64 prompts`, `Set generation.num_generations to 16`."""
-    numbers = numbers_of(actions)
-    samples = [SAMPLES[name][0].format(number) for name, number in numbers.items()]
-    settings = [" to ".join(action.split("=", 1)) for action in actions if not action.startswith("--")]
-    parts = [f"{verb} {' and '.join(given)}" for verb, given in (("Sample", samples), ("Set", settings)) if given]
-    text = "; ".join(parts)
-    return text if len(text) <= 140 else f"{text[:139]}…"
-
-
-def change_of(found: dict[str, Any]) -> str:
-    """The change that the check suggests in words of the page, which has no options of a command line."""
-    change = str(found["verdict"]["change"] or "")
-    if not re.match(r"-o |--prompts|--k", change):
-        for command, words in COMMANDS.items():
-            change = change.replace(command, words)
-        return change
-    words = in_words(actions_of(found))
-    if asked := re.fullmatch(r"(--prompts|--k) (\d+)", change):
-        option, number = asked[1], int(asked[2])
-        if number > SAMPLES[option][2]:
-            more = f"The page samples at most {SAMPLES[option][0].format(SAMPLES[option][2])}; "
-            more += f"{number} would decide: grpo-kit doctor CONFIG {change}, with the overrides of the command beside."
-            return f"{words}. {more}" if words else more
-    return f"{words}: the button below does it." if words else change

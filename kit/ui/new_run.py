@@ -44,11 +44,19 @@ def build(site: Site, blocks: gr.Blocks) -> None:
                             _next(form.tabs, number + 1)
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
             state, command, yaml = _side(form)
+    blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
     form.replaces(form.preset.input, _from_preset, [form.preset])
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
     form.wire(lambda sent, kept: written(sent, kept), [form.said, faults, state, command, yaml, form.draft])
     blocks.load(site.benches.warm, [], [], **QUIET)
+
+
+STEP_FROM_ADDRESS = """() => {
+  const step = Number(new URLSearchParams(window.location.search).get('step'));
+  return {...(step >= 1 && step <= STEPS ? {selected: step - 1} : {}), __type__: 'update'};
+}""".replace("STEPS", str(len(STEPS)))
+"""JavaScript for `/new?step=2`."""
 
 
 def _next(tabs: gr.Tabs, number: int) -> None:

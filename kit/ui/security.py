@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping, Seq
 from typing import Any
 from urllib.parse import urlsplit
 
+from kit.ui import uploads
 from kit.ui.settings import Settings, is_loopback
 
 Scope = MutableMapping[str, Any]
@@ -26,6 +27,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGEST_BODY = 4 * 1024 * 1024
 """Bytes of a request's body, at most: the largest honest one is a list of pasted completions."""
+UPLOAD = "/gradio_api/upload"
+"""The one address that takes a file: larger, and only as long as there is room for another."""
 LONGEST_TARGET = 8192
 WRONG_PASSWORD_SECONDS = 0.5
 MOST_WAITING = 20
@@ -35,12 +38,11 @@ REALM = b'Basic realm="grpo-kit", charset="UTF-8"'
 READ = re.compile(
     r"/(?:assets|static)/[\w./@+-]+"
     r"|/(?:config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|health)/?"
-    r"|/gradio_api/(?:info|app_id|startup-events|queue/data|theme\.css|heartbeat/\w+|user|login_check)/?"
+    r"|/gradio_api/(?:info|app_id|startup-events|queue/data|theme\.css|heartbeat/\w+|user|login_check|upload_progress)/?"
     r"|/runs/[^/]+/(?:report\.html|export/.+)"
 )
-"""What may be asked for with GET beside the screens. Gradio's uploads, files, proxies, recordings, monitoring and code editors
-are not."""
-WRITE = re.compile(r"/gradio_api/(?:queue/join|run/predict|cancel|reset|heartbeat/\w+)/?")
+"""What may be asked for with GET beside the screens. Gradio's files, proxies, recordings, monitoring and code editors are not."""
+WRITE = re.compile(r"/gradio_api/(?:queue/join|run/predict|cancel|reset|heartbeat/\w+|upload)/?")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
@@ -87,7 +89,7 @@ class Gate:
             return  # a WebSocket: nothing here speaks it
         try:
             await self._check(scope)
-            body = Body(receive)
+            body = Body(receive, largest(scope["path"]))
             await self.app(scope, body.receive, with_headers(send, scope["path"], body))
         except Refusal as refusal:
             await refuse(send, refusal)
@@ -99,7 +101,14 @@ class Gate:
             raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
         self._check_origin(scope["method"], headers)
         check_target(scope, self.screens)
-        check_length(headers)
+        limit = largest(scope["path"])
+        check_length(headers, limit)
+        if limit > LARGEST_BODY and not uploads.has_room(self.settings.root):
+            raise Refusal(
+                507,
+                f"The files in {uploads.folder(self.settings.root)} have reached {uploads.MOST_BYTES // 1024**3} GiB. Remove "
+                "some of them.",
+            )
 
     async def _is_admitted(self, header: bytes | None) -> bool:
         """Raises `Refusal` where too many wait."""
@@ -175,22 +184,27 @@ def check_target(scope: Scope, screens: Collection[str]) -> None:
         raise Refusal(404, "There is no such page.")
 
 
-def check_length(headers: dict[bytes, bytes]) -> None:
+def largest(path: str) -> int:
+    """Bytes of a body that this address takes."""
+    return uploads.LARGEST + uploads.MULTIPART if path.rstrip("/") == UPLOAD else LARGEST_BODY
+
+
+def check_length(headers: dict[bytes, bytes], limit: int) -> None:
     """Refuses a body that says that it is too long."""
     length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length) > LARGEST_BODY:
-        raise Refusal(413, f"More than {LARGEST_BODY // 1024**2} MiB at once are not taken.")
+    if not length.isdigit() or int(length) > limit:
+        raise Refusal(413, f"More than {limit // 1024**2} MiB at once are not taken.")
 
 
 class Body:
     """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._seen = receive, 0
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self._seen, self._limit = receive, 0, limit
 
     @property
     def too_long(self) -> bool:
-        return self._seen > LARGEST_BODY
+        return self._seen > self._limit
 
     async def receive(self) -> Message:
         message = await self._receive()

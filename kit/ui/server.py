@@ -162,11 +162,15 @@ def make_app(settings: Settings) -> Any:
     from fastapi import FastAPI
     from starlette.routing import Mount
 
+    from kit.ui import uploads
     from kit.ui.page import SCREENS, build, head, style, theme
     from kit.ui.security import Gate
     from kit.ui.site import Site
 
     site = Site(settings)
+    # Each application remembers it from here on.
+    os.environ["GRADIO_TEMP_DIR"] = str(uploads.arriving(settings.root).absolute())
+    uploads.clear(settings.root)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -198,10 +202,11 @@ def make_app(settings: Settings) -> Any:
             pwa=False,
             enable_monitoring=False,
             show_error=False,
-            max_file_size="1mb",
+            max_file_size=uploads.LARGEST,
             allowed_paths=[],
             blocked_paths=["/"],
         )
+    blocks.has_launched = True  # else Gradio copies any file that a forged value names, blocked or not
     blocks.app = next(route.app for route in app.routes if isinstance(route, Mount))
     return Gate(mounted, settings, [path for _, path, _ in SCREENS])
 

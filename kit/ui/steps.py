@@ -13,9 +13,12 @@ import gradio as gr
 from markupsafe import Markup
 
 from kit.config import EMBEDDED, RunConfig, load_config, preset_names
+from kit.data.sources import READERS
 from kit.errors import ConfigError, KitError, RunError
+from kit.runs.files import one_line
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
+from kit.ui import uploads
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, Site, address
@@ -111,40 +114,82 @@ def gpu_table(gpus: list[dict[str, Any]]) -> Markup:
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
 """Some of reasoning-gym's; any other can be written."""
-FILES = (".jsonl", ".csv", ".parquet")
 A_PAGE = 5
+SENT = "(file, ...rest) => [file ? {place: file.path, name: file.orig_name} : null, ...rest]"
+"""JavaScript for an event whose first input is a place to drop files."""
+
+
+def drop_area(**shown: Any) -> gr.File:
+    """A place to drop a file. The server gets `{place, name}` by `SENT`, checked by `uploads.take`, and never Gradio's own file
+    value, for which Gradio copies or downloads whatever a forged request names."""
+    area = gr.File(**shown)
+    area.data_model = None  # not in a class of its own: Gradio would write a stub of it beside this file
+    area.api_info = lambda: {"type": "object"}
+    area.preprocess = lambda payload: payload
+    return area
 
 
 def data_step(form: Form) -> None:
     """The step."""
-    form.add("data.source", label="Source", choices=data_choices(form), allow_custom_value=True)
     with gr.Row():
-        form.add("data.prompt_column", label="Prompt column")
-        form.add("data.reference_column", label="Reference column")
+        drop = drop_area(
+            label=f"Your data: CSV, JSONL, JSON, Excel or Parquet, at most {uploads.LARGEST // 1024**2} MiB",
+            file_types=list(READERS),
+            height=120,
+            elem_id="drop-data",
+            min_width=280,
+        )
+        source = form.add("data.source", label="Source", choices=data_choices(form), allow_custom_value=True)
+    table = gr.HTML()
+    with gr.Row():
+        roles = [
+            form.add(f"data.{role}_column", label=label, info=info, choices=[BY_NAME], allow_custom_value=True)
+            for role, label, info in ROLES
+        ]
+    with gr.Row(elem_classes="tight low"):
+        further = gr.Dropdown(
+            [],
+            label="A further column",
+            info="All others reach the reward under their own names.",
+            allow_custom_value=True,
+            min_width=160,
+            elem_id="further-column",
+        )
+        name = gr.Textbox(
+            label="The reward calls it", info="Empty: its own name.", min_width=160, elem_id="further-name"
+        )
+        call = gr.Button("Rename it", size="md", min_width=110)
+    form.replaces(call.click, _renamed, [further, name])
+    form.follows(lambda draft: mapped(form.site, draft), table, *roles, further, concurrency_limit=4)
     form.add("data.system_prompt", label="System prompt", lines=2)
     with gr.Row():
         form.add("data.limit", label="Rows at most")
         form.add("data.heldout", label="Held-out rows")
         form.add("data.max_prompt_tokens", label="Longest prompt (tokens)")
-    form.add("data.task_params", label="Task parameters")
+    with gr.Accordion("For a generated task (reasoning-gym)", open=False):
+        form.add("data.task_params", label="Task parameters")
     start = gr.State(0)
     with gr.Row(elem_classes="tight"):
         look = gr.Button("Show rows", variant="primary", size="md", min_width=110)
         back = gr.Button("← Earlier", size="md", min_width=110)
         more = gr.Button("Later →", size="md", min_width=110)
-        count = gr.Button("Lengths in tokens", size="md", min_width=160)
-    rows = gr.HTML(
-        m.empty("Not looked at yet", "Show rows reads the source and says what is used, left out and held out.")
-    )
+        count = gr.Button("As the model sees it", size="md", min_width=160)
+    rows = gr.HTML(NOT_LOOKED_AT)
     lengths = gr.HTML()
+    filled = [drop, source, rows, lengths]
+    form.replaces(drop.upload, _uploaded, [drop], filled, queue=True, concurrency_limit=4, js=SENT)
     for button, further in ((look, None), (back, -A_PAGE), (more, A_PAGE)):
         form.on(button.click, functools.partial(preview, further=further), [start], [rows, start], concurrency_limit=4)
     form.on(count.click, tokens, [], [lengths], concurrency_limit=4)
 
 
 def data_choices(form: Form) -> list[str]:
-    """Data files nearby and some tasks."""
-    return [*files(form.site.settings.folder), *(f"reasoning-gym:{task}" for task in TASKS)]
+    """What was dropped, data files nearby and some tasks."""
+    return [
+        *uploads.kept(form.site.settings.root),
+        *files(form.site.settings.folder),
+        *(f"reasoning-gym:{task}" for task in TASKS),
+    ]
 
 
 def files(base: Path) -> list[str]:
@@ -156,10 +201,89 @@ def files(base: Path) -> list[str]:
             *(path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))),
         ]
         for folder in nearby[:50]:
-            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in FILES]
+            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in READERS]
     except OSError:
         pass
     return found[:40]
+
+
+BY_NAME = ("(found by its name)", "")
+ROLES = (
+    ("prompt", "Prompt", "What the model is asked: a text, or a list of messages."),
+    ("reference", "Reference", "The right answer, which only the reward sees. There may be none."),
+)
+"""Role, what it is called, what it means."""
+NOT_LOOKED_AT = m.empty("Not looked at yet", "Show rows reads the source and says what is used, left out and held out.")
+
+
+def _uploaded(sent: Sent, file: Any) -> tuple[Any, ...]:
+    """The file at its place, as the source; what the columns of the one before were called fits it no more."""
+    source = uploads.take(sent.form.site.settings.root, file)
+    draft = sent.valid().change("data.source", source)
+    empty: dict[str, Any] = {"prompt_column": None, "reference_column": None, "rename": {}, "task_params": {}}
+    for key, value in empty.items():
+        draft = draft.change(f"data.{key}", value)
+    return draft, "", None, gr.Dropdown(choices=data_choices(sent.form)), NOT_LOOKED_AT, ""
+
+
+def _renamed(sent: Sent, column: Any, name: Any) -> tuple[Draft, str]:
+    """A further column under the name that the reward has for it."""
+    if not isinstance(column, str) or not column:
+        raise ConfigError("Choose a further column first.")
+    draft = sent.draft()
+    given = {theirs: ours for theirs, ours in draft.tree()["data"]["rename"].items() if theirs != column}
+    if isinstance(name, str) and name.strip() and name.strip() != column:
+        given[column] = name.strip()[:100]
+    return draft.change("data.rename", given), ""
+
+
+def mapped(site: Site, value: Any) -> list[Any]:
+    """[columns and what each is taken for, choices of prompt, of reference, of further columns]: of a file."""
+    try:
+        config = Draft.read(value).config(site.settings)
+        found = site.benches.ask("columns", config)
+    except KitError as problem:
+        return [m.error(problem), *_unknown()]
+    names = [column["name"] for column in found["columns"]]
+    if not names:
+        return ["", *_unknown()]
+    taken = {column["use"]: column["name"] for column in found["columns"]}
+    used = {taken.get(role) for role in ("prompt", "reference")}
+    choices = [
+        gr.Dropdown(choices=[(f"by its name: {taken[role]}" if role in taken else BY_NAME[0], ""), *names])
+        for role in ("prompt", "reference")
+    ]
+    others = [name for name in names if name not in used]
+    return [m.page(column_table(found)), *choices, gr.Dropdown(choices=others)]
+
+
+def _unknown() -> list[Any]:
+    """The lists of columns where none are known."""
+    return [gr.Dropdown(choices=[BY_NAME]), gr.Dropdown(choices=[BY_NAME]), gr.Dropdown(choices=[])]
+
+
+def column_table(found: dict[str, Any]) -> Markup:
+    """The columns of a file, a line each."""
+    rows = [
+        [
+            m.tag("code", column["name"]),
+            m.badge(column["use"], "ok" if column["use"] in ("prompt", "reference") else ""),
+            ", ".join(column["kinds"]) or "empty",
+            m.join(m.tag("div", one_line(text, 70)) for text in column["values"]),
+            f"{column['missing']} of {found['looked']}" if column["missing"] else "",
+        ]
+        for column in found["columns"]
+    ]
+    notes = m.join(m.note(text, "warn") for text in found["notes"])
+    if found["faulty"]:
+        words = "\n".join([f"{found['faulty']} of {found['total']} rows cannot be read:", *found["faults"]])
+        notes += m.note(words, "warn")
+    if found["problem"]:
+        notes += m.note(found["problem"], "fail")
+    head = m.tag(
+        "div", m.tag("h3", found["source"]) + m.tag("span", f"{found['total']:,} rows", class_="dim"), class_="spread"
+    )
+    return m.panel(head, m.table(["column", "taken for", "holds", "for example", "empty"], rows), notes)
 
 
 def preview(sent: Sent, at: Any, further: int | None = None) -> list[Any]:
@@ -238,9 +362,37 @@ def tokens(sent: Sent) -> str:
     picture = m.tag(
         "div", bars, style="display:flex;gap:2px;align-items:flex-end;height:60px", role="img", aria_label=words
     )
+    seen = [
+        m.panel(
+            m.tag("small", f"training row {row['place']}, {row['tokens']} tokens, with the chat template"),
+            m.tag("div", row["text"], class_="said"),
+            m.tag("p", m.tag("small", "reference ") + m.tag("code", row["reference"] or "none")),
+        )
+        for row in found["seen"]
+    ]
     return m.page(
-        m.panel(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level))
+        m.panel(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level)),
+        left_out(found),
+        *seen,
     )
+
+
+def left_out(found: dict[str, Any]) -> Markup:
+    """How many rows are not trained on, and why, with the first of each kind."""
+    info = found["info"]
+    counts = info["rows"]
+    bad = "; ".join(map(_fault, (info["bad_rows"] or [])[:3]))
+    long = "; ".join(f"row {one['place']} has {one['tokens']}: {one_line(one['text'], 60)}" for one in found["long"])
+    rows = [
+        ["held out", counts["heldout"], "for evaluation, chosen by a hash of the prompt"],
+        ["held-out repeats", counts["heldout_duplicates"], "their prompt is a held-out one, which is not trained on"],
+        ["cannot be used", counts["skipped"], bad],
+        ["too long", found["over"], f"more than {found['limit']} tokens. {long}"],
+        ["without a reference", counts["without_reference"], "they stay in; a reward that compares cannot score them"],
+    ]
+    shown = [[m.tag("span", row[0], class_="nowrap"), *row[1:]] for row in rows if row[1]]
+    table = m.table(["", "rows", "why"], shown, numbers={1})
+    return m.panel(m.tag("h3", f"What is left out of {counts['read']:,} rows"), table)
 
 
 IMPORTANT = (
@@ -397,11 +549,15 @@ def _fixes(plan: dict[str, Any]) -> Markup:
 
 def launch(sent: Sent) -> list[str]:
     """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
+    return begun(sent.form.site, sent.draft)
+
+
+def begun(site: Site, read: Callable[[], Draft]) -> list[str]:
+    """The same for any draft."""
     from kit.api.launch import start
 
-    site = sent.form.site
     try:
-        draft = sent.draft()
+        draft = read()
         config = draft.config(site.settings)
         site.benches.ask("validate", config, seconds=180.0)
         with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds

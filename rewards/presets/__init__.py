@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rewards.errors import UnknownParameterError, UnknownPresetError, nearest
-from rewards.parameters import check_values
+from rewards.parameters import Parameter, check_values, parameters_of
 from rewards.preset import Preset
 
-__all__ = ["describe", "load", "names"]
+__all__ = ["describe", "load", "names", "parameters"]
 
 _BUILDERS = MappingProxyType(
     {
@@ -110,6 +110,15 @@ def describe(name: str) -> str:
     """
     build = _builder(name)
     return f"{name}{inspect.signature(build)}\n\n{inspect.getdoc(build)}"
+
+
+def parameters(name: str) -> list[Parameter]:
+    """The preset's parameters with their meaning, range and default, for a form.
+
+    Raises:
+        UnknownPresetError: no preset has this name.
+    """
+    return parameters_of(_builder(name))
 
 
 def _builder(name: str) -> Callable[..., Preset]:

@@ -95,6 +95,23 @@ def test_parquet_keeps_images_undecoded_and_names_class_labels(tmp_path, config)
     assert train.to_list()[0]["images"] == [image]
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_semicolons_and_tabs_separate_where_there_is_no_comma(tmp_path, config, separator):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"question{separator}answer\n1+1, quickly?{separator}2\n", encoding="utf-8")
+    assert load_data(config(path)).train.to_list()[0] == {
+        "prompt": [{"role": "user", "content": "1+1, quickly?"}], "reference": "2",
+    }  # fmt: skip
+
+
+def test_formulas_of_a_csv_are_text(tmp_path, config):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\na,=1+1\nb,\"=cmd|' /C calc'!A0\"\n", encoding="utf-8")
+    split = load_data(config(path))
+    assert split.train["reference"][:] == ["=1+1", "=cmd|' /C calc'!A0"]
+    assert "2 cells of rows.csv begin with '='" in split.info["notes"][0]
+
+
 @pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.csv"])
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_is_refused(tmp_path, config, name, content):
@@ -109,7 +126,11 @@ def test_an_empty_file_is_refused(tmp_path, config, name, content):
         ("a.json", b'{"rows": []}', "holds one dict with the keys rows; expected a list of objects"),
         ("a.json", b'{"prompt": "a"}\n{"prompt": "b"}', r"call it \.jsonl"),
         ("a.json", b"[1, 2", "not valid JSON"),
-        ("a.json", b'["\xff"]', "not UTF-8 at byte 2"),
+        ("a.json", b'["\xff"]', "not UTF-8 at byte 2, in line 1: that byte is 'ÿ' in Windows-1252. Save"),
+        ("a.csv", "prompt\nGröße\n".encode() + b"caf\xe9\n", "in line 3: that byte is 'é' .* two encodings are mixed"),
+        ("a.csv", "prompt\na\n".encode("utf-16"), "it is UTF-16"),
+        ("a.csv", b'prompt,answer\na,1\n"b,2\nc,3\n', "CSV near line 3: a quote is opened there and never closed"),
+        ("a.csv", b'prompt,answer\n"a"b,1\n', "CSV near line 2: ',' expected"),
         ("a.csv", b"a,a\n1,2", "two columns of one name"),
         ("a.csv", b"prompt\n" + b"x" * 140_000, "not valid CSV near line 2"),
         ("a.parquet", b"no parquet", "not valid Parquet"),

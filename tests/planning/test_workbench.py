@@ -177,3 +177,31 @@ def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
     assert [item["text"] for item in again[0]["items"]] == [item["text"] for item in found[0]["items"]]
     with pytest.raises(DataError, match="no training row 99"):
         generate(parts, model, [99], 2)
+
+
+def test_a_person_calls_answers_and_is_rewarded(config: dict[str, Any]) -> None:
+    calculator = "kit.environments.calculator:Calculator"
+    config["generation"] = {"environment": calculator, "max_tool_calling_iterations": 2}
+    begun = asked("play", config)
+    assert [tool["name"] for tool in begun["tools"]] == ["calculate"]
+    assert (begun["turns"], begun["calls_left"]) == ([], 2)
+    calls = [{"name": "calculate", "arguments": {"expression": "12 * 7"}}, {"name": "nothing", "arguments": {}}]
+    found = asked("play", config, calls=calls, answer=f"<think>x</think><answer>{begun['reference']}</answer>")
+    said = [turn["content"] for turn in found["turns"] if turn["role"] == "tool"]
+    assert said == ["84", "{'error': 'there is no tool nothing'}"]
+    assert found["group"]["items"][0]["correct"] is True
+    assert found["group"]["advantages"] == [None]
+    assert asked("play", config, answer="<answer>-1</answer>")["group"]["items"][0]["correct"] is False
+    too_many = answer({"question": "play", "config": config, "calls": [*calls, calls[0]]})
+    assert "calls at most 2 times" in too_many["error"]
+
+
+def test_columns_and_rows_as_the_model_sees_them(config: dict[str, Any]) -> None:
+    found = asked("columns", config)
+    uses = {column["name"]: column["use"] for column in found["columns"]}
+    assert uses == {"question": "prompt", "answer": "reference", "level": "given to the reward as level"}
+    config["data"]["max_prompt_tokens"] = 5
+    seen = asked("lengths", config)
+    assert [row["place"] for row in seen["seen"]] == [0, 1, 2]
+    assert seen["seen"][0]["text"].startswith("<|im_start|>user\nWhat is")
+    assert (seen["over"], len(seen["long"])) == (seen["counted"], 3)

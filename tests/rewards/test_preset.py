@@ -3,7 +3,8 @@ import math
 import pytest
 from reward_parts import Fixed
 
-from rewards import Context, Preset, PresetError, Score, gate
+from rewards import Context, Preset, PresetError, Score, combine, gate, load
+from rewards.schedules import Linear
 
 OK = Score(1.0)
 
@@ -12,6 +13,28 @@ def test_total_is_the_weighted_sum_of_native_values(samples):
     preset = Preset([(Fixed("a", [Score(0.5)]), 2.0), (Fixed("b", [Score(1.0)]), 0.1)])
     # 2 x 0.5 + 0.1 x 1 = 1.1
     assert preset.score(samples("x")).totals == [pytest.approx(1.1)]
+
+
+def test_combined_presets_add_their_parts_and_keep_gates_and_checker(samples):
+    inner = [(Fixed("a", [Score(0.0)]), 1.0), (Fixed("b", [Score(1.0)]), 0.5)]
+    first = Preset([(Fixed("a", [Score(1.0)]), 2.0)], name="first", checker="a")
+    second = Preset(inner, name="second", gates=[gate("a", "b")])
+    both = combine([(first, 1.0), (second, 0.1)])
+    assert both.weights == {"a": 2.0, "second.a": 0.1, "b": 0.05}
+    assert both.checker == "a"
+    # The gate is that of the second preset's own `a`, which did not pass.
+    assert both.score(samples("x")).values["b"] == [0.0]
+    assert second.weights == {"a": 1.0, "b": 0.5}, "the presets themselves stay as they are"
+
+
+def test_combined_presets_keep_the_limit_on_shaping():
+    right = load("gsm8k-reasoning")
+    assert combine([(right, 1.0), (load("length-target"), 0.7)]).weights["length"] == pytest.approx(0.7)
+    with pytest.raises(PresetError, match="Shaping could outweigh correctness"):
+        combine([(right, 1.0), (load("length-target"), 0.8)])
+    scheduled = Preset([(Fixed("a", [Score(1.0)]), Linear(start=0.0, end=1.0))], name="rising")
+    with pytest.raises(PresetError, match="follows a schedule"):
+        combine([(right, 1.0), (scheduled, 0.5)])
 
 
 @pytest.mark.parametrize("status", ["wrong", "format", "timeout", "error"])

@@ -29,17 +29,53 @@ def run(site: Site, name: str, state: str = "running", **fields: object) -> RunD
 
 
 def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
-    _, active, recent, _, stop = home.look(site, "")
+    _, active, recent, _, stop, doors = home.look(site, "")
     assert "No runs yet" in active
-    assert "/new" in active
     assert recent == ""
     assert stop.visible is False
+    assert doors.visible
+    run(site, "first", "finished")
+    assert home.look(site, "")[5].visible is False
+
+
+def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
+    assert home.shown_example(site) == ["", "/run?run=example"]
+    example = site.run("example")
+    assert example.status()["state"] == "finished"
+    names = {path.name for path in example.path.iterdir()}
+    assert {
+        "config.yaml",
+        "data.json",
+        "env.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "log.txt",
+        "eval",
+        "completions",
+    } <= names
+    text = "".join(
+        path.read_text() for path in example.path.rglob("*") if path.suffix in (".json", ".jsonl", ".txt", ".yaml")
+    )
+    assert "/work" not in text
+    assert "/home/" not in text
+    (example.path / "log.txt").write_text("mine")
+    assert home.shown_example(site)[1] == "/run?run=example"
+    assert (example.path / "log.txt").read_text() == "mine", "one that is there is left as it is"
+    assert [path.name for path in site.settings.root.iterdir()] == ["example"]
+
+
+def test_data_of_ones_own_puts_a_draft_aside() -> None:
+    fresh = home.of_my_data({"preset": "quickstart", "changes": {"run.seed": 3}})
+    assert (fresh["preset"], fresh["aside"]["changes"]) == ("my-data", {"run.seed": 3})
+    again = {"preset": "my-data", "changes": {"data.source": "x.csv"}}
+    assert home.of_my_data(again)["changes"] == again["changes"]
+    assert home.of_my_data("nonsense")["preset"] == "my-data"
 
 
 def test_a_live_run_shows_phase_progress_reward_and_time_left(site: Site) -> None:
     live = run(site, "alive", step=30, total_steps=60, eta_seconds=90)
     live.append_metrics({"step": 30, "reward": 0.75})
-    _, active, recent, chosen, stop = home.look(site, "")
+    _, active, recent, chosen, stop, _ = home.look(site, "")
     for text in ("alive", "running", "30 of 60", "0.750", "2 min", "training", "50% done", "/run?run=alive"):
         assert text in active, text
     assert "alive" in recent
@@ -68,7 +104,7 @@ def test_a_run_of_which_nothing_is_known_has_no_steps(site: Site) -> None:
 def test_of_several_one_is_chosen_to_stop(site: Site) -> None:
     run(site, "one")
     run(site, "two")
-    _, _, _, chosen, _ = home.look(site, "")
+    _, _, _, chosen, *_ = home.look(site, "")
     assert chosen.visible
     assert {name for name, _ in chosen.choices} == {"one", "two"}
 
@@ -85,7 +121,7 @@ def test_what_is_chosen_stays_chosen_while_it_is_live(site: Site) -> None:
 
 def test_why_a_run_ended_is_said(site: Site) -> None:
     run(site, "broken", "failed", reason="the disk was full <b>")
-    _, active, recent, _, _ = home.look(site, "")
+    _, active, recent, *_ = home.look(site, "")
     assert "Nothing is running" in active
     assert "the disk was full &lt;b&gt;" in recent
 
@@ -93,7 +129,7 @@ def test_why_a_run_ended_is_said(site: Site) -> None:
 def test_nothing_is_sent_until_something_changes(site: Site) -> None:
     live = run(site, "alive", step=1)
     seen = home.look(site, "")[0]
-    assert home.look(site, seen) == [gr.skip()] * 5
+    assert home.look(site, seen) == [gr.skip()] * 6
     live.append_metrics({"step": 2, "reward": 0.1})
     assert home.look(site, seen)[0] != seen
 
@@ -118,7 +154,7 @@ def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
 def test_hundreds_of_runs_do_not_slow_the_poll(site: Site) -> None:
     for number in range(300):
         run(site, f"run-{number}", "finished", step=5, total_steps=5)
-    seen, _, recent, _, _ = home.look(site, "")
+    seen, _, recent, *_ = home.look(site, "")
     assert "280 earlier runs" in recent
     begun = time.perf_counter()
     for _ in range(5):

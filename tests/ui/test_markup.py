@@ -10,8 +10,8 @@ import gradio as gr
 import pytest
 
 from kit.errors import DataError
-from kit.ui import lab
 from kit.ui import markup as m
+from kit.ui import results
 from kit.ui.site import said, stamp, unless_unchanged
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"' style=x {0}"
@@ -36,11 +36,11 @@ def test_texts_are_escaped_everywhere() -> None:
         return {"passed": passed, "problems": [EVIL], "results": [one]}
 
     pages = [
-        lab.show_group(group, EVIL),
-        lab.show_groups([group]),
-        lab.show_row({"place": 0, "prompt": EVIL, "reference": EVIL}),
-        lab.show_hacks(hacks),
-        *(lab.show_audit(audited(passed)) for passed in (True, False)),
+        results.show_group(group, EVIL),
+        results.show_groups([group]),
+        results.show_row({"place": 0, "prompt": EVIL, "reference": EVIL}),
+        results.show_hacks(hacks),
+        *(results.show_audit(audited(passed)) for passed in (True, False)),
         m.error(EVIL),
         m.empty(EVIL, EVIL),
         m.page(
@@ -59,7 +59,7 @@ def test_a_completion_that_is_missing_is_not_the_word_none() -> None:
         for name, text in (("missing", None), ("empty", " \n"), ("said", "None"))
     ]
     found = {"passed": True, "problems": [], "notes": [], "right": "3", "wrong": "4", "style": "x", "cases": cases}
-    text = lab.show_hacks(found)
+    text = results.show_hacks(found)
     for one in ("<small>no completion at all</small>", "<small>(empty)</small>", "<code>None</code>"):
         assert text.count(one) == 1, one
 
@@ -134,16 +134,16 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "hours": 0.5,
         "seconds": {"rollout": 1.0, "reward": 0.0, "update": 1.0, "step": 2.0},
     }
-    html = lab.show_signal(found)
+    html = results.show_signal(found)
     assert "Too hard" in html
     assert "verdict fail" in html
     assert "<b>." not in html
     assert "10% [5%, 20%]" in html
-    assert lab.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
+    assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
     assert "Set generation.num_generations to 16 and optimisation.batch_size to 64: the button below" in html
     assert "measured; update 1.0 s, estimated" in html
     without = found | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
-    assert lab.actions_of(without) == []
+    assert results.actions_of(without) == []
 
 
 def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
@@ -158,11 +158,11 @@ def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
         ("Mend the reward (x); try it with: grpo-kit reward test", [], "Mend the reward (x); try it in the tab Score"),
         ("Choose a reward that tells completions apart: grpo-kit reward list", [], "apart: see the list at the top"),
     ]:
-        assert lab.actions_of(found(change)) == actions
-        assert words in lab.change_of(found(change))
+        assert results.actions_of(found(change)) == actions
+        assert words in results.change_of(found(change))
     most = found("--prompts 900") | {"prompts": 256}
-    assert lab.actions_of(most) == []
-    assert lab.change_of(most).startswith("The page samples at most")
+    assert results.actions_of(most) == []
+    assert results.change_of(most).startswith("The page samples at most")
 
 
 def test_the_buttons_of_a_signal_check_set_sliders_and_settings() -> None:

@@ -93,7 +93,6 @@ def test_a_report_and_an_export_are_served(page: Any) -> None:
         "/gradio_api/run-history/records",
         "/gradio_api/vibe-code/",
         "/gradio_api/deep_link",
-        "/gradio_api/upload_progress",
         "/docs",
         "/openapi.json",
         "/svelte/x",
@@ -109,7 +108,6 @@ def test_nothing_else_is(page: Any, target: str) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "/gradio_api/upload",
         "/gradio_api/process_recording",
         "/gradio_api/vibe-edit/",
         "/gradio_api/component_server",

@@ -1,0 +1,312 @@
+"""How the Reward Lab's results look: completions part by part, hacks, the audit, the signal check and what it suggests."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+from kit.runs.files import one_line
+from kit.ui import markup as m
+
+LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
+"""How a verdict of the signal check is coloured; any other is a failure."""
+SHOWN_HACKS = 10
+MOST_PROMPTS, MOST_TRIES = 256, 32
+"""What the sliders of the signal check go up to."""
+SAMPLES = {"--prompts": ("{} prompts", "prompts", MOST_PROMPTS), "--k": ("{} completions each", "k", MOST_TRIES)}
+"""Options of doctor that stand for a slider of the page: words, name in the result, the most."""
+COMMANDS = {
+    "; try it with: grpo-kit reward test": "; try it in the tab Score",
+    "grpo-kit reward list": "see the list at the top of this step",
+}
+"""What a verdict says of the command line, and where that stands on the page."""
+RATES = {
+    "pass@1": "right at the first try (pass@1)",
+    "spread_share": "groups whose rewards differ: what GRPO learns from",
+    "zero_spread_share": "groups without a lesson",
+    "truncated_share": "cut at the token limit",
+    "format_share": "not in the asked format",
+    "failure_share": "reward failed",
+}
+
+
+def show_row(found: dict[str, Any]) -> str:
+    """A training row."""
+    reference = m.tag("p", m.tag("small", "reference ") + m.tag("code", found.get("reference") or "none"))
+    return m.page(
+        m.panel(
+            m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
+        )
+    )
+
+
+def show_play(found: dict[str, Any]) -> str:
+    """The conversation so far, what may be called, and the reward once there is an answer."""
+    tools = [
+        m.tag("p", m.tag("code", f"{tool['name']}({', '.join(tool['arguments'])})") + Markup(" ") + tool["words"])
+        + m.join(m.tag("p", m.tag("small", f"{name}: {words}")) for name, words in tool["arguments"].items())
+        for tool in found["tools"]
+    ]
+    turns = [m.tag("small", "what the model is asked"), m.tag("div", found["prompt"], class_="said")]
+    for turn in found["turns"]:
+        if turn["role"] == "tool":
+            turns += [
+                m.tag("small", f"{turn['name']} answers: masked, no reward reads it"),
+                m.tag("div", turn["content"], class_="said"),
+            ]
+        else:
+            function = turn["tool_calls"][0]["function"]
+            written = f"{function['name']}({json.dumps(function['arguments'], ensure_ascii=False)})"
+            turns += [m.tag("small", "you call"), m.tag("div", written, class_="said")]
+    number = found["calls_left"]
+    words = f"{number} call{'s are' if number != 1 else ' is'} left."
+    left = m.tag("p", words, class_="dim") if tools else Markup("")
+    pieces = [m.panel(m.join(turns), left)]
+    if tools:
+        pieces.append(m.tag("details", m.tag("summary", "The tools, as the model is told of them") + m.join(tools)))
+    if "group" in found:
+        pieces.append(_group(found["group"], "What you would be rewarded"))
+        if found["environment_reward"] is not None:
+            pieces.append(m.note(f"The environment itself adds {found['environment_reward']:.2f} (get_reward)."))
+    return m.page(*pieces)
+
+
+def show_group(found: dict[str, Any], title: str = "") -> str:
+    """Completions of one row."""
+    return m.page(_group(found, title))
+
+
+def show_groups(found: list[dict[str, Any]]) -> str:
+    """Completions of several rows, each a group."""
+    alike = sum(not _spread(one) for one in found)
+    words = f"{len(found) - alike} of {len(found)} groups have rewards that differ, so that there is something to learn from."
+    head = m.note(words, "ok" if alike == 0 else "warn" if alike < len(found) else "fail")
+    return m.page(head, *(_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
+
+
+def _spread(found: dict[str, Any]) -> bool:
+    known = [item["total"] for item in found["items"] if item["total"] is not None]
+    return bool(known) and max(known) - min(known) > 1e-9
+
+
+def _group(found: dict[str, Any], title: str) -> Markup:
+    weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
+    if len(found["items"]) < 2:
+        verdict = Markup("")
+    elif _spread(found):
+        verdict = m.badge("rewards differ: this group teaches", "ok")
+    else:
+        verdict = m.badge("all alike: no lesson in this group", "warn")
+    reference = m.tag("span", m.tag("small", "reference ") + m.tag("code", (found["reference"] or "none")[:200]))
+    head = m.tag("div", m.tag("b", title or "One group") + verdict, class_="spread")
+    body = m.join(
+        _completion(item, advantage, found["checker"])
+        for item, advantage in zip(found["items"], found["advantages"], strict=True)
+    )
+    line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
+    return m.tag("div", m.panel(head, line, body), style="margin-top:8px")
+
+
+def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:
+    right = m.badge("correct", "ok") if item["correct"] else m.badge("not correct", "warn") if checker else Markup("")
+    cut = m.badge("cut at the limit", "fail") if item.get("cut") else Markup("")
+    size = m.tag("small", f"{item['tokens']} tokens") if "tokens" in item else Markup("")
+    pull = Markup("")
+    if advantage is not None:
+        arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
+        words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
+        pull = m.tag("span", f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {words}", class_="badge")
+    total = m.tag("span", m.number(item["total"], 2), class_="big")
+    top = m.tag("div", total + right + cut + pull + size, class_="row")
+    chips = m.tag("div", m.join(_chip(part) for part in item["parts"]), class_="row", style="margin:6px 0")
+    found = m.join(
+        m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
+        for part in item["parts"]
+        if part.get("extracted")
+    )
+    reasons = m.join(
+        m.tag("div", m.tag("small", f"{part['name']}: {part['reason']}"))
+        for part in item["parts"]
+        if part.get("reason")
+    )
+    text = m.tag("div", item["text"] or "(empty)", class_="said")
+    return m.tag(
+        "div",
+        top + chips + text + found + reasons,
+        style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
+    )
+
+
+def _chip(part: dict[str, Any]) -> Markup:
+    value, status = m.tag("b", m.number(part["value"], 2)), m.tag("small", part["status"].replace("_", " "))
+    words = m.join([part["name"], value, status], " ")
+    return m.tag("span", words, class_=f"chip {part['status']}", title=f"{1000 * (part['seconds'] or 0):.1f} ms")
+
+
+def show_hacks(found: dict[str, Any]) -> str:
+    """The list of hacks, those that work first."""
+    honest = [case["total"] for case in found["cases"] if case["kind"] == "good" and case["total"] is not None]
+    bar = min(honest, default=None)
+    tried = [case for case in found["cases"] if case["kind"] == "hack"]
+    works = [case for case in tried if bar is not None and case["total"] is not None and case["total"] >= bar - 1e-9]
+    if found["problems"]:
+        verdict = m.note("\n".join(found["problems"][:8]), "fail")
+    elif bar is None:
+        verdict = m.note("There is no right answer to compare with; write one above.", "warn")
+    else:
+        verdict = m.note(f"None of {len(tried)} hacks reaches the honest answer's {bar:.2f}.", "ok")
+    notes = m.join(m.note(note, "warn") for note in found["notes"])
+    order = sorted(
+        found["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
+    )
+    rows = [_case(case, case in works) for case in order]
+    head, first = ["", "what", "reward", "completion", "why"], SHOWN_HACKS + len(works)
+    rest = m.tag(
+        "details",
+        m.tag("summary", f"{len(rows) - first} more that earn no more") + m.table(head, rows[first:], numbers={2}),
+    )
+    fold = rest if len(rows) > first else Markup("")
+    context = m.tag(
+        "p", f"right: {found['right'][:80]} · wrong: {found['wrong'][:80]} · style: {found['style']}", class_="dim"
+    )
+    return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
+
+
+def show_audit(found: dict[str, Any]) -> str:
+    """How often each attack is paid over some rows, and what it was."""
+    results = found["results"]
+    if found["passed"]:
+        verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
+    else:
+        verdict = m.note("\n".join(found["problems"]), "fail")
+    honest = ("right", "spellings")
+    rows = [
+        [
+            m.badge(
+                *(("honest", "ok") if one["attack"] in honest else ("paid", "fail") if one["paid"] else ("attack", ""))
+            ),
+            one["attack"],
+            f"{one['paid']} of {one['rows']}",
+            m.number(one["seconds"], 2),
+            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in one["examples"][:2]))
+            if one["examples"]
+            else "",
+        ]
+        for one in results
+    ]
+    return m.page(
+        verdict, m.table(["", "what", "rows paid", "longest, s", "paid (of honest ones: not paid)"], rows, numbers={3})
+    )
+
+
+def _case(case: dict[str, Any], works: bool) -> list[Any]:
+    kind = {"good": ("honest", "ok"), "bad": ("wrong", "warn")}.get(
+        case["kind"], ("works", "fail") if works else ("hack", "")
+    )
+    name = {"good": "right answer", "bad": "wrong answer"}.get(case["kind"], case["name"])
+    return [m.badge(*kind), name, m.number(case["total"], 2), _said(case["completion"]), case["why"]]
+
+
+def _said(text: str | None) -> Markup:
+    if text is None or not text.strip():
+        return m.tag("small", "no completion at all" if text is None else "(empty)")
+    return m.tag("code", one_line(text, 110))
+
+
+def show_signal(found: dict[str, Any]) -> str:
+    """The verdict, the rates with their intervals, and the time."""
+    verdict = found["verdict"]
+    level = LEVELS.get(verdict["verdict"], "fail")
+    text = change_of(found)
+    change = m.tag("p", m.tag("b", "What to do: ") + text) if text else Markup("")
+    words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
+    head = m.tag("div", words + change, class_=f"verdict {level}")
+    names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
+    rows = [
+        [
+            names[name],
+            interval(found[name]),
+            f"{found[name]['value']:.0%} [{found[name]['low']:.0%}, {found[name]['high']:.0%}]",
+        ]
+        for name in (*RATES, f"pass@{found['k']}")
+        if found.get(name) and name in names
+    ]
+    seconds = found["seconds"]
+    facts = [
+        ("reward", m.number((found.get("reward") or {}).get("value"))),
+        ("completion", f"{found['completion_tokens_mean']:.0f} tokens"),
+        ("reward latency", "{p50:.1f} ms, slowest {p95:.1f}".format(**found["reward_latency_ms"])),
+        (
+            "a step",
+            f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
+            f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
+        ),
+        ("whole run", f"{m.duration(3600 * found['hours'])}, by these"),
+    ]
+    chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
+    note = m.note(found["note"]) if found.get("note") else Markup("")
+    failure = m.note(f"A reward failed: {found['failure']}", "fail") if found.get("failure") else Markup("")
+    title = f"{found['prompts']} prompts × {found['k']} completions"
+    return m.page(
+        head, failure, m.table([title, "", "95 % interval"], rows, numbers={2}), m.tag("div", chips, class_="row"), note
+    )
+
+
+def interval(estimate: dict[str, float]) -> Markup:
+    """A share from 0 to 1 as a mark, its interval as a band."""
+    low, value, high = (min(1.0, max(0.0, estimate[end])) for end in ("low", "value", "high"))
+    band = m.tag("i", "", style=f"left:{100 * low:.1f}%;width:{max(1.0, 100 * (high - low)):.1f}%")
+    mark = m.tag("b", "", style=f"left:{100 * value:.1f}%")
+    return m.tag(
+        "div", band + mark, class_="ci", role="img", aria_label=f"{value:.0%}, between {low:.0%} and {high:.0%}"
+    )
+
+
+def actions_of(found: dict[str, Any]) -> list[str]:
+    """What a button can do of the change that the check suggests: `key=value` of the draft, `--prompts 64` of a slider."""
+    change = found["verdict"]["change"] or ""
+    wanted = [f"{option} {at}" for option, at in re.findall(r"(--prompts|--k) (\d+)", change)]
+    numbers = numbers_of(wanted)
+    sampled = [f"{name} {value}" for name, value in numbers.items() if value > found[SAMPLES[name][1]]]
+    return re.findall(r"-o (\S+=\S+)", change) + sampled
+
+
+def numbers_of(actions: list[str]) -> dict[str, int]:
+    """Values for sliders, by option, at most what the slider takes; prompts go in fours."""
+    found = {}
+    for action in actions:
+        name, _, value = action.partition(" ")
+        if name in SAMPLES and re.fullmatch(r"[0-9]{1,9}", value):
+            number = -(-int(value) // 4) * 4 if name == "--prompts" else int(value)
+            found[name] = min(SAMPLES[name][2], number)
+    return found
+
+
+def in_words(actions: list[str]) -> str:
+    """Actions as a button says them: `Sample 64 prompts`, `Set generation.num_generations to 16`."""
+    numbers = numbers_of(actions)
+    samples = [SAMPLES[name][0].format(number) for name, number in numbers.items()]
+    settings = [" to ".join(action.split("=", 1)) for action in actions if not action.startswith("--")]
+    parts = [f"{verb} {' and '.join(given)}" for verb, given in (("Sample", samples), ("Set", settings)) if given]
+    text = "; ".join(parts)
+    return text if len(text) <= 140 else f"{text[:139]}…"
+
+
+def change_of(found: dict[str, Any]) -> str:
+    """The change that the check suggests in words of the page, which has no options of a command line."""
+    change = str(found["verdict"]["change"] or "")
+    if not re.match(r"-o |--prompts|--k", change):
+        for command, words in COMMANDS.items():
+            change = change.replace(command, words)
+        return change
+    words = in_words(actions_of(found))
+    if asked := re.fullmatch(r"(--prompts|--k) (\d+)", change):
+        option, number = asked[1], int(asked[2])
+        if number > SAMPLES[option][2]:
+            more = f"The page samples at most {SAMPLES[option][0].format(SAMPLES[option][2])}; "
+            more += f"{number} would decide: grpo-kit doctor CONFIG {change}, with the overrides of the command beside."
+            return f"{words}. {more}" if words else more
+    return f"{words}: the button below does it." if words else change

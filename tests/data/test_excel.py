@@ -1,0 +1,133 @@
+"""Excel workbooks: read like any other file, and harmless whatever they hold."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.data import excel, load_data
+from kit.errors import DataError
+
+
+def workbook(path: Path, *rows: list[Any], sheets: dict[str, list[list[Any]]] | None = None) -> Path:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, content in (sheets or {"Sheet": list(rows)}).items():
+        sheet = book.create_sheet(title)
+        for row in content:
+            sheet.append(row)
+    book.save(path)
+    return path
+
+
+def replaced(path: Path, part: str, change: Any) -> Path:
+    """The workbook with one of its XML parts changed."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts[part] = change(parts[part])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_the_first_sheet_with_cells_is_read(tmp_path, config):
+    path = workbook(
+        tmp_path / "rows.xlsx",
+        sheets={"empty": [], "data": [["question", "answer"], ["1+1?", 2], [], ["2*3?", 6.5]], "more": [["x"]]},
+    )
+    split = load_data(config(path))
+    assert [(row["prompt"][0]["content"], row["reference"]) for row in split.train] == [("1+1?", "2"), ("2*3?", "6.5")]
+    assert split.info["notes"] == ["The sheet 'data' is read; left out: empty, more."]
+
+
+def test_formulas_are_read_as_excel_saved_them_and_never_computed(tmp_path, config):
+    path = workbook(tmp_path / "f.xlsx", ["question", "answer"], ["1+1?", "2"], ["3?", "=1+2"], ["4?", "=2*2"])
+    with pytest.raises(DataError, match=r"row 3: 'answer' is a formula \(=1\+2\) without a saved value"):
+        load_data(config(path))
+    sheet = "xl/worksheets/sheet1.xml"
+    replaced(path, sheet, lambda xml: xml.replace(b"<f>1+2</f><v />", b"<f>1+2</f><v>777</v>").replace(b"<f>1+2</f><v></v>",
+             b"<f>1+2</f><v>777</v>"))  # fmt: skip
+    split = load_data(config(path, skip_bad_rows=True))
+    assert split.train["reference"][:] == ["2", "777"]
+    assert "2 cells of f.xlsx are formulas" in split.info["notes"][0]
+
+
+def bomb(path: Path, size: int, declared: int | None = None) -> Path:
+    """A workbook with a part of so many equal bytes, which may declare fewer."""
+    workbook(path, ["question"], ["1+1?"])
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/media/x.bin", b"0" * size)
+    if declared is not None:
+        content = path.read_bytes()
+        path.write_bytes(content.replace(size.to_bytes(4, "little"), declared.to_bytes(4, "little")))
+    return path
+
+
+def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, config, monkeypatch):
+    path = bomb(tmp_path / "bomb.xlsx", 3 * 1024**2)
+    assert path.stat().st_size < 20_000
+    assert len(load_data(config(path)).train) == 1
+    monkeypatch.setattr(excel, "MOST_UNPACKED", 2 * 1024**2)
+    with pytest.raises(DataError, match="unpacks to more than 2 MiB"):
+        load_data(config(path))
+
+
+def test_one_that_declares_less_than_it_holds_is_refused(tmp_path, config):
+    with pytest.raises(DataError, match="is not an Excel workbook"):
+        load_data(config(bomb(tmp_path / "liar.xlsx", 3 * 1024**2, declared=1000)))
+
+
+def test_entities_that_multiply_are_refused(tmp_path, config):
+    names = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
+    laughs = f'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY e0 "ha">{names}]>'.encode()
+    path = workbook(tmp_path / "laughs.xlsx", ["question"], ["1+1?"])
+    replaced(path, "xl/workbook.xml", lambda xml: laughs + xml.partition(b"?>")[2].replace(b"Sheet", b"&e11;", 1) if b"?>" in xml
+             else laughs + xml.replace(b'name="Sheet"', b'name="&e11;"'))  # fmt: skip
+    with pytest.raises(DataError, match="is not a workbook that can be read"):
+        load_data(config(path))
+
+
+def test_rows_beyond_the_last_are_not_made_up(tmp_path, config):
+    path = workbook(tmp_path / "far.xlsx", ["question"], ["1+1?"], ["2+2?"])
+    replaced(path, "xl/worksheets/sheet1.xml", lambda xml: xml.replace(b'r="3"', b'r="999999999999"'))
+    assert len(load_data(config(path)).train) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["question", None, "x"], ["a", "b", "c"]], "has to name every column"),
+        ([["question", "question"], ["a", "b"]], "each differently"),
+        ([["question"], ["a", "b"]], "row 2: it has values beyond the 1 named"),
+    ],
+)
+def test_a_table_that_is_none_says_so(tmp_path, config, rows, message):
+    with pytest.raises(DataError, match=message):
+        load_data(config(workbook(tmp_path / "t.xlsx", *rows)))
+
+
+def test_what_is_no_workbook_says_so(tmp_path, config):
+    (tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04 no zip")
+    with pytest.raises(DataError, match="is not an Excel workbook"):
+        load_data(config(tmp_path / "a.xlsx"))
+    with zipfile.ZipFile(tmp_path / "b.xlsx", "w") as archive:
+        archive.writestr("x", "y")
+    with pytest.raises(DataError, match="is not a workbook that can be read"):
+        load_data(config(tmp_path / "b.xlsx"))
+
+
+def test_without_openpyxl_the_message_says_what_to_install(tmp_path, config, monkeypatch):
+    import sys
+
+    from kit.errors import EnvironmentUnsupported
+
+    path = workbook(tmp_path / "a.xlsx", ["question"], ["1+1?"])
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(EnvironmentUnsupported, match="pip install openpyxl"):
+        load_data(config(path))

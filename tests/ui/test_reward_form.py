@@ -1,0 +1,165 @@
+"""The reward's form: fields from a preset's signature, and what they write into the configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+import rewards
+from kit.config import load_config
+from kit.errors import ConfigError
+from kit.planning.workbench import answer
+from kit.ui import guard, lab, reward
+from kit.ui.draft import Draft
+from kit.ui.form import Form, Sent
+from kit.ui.settings import Settings
+from kit.ui.site import Site
+
+NONE: dict[str, Any] = {}
+
+
+@pytest.fixture
+def form(tmp_path: Path) -> Form:
+    with gr.Blocks() as blocks:
+        form = Form(Site(Settings(root=tmp_path / "runs", folder=tmp_path)), blocks)
+        form.add("reward.preset")
+        form.add("reward.params")
+    return form
+
+
+def sent(form: Form, **changes: Any) -> Sent:
+    draft = Draft.read({"preset": "my-data", "changes": {f"reward.{name}": value for name, value in changes.items()}})
+    return Sent(form, json.dumps(draft.as_dict()), form.values(draft))
+
+
+def values(preset: str, params: dict[str, Any], **edits: Any) -> list[Any]:
+    """What the inputs hold, a few of them edited."""
+    found: list[Any] = [None] * sum(reward.SLOTS.values())
+    for field in reward.fields(preset, params):
+        found[reward._place(field)] = edits.get(field.parameter.name, field.shown(params))
+    return found
+
+
+def test_fields_have_kind_words_range_and_default() -> None:
+    weight, tags, strict = reward.fields("gsm8k-reasoning", {})
+    assert [(one.parameter.name, one.kind) for one in (weight, tags, strict)] == [
+        ("format_weight", "weight"), ("tag_weight", "weight"), ("strict", "choice"),
+    ]  # fmt: skip
+    shown = weight.update(0.2)
+    assert shown.info == "Weight of the layout; 0 leaves it out. A number, 0 or above it. Default 0.2."
+    assert strict.shown({}) == "true"
+
+
+def test_every_preset_has_fields_that_give_back_its_defaults() -> None:
+    for name in rewards.names():
+        for field in reward.fields(name, NONE):
+            assert field.parameter.words, f"{name}: {field.parameter.name} is not documented"
+            default = field.parameter.default
+            read = field.read(field.shown(NONE))
+            assert (list(read) if isinstance(read, tuple) else read) == (
+                list(default) if isinstance(default, tuple) else default
+            )
+            assert field.parameter.name not in guard.COMMAND_LINE_ONLY
+
+
+def test_a_field_that_is_edited_changes_the_parameters_and_a_default_is_left_out(form: Form) -> None:
+    now = json.dumps(["gsm8k-reasoning", {}])
+    draft, _ = reward.edited(sent(form), now, *values("gsm8k-reasoning", {}, format_weight=0.35, strict="false"))
+    assert draft is not None
+    assert draft.changes == {"reward.params": {"format_weight": 0.35, "strict": False}}
+    params = {"format_weight": 0.35}
+    now = json.dumps(["gsm8k-reasoning", params])
+    draft, _ = reward.edited(sent(form, params=params), now, *values("gsm8k-reasoning", params, format_weight=0.2))
+    assert draft is not None
+    assert draft.changes == {}
+    assert reward.edited(sent(form), json.dumps(["gsm8k-reasoning", {}]), *values("gsm8k-reasoning", {}))[0] is None
+
+
+def test_what_is_no_value_is_said(form: Form) -> None:
+    now = json.dumps(["length-target", {}])
+    with pytest.raises(ConfigError, match=r"target: expected a whole number.* \(seen: 'many'\)"):
+        reward.edited(sent(form, preset="length-target"), now, *values("length-target", {}, target="many"))
+
+
+@pytest.mark.parametrize("forged", ["", "[]", "[1, 2]", '["no-such", {}]', "{" * 2000, None, 7])
+def test_forged_fields_change_nothing(form: Form, forged: Any) -> None:
+    assert reward.edited(sent(form), forged, *[{"a": 1}] * sum(reward.SLOTS.values()))[0] is None
+
+
+def test_only_what_has_changed_is_sent_to_fields_of_the_same_preset() -> None:
+    first, *updates = reward.filled({"preset": "my-data"}, "")
+    assert json.loads(first) == ["gsm8k-reasoning", {}]
+    assert sum(bool(one.get("visible")) if isinstance(one, dict) else one.visible for one in updates) == 3
+    _, *updates = reward.filled({"preset": "my-data", "changes": {"reward.params": {"tag_weight": 0.5}}}, first)
+    assert [one.value for one in updates if not isinstance(one, dict)] == [0.5]
+    assert len(reward.filled({"preset": "my-data"}, first)) == len(updates) + 1
+
+
+def test_presets_are_added_with_a_weight_and_taken_out(form: Form) -> None:
+    draft, _ = reward.added(sent(form), "preset:length-target", 0.25)
+    assert draft.changes == {"reward.functions": [{"path": "preset:length-target", "weight": 0.25}]}
+    assert draft.config(form.site.settings).reward.functions[0].preset == "length-target"
+    again = Sent(form, json.dumps(draft.as_dict()), form.values(draft))
+    with pytest.raises(ConfigError, match="among them already"):
+        reward.added(again, "preset:length-target", 1.0)
+    assert reward.removed(again, "1. preset:length-target × 0.25")[0].changes == {}
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"path": "preset:no-such"}, "there is no preset 'no-such'"),
+        ({"path": "preset:sql-exec", "params": {"root": "/"}}, "not taken from the page"),
+        ({"path": "preset:code-stdio", "params": {"allow_unsafe": True}}, "not taken from the page"),
+        (
+            {"path": "preset:judge-rubric", "params": {"base_url": "http://evil.example", "model": "m"}},
+            "another machine",
+        ),
+        ({"path": "preset:reward-model", "params": {"model": "../x"}}, "is a path"),
+    ],
+)
+def test_a_further_preset_says_no_more_than_the_first_may(tmp_path: Path, entry: dict[str, Any], why: str) -> None:
+    config = load_config({"reward": {"functions": [entry]}})
+    with pytest.raises(ConfigError, match=why):
+        guard.check(config, Settings(folder=tmp_path))
+
+
+def test_functions_of_given_files_are_listed_without_running_them(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("raise SystemExit\ndef short(completions): ...\ndef _helper(): ...\n")
+    assert reward.functions([file, tmp_path / "gone.py"]) == [f"{file}:short"]
+
+
+def weights(**given: Any) -> Any:
+    said = answer({"question": "weights", "config": {"reward": given}})
+    return said.get("answer", said.get("error"))
+
+
+def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
+    found = weights(preset="gsm8k-reasoning")
+    assert "Shaping adds up to 0.30 of at most 1.00, which accuracy earns" in reward.earnings(found)
+    further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
+    found = weights(preset="gsm8k-reasoning", functions=further)
+    assert [part["name"] for part in found["parts"]][-2:] == ["gsm8k-hash.accuracy", "gsm8k-hash.format"]
+    assert found["checker"] == "accuracy"
+    assert "Shaping could outweigh correctness" in weights(preset="gsm8k-reasoning", params={"format_weight": 2.0})
+    assert "Shaping could outweigh" in weights(
+        preset="gsm8k-reasoning", functions=[{"path": "preset:gsm8k-hash", "weight": 2.0}]
+    )
+
+
+# Play
+
+
+def test_arguments_are_a_text_or_yaml() -> None:
+    assert lab.arguments({"expression": "string"}, "12 * 7") == {"expression": "12 * 7"}
+    assert lab.arguments({"expression": "string"}, "{expression: 1+1}") == {"expression": "1+1"}
+    assert lab.arguments({"x": "integer", "y": "integer"}, "{x: 1, y: 2}") == {"x": 1, "y": 2}
+    with pytest.raises(Exception, match="Write the arguments as"):
+        lab.arguments({"x": "integer", "y": "integer"}, "3")
+    assert lab.calls_of('[{"name": "a", "arguments": {}}, 3, {"name": 1}]') == [{"name": "a", "arguments": {}}]
+    assert lab.calls_of("[" * 5000) == []
