@@ -563,7 +563,8 @@ class RunSection(Section):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Checkpoints kept; older ones are removed."""
     save_completions: bool = True
-    """Write every completion with its rewards to completions/*.parquet."""
+    """Write every completion with its rewards to completions/*.parquet, and what the policy said of single tokens of a few
+    completions a step to tokens/*.parquet."""
     on_out_of_memory: Literal["halve", "fail"] = "halve"
     """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
     at most), or end the run."""

@@ -27,7 +27,7 @@ from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
 from kit.runner.distributed import GatheringSink
 from kit.runner.prepare import Parts, teacher_model
-from kit.runner.recording import CompletionWriter, FailureMonitor
+from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, grpo_config
 from kit.trainer.engine import engine_settings
@@ -81,6 +81,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
 
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
+    token_writer = TokenWriter(folder.tokens, loaded.tokenizer, config.run.save_completions and job.processes.is_first)
     watch = FailureMonitor(rewards, config.reward.max_failure_share, say, batches)
     told = partial(report_backoff, folder, say)
     memory = (
@@ -96,7 +97,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         processing_class=loaded.processing_class(pictures=IMAGES in parts.data.train.column_names),
         peft_config=loaded.peft_config,
         objective=parts.objective,
-        rollout_sinks=[writer, watch],
+        rollout_sinks=[writer, token_writer, watch],
         stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
         memory=memory,
         engine=engine_settings(config, args, say),
@@ -120,6 +121,8 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and loaded.backend.name != UNSLOTH
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
+    if trainer.policy_loss is not None:
+        trainer.policy_loss.token_sink = token_writer.seen
     keep_trainable_in_float32(trainer.model)
     begin(trainer.model, loaded.start, reference=trainer.beta != 0.0)
     silence_steps(trainer)

@@ -24,6 +24,8 @@ from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
 
 if TYPE_CHECKING:
+    from kit.objective import TokenBatch
+    from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.rollout import Rollout
     from rewards.adaptors import TrlRewards
 
@@ -55,6 +57,94 @@ class CompletionWriter:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+
+TOKEN_ROWS, TOKEN_COLUMNS = 4, 512
+"""Completions of a step of which the values of single tokens are kept, and tokens of each, at most: some 40 KB a step."""
+
+
+class TokenWriter:
+    """Keeps what the policy said of single tokens, of a few completions a step: `tokens/step-00001.parquet` and so on.
+
+    A sink of rollouts, whose ids say which row of `completions/` a completion is, and of micro-batches (`seen`), of which the
+    first of each optimiser step is taken. The device is waited for in a thread.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any, save: bool = True) -> None:
+        self.folder, self.tokenizer, self.save = folder, tokenizer, save
+        self._places: dict[tuple[int, ...], int] = {}
+        self._rollout, self._step = 0, -1
+        self._texts: dict[int, str] = {}
+        self._thread = ThreadPoolExecutor(1, "tokens")
+        self._writing: Future[None] | None = None
+
+    def __call__(self, rollout: Rollout) -> None:
+        if self.save and rollout.mode == "train":
+            self._places = {tuple(ids): place for place, ids in reversed(list(enumerate(rollout.completion_ids)))}
+            self._rollout = rollout.step + 1
+
+    def flush(self) -> None:
+        """Returns once everything handed over is on disk. Raises what writing it raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def seen(self, batch: MicroBatch, tokens: TokenBatch) -> None:
+        """Of the first micro-batch of a step: takes the first completions that the policy has scored."""
+        if not self.save or tokens.step == self._step:
+            return
+        width = batch.completion_ids.shape[1]
+        host, chosen = batch.on_host, list[int]()
+        places, rows = list[int](), list[list[int]]()
+        skipped = ~host.advantage if tokens.scored is not None else host.advantage & False  # no stand-ins for scores
+        for number in (~skipped).nonzero().flatten().tolist():
+            ids = host.ids[number, -width:][host.mask[number, -width:].bool()].tolist()
+            place = self._places.get(tuple(ids))
+            if place is not None and place not in places:
+                chosen.append(number)
+                places.append(place)
+                rows.append(ids[:TOKEN_COLUMNS])
+            if len(chosen) == TOKEN_ROWS:
+                break
+        if not chosen:
+            return
+        self._step = tokens.step
+        self.flush()
+        teacher = batch.get("teacher_logps")
+        values = {
+            "logp": tokens.logps,
+            "log_ratio": tokens.log_ratio,
+            "entropy": tokens.entropy,
+            "advantage": tokens.advantages.expand(tokens.logps.shape),
+            "reference_logp": tokens.ref_logps,
+            "teacher_logp": teacher,
+            "trains": tokens.live,
+        }
+        known = {name: value.detach()[chosen, :TOKEN_COLUMNS] for name, value in values.items() if value is not None}
+        table: dict[str, list[Any]] = {
+            "step": [tokens.step + 1] * len(rows),
+            "rollout": [self._rollout] * len(rows),
+            "row": places,
+            "text": [[self._text(one) for one in ids] for ids in rows],
+        }
+        path = self.folder / f"step-{tokens.step + 1:05d}.parquet"
+        self._writing = self._thread.submit(_write_tokens, path, table, known)
+
+    def _text(self, token: int) -> str:
+        found = self._texts.get(token)
+        if found is None:
+            found = self._texts[token] = str(self.tokenizer.decode([token]))
+        return found
+
+
+def _write_tokens(path: Path, table: dict[str, list[Any]], values: Mapping[str, Any]) -> None:
+    """Numbers to five digits, so that they compress."""
+    lengths = [len(ids) for ids in table["text"]]
+    for name, tensor in values.items():
+        numbers = tensor.float().cpu().numpy()
+        cut = [numbers[at, :length] for at, length in enumerate(lengths)]
+        table[name] = [[None if one != one else float(f"{one:.5g}") for one in row.tolist()] for row in cut]
+    write_parquet(path, table)
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:

@@ -419,11 +419,16 @@ def _later_files(previous: PreviousRun) -> Iterator[Path]:
     best, after = previous.run.path / "best.json", previous.run.eval / "after.json"
     if previous.checkpoint is None:
         yield from (
-            path for path in (*previous.run.completions.glob("*"), *previous.run.eval.glob("*"), best) if path.is_file()
+            path
+            for folder in (previous.run.completions, previous.run.tokens, previous.run.eval)
+            for path in folder.glob("*")
+            if path.is_file()
         )
+        yield from (path for path in (best,) if path.is_file())
         return
-    yield from previous.run.completions.glob("*.partial")
-    for folder in (previous.run.completions, previous.run.eval):
+    for folder in (previous.run.completions, previous.run.tokens):
+        yield from folder.glob("*.partial")
+    for folder in (previous.run.completions, previous.run.tokens, previous.run.eval):
         for path in sorted(folder.glob("step-*")):
             step = path.stem.removeprefix("step-")
             if step.isdigit() and int(step) > previous.step:

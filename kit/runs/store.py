@@ -6,7 +6,7 @@ runs/<id>/
     data.json       source, rows, hash, split         completions/    *.parquet
     status.json     state, pid, heartbeat, step       eval/           held-out scores
     log.txt         what the process printed          control/        sentinels: stop, save
-    notes.md        what somebody noted about it
+    notes.md        what somebody noted about it      tokens/         *.parquet: values of single tokens
     checkpoint-*/   to resume from                    adapter/        the result
 """
 
@@ -72,6 +72,7 @@ class RunDir:
     log = Part("log.txt")
     notes = Part("notes.md")
     completions = Part("completions")
+    tokens = Part("tokens")
     eval = Part("eval")
     control = Part("control")
     adapter = Part("adapter")

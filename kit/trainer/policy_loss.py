@@ -154,6 +154,8 @@ class PolicyLoss:
     ) -> None:
         self.objective, self.scorer, self.policy, self.backward, self.unit = objective, scorer, policy, backward, unit
         self.metrics, self.old_logps, self.memory, self.critic = metrics, old_logps, memory, critic
+        self.token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None
+        """Is shown what the objective read of every micro-batch of training."""
         self.router_coef = router_coef
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
@@ -424,6 +426,8 @@ class PolicyLoss:
         self.metrics.take_in(result)
         if context.training:
             self.old_logps.note(batch, outputs.logps, outputs.scored)
+            if self.token_sink is not None:
+                self.token_sink(batch, tokens)
         return result.loss
 
     def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:

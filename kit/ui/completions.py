@@ -5,6 +5,7 @@ What goes over many steps works from the latest backwards within a time, and say
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -22,6 +23,8 @@ from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")
 KEPT_FILES, KEPT_SUMMARIES = 24, 40_000
+MOST_PASSES = 16
+"""Optimiser steps on one generation batch whose tokens are looked for."""
 SCAN_SECONDS = 1.5
 MOST_FOUND = 2000
 FAILED = ("error", "timeout", "infra")
@@ -150,6 +153,23 @@ class Batches:
             found.setdefault(row["group"], []).append(row)
         return [Group(int(rows[0].get("step") or 0), place, rows) for place, rows in found.items()]
 
+    def with_tokens(self, run: RunDir, groups: Sequence[Group]) -> dict[int, Row]:
+        """What the policy said of single tokens, by the row of the completions of that step; of a step's passes the last.
+
+        Of the steps up to the next generation batch. A file that cannot be read is left out.
+        """
+        if not groups:
+            return {}
+        step = groups[0].step
+        following = next((each for each, _ in self.steps(run) if each > step), None)
+        found: dict[int, Row] = {}
+        for later in range(step, min(step + MOST_PASSES, following or step + MOST_PASSES)):
+            path = run.tokens / f"step-{later:05d}.parquet"
+            if path.is_file():
+                with contextlib.suppress(RunError):
+                    found |= {row["row"]: row for row in read(path) if row.get("rollout") == step}
+        return found
+
     def search(self, run: RunDir, wanted: Callable[[Row], bool], before: int | None = None) -> tuple[list[Row], Scan]:
         """Rows of all steps (those earlier than `before`) that are wanted, the latest steps first, as far as time lets.
 
@@ -247,6 +267,8 @@ def prepared(table: list[Row], weights: Sequence[float], size: int) -> list[Row]
     """Rows with their weighted reward, None where nothing applied, and their group's number."""
     names = components(table[0]) if table else []
     factors = list(weights) if len(weights) == len(names) else [1.0] * len(names)
+    for at, row in enumerate(table):
+        row["row"] = at
     for number, rows in enumerate(split(table, size)):
         for place, row in enumerate(rows):
             values = [

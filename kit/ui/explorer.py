@@ -15,6 +15,7 @@ from kit.errors import KitError
 from kit.report.panels import Panel, Series
 from kit.runs.store import RunDir
 from kit.ui import markup as m
+from kit.ui import tokens
 from kit.ui.completions import MOST_FOUND, Batches, Group, Moment, Row, Scan, components, failed, key_of, unweighted
 from kit.ui.curves import charts, pack
 from kit.ui.site import QUIET, Site
@@ -45,9 +46,9 @@ def show_group(found: Group, search: str = "") -> Markup:
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
-    """Completions of the same text and reward together, in the order of the first of each."""
+    """Completions of the same text and reward together, in the order of the first of each; one with token values leads."""
     found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda each: each.get("kept") is None):
         found.setdefault(
             (row.get("completion"), row["total"], row.get("advantage"), row.get("finish_reason")), []
         ).append(row)
@@ -86,12 +87,25 @@ def show_completion(row: Row, search: str = "", *, origin: bool = False, times: 
     if origin:
         chips.insert(0, m.badge(f"step {row.get('step')}, group {row['group'] + 1}"))
         chips.append(over_time(str(row.get("prompt") or "")))
-    text = str(row.get("completion") or "")
-    said = m.tag("div", marked(short(text, LONGEST), search) or "(empty)", class_="said", tabindex="0")
+    said = what_was_said(row, search)
     parts = [m.tag("div", m.join(chips), class_="row"), said, *details(row)]
     if origin:
         parts.insert(1, m.tag("details", m.tag("summary", short(_last_line(row), 110)) + show_prompt(row, search)))
     return m.tag("div", m.tag("div", m.join(left)) + m.tag("div", m.join(parts)), class_="completion")
+
+
+def what_was_said(row: Row, search: str) -> Markup:
+    """The completion: its tokens in colour where they are known and asked for, its turns where it has some, else its text."""
+    kept = row.get("kept")
+    if kept is not None and row.get("colour"):
+        return tokens.show(kept, str(row["colour"]))
+    turns = tokens.turns(row)
+    if turns:
+        return tokens.conversation(turns, lambda text: marked(short(text, LONGEST), search))
+    text = str(row.get("completion") or "")
+    said = m.tag("div", marked(short(text, LONGEST), search) or "(empty)", class_="said", tabindex="0")
+    missing = m.tag("small", "Of this completion no token values were kept.") if row.get("colour") else Markup("")
+    return said + missing
 
 
 def _last_line(row: Row) -> str:
@@ -248,9 +262,22 @@ class Query:
     page: int
     prompt: str
     before: int | None
+    colour: str = ""
+    """Of tokens: one of `kit.ui.tokens.COLOURS`, or none."""
 
     @classmethod
-    def of(cls, mode: Any, step: Any, sort: Any, keep: Any, search: Any, page: Any, prompt: Any, before: Any) -> Query:
+    def of(
+        cls,
+        mode: Any,
+        step: Any,
+        sort: Any,
+        keep: Any,
+        search: Any,
+        page: Any,
+        prompt: Any,
+        before: Any,
+        colour: Any = None,
+    ) -> Query:
         return cls(
             mode if mode in MODES else GROUPS,
             _whole(step),
@@ -260,6 +287,7 @@ class Query:
             max(1, _whole(page)),
             prompt if isinstance(prompt, str) and len(prompt) <= 64 else "",
             _whole(before) or None,
+            colour if isinstance(colour, str) and colour in tokens.COLOURS else "",
         )
 
     def wants(self, row: Row) -> bool:
@@ -374,7 +402,7 @@ class Explorer:
         if query.mode == COURSE:
             return self._course(run, query)
         if query.mode == GROUPS:
-            groups = self.batches.groups(run, path)
+            groups = self._coloured(run, query, self.batches.groups(run, path))
             chosen = query.ordered_groups([group for group in groups if query.wants_group(group)])
             pages, shown = paged(chosen, query.page, GROUPS_A_PAGE)
             return (
@@ -389,7 +417,12 @@ class Explorer:
             )
         if query.mode == LIST:
             rows, scan = (
-                [row for group in self.batches.groups(run, path) for row in group.rows if self._row(query, group, row)],
+                [
+                    row
+                    for group in self._coloured(run, query, self.batches.groups(run, path))
+                    for row in group.rows
+                    if self._row(query, group, row)
+                ],
                 Scan(),
             )
         else:
@@ -410,6 +443,17 @@ class Explorer:
             pages,
             None if scan.whole else scan.reached,
         )
+
+    def _coloured(self, run: RunDir, query: Query, groups: list[Group]) -> list[Group]:
+        """The groups with what is known of single tokens, where a colour is asked for; those that have it come first."""
+        if not query.colour:
+            return groups
+        kept = self.batches.with_tokens(run, groups)
+        rows = [
+            [row | {"colour": query.colour, "kept": kept.get(row["row"])} for row in group.rows] for group in groups
+        ]
+        found = [Group(group.step, group.place, of) for group, of in zip(groups, rows, strict=True)]
+        return sorted(found, key=lambda group: all(row["kept"] is None for row in group.rows))
 
     def _row(self, query: Query, group: Group, row: Row) -> bool:
         return query.wants(row) and query.wants_group(group)
@@ -473,6 +517,14 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
         sort = gr.Dropdown(
             list(SORTS), value=SORTS[0], label="Sort", scale=2, min_width=150, elem_id="completions-sort"
         )
+        colour = gr.Dropdown(
+            [tokens.NO_COLOUR, *tokens.COLOURS],
+            value=tokens.NO_COLOUR,
+            label="Colour tokens by",
+            scale=2,
+            min_width=150,
+            elem_id="completions-colour",
+        )
         search = gr.Textbox(
             label="Search",
             placeholder="in prompts, completions, references",
@@ -502,14 +554,14 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
     drawing = charts("completions-chart")
     shown = gr.HTML(js_on_load=CLICKS, elem_id="completions-shown")
     further = gr.Button("", visible=False, size="sm", elem_id="completions-further")
-    explorer.inputs = [chosen, mode, step, sort, keep, search, page, prompt, before]
+    explorer.inputs = [chosen, mode, step, sort, keep, search, page, prompt, before, colour]
     explorer.outputs = [step, page, shown, drawing, further, reached]
     look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | QUIET
 
     def anew() -> list[Any]:
         return [1, 0]
 
-    for one in (mode, keep, sort):
+    for one in (mode, keep, sort, colour):
         one.input(anew, [], [page, before], **QUIET).then(**look)
     search.submit(anew, [], [page, before], **QUIET).then(**look)
     step.release(anew, [], [page, before], **QUIET).then(**look)

@@ -14,7 +14,9 @@ import torch
 from kit.errors import RewardError, RunError
 from kit.generation.multi_turn import readable
 from kit.runner import recording
-from kit.runner.recording import CompletionWriter, FailureMonitor, columns
+from kit.runner.recording import TOKEN_ROWS, CompletionWriter, FailureMonitor, TokenWriter, columns
+
+from .rollouts import NewTrainer
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
@@ -76,9 +78,38 @@ def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
     assert [row["reward/format"] for row in rows] == [0.25, None]
 
 
+def test_values_of_tokens_are_those_of_the_pass_and_name_their_row(new_trainer: NewTrainer, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    rollouts: list[Any] = []
+    processing = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+    writer = TokenWriter(tmp_path / "tokens", processing)
+    trainer = new_trainer(
+        objective="grpo", max_steps=3, num_iterations=2, extra={"rollout_sinks": [rollouts.append, writer]}
+    )
+    trainer.policy_loss.token_sink = writer.seen
+    trainer.train()
+    writer.flush()
+    steps = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "tokens").iterdir())]
+    assert [rows[0]["step"] for rows in steps] == [1, 2, 3]
+    assert [rows[0]["rollout"] for rows in steps] == [1, 1, 3]
+    for rows in steps:
+        assert 0 < len(rows) <= TOKEN_ROWS
+        for row in rows:
+            made = next(one for one in rollouts if one.step + 1 == row["rollout"])
+            assert row["text"] == [f"<{token}>" for token in made.completion_ids[row["row"]]]
+            assert len(row["entropy"]) == len(row["logp"]) == len(row["text"])
+            assert row["advantage"][0] == pytest.approx(made.advantages[row["row"]].item(), abs=1e-4)
+    assert not any(any(row["log_ratio"]) for row in steps[0]), "the policy that generated"
+    assert any(any(row["log_ratio"]) for row in steps[1]), "one step later"
+
+
 def test_nothing_is_written_when_not_asked_for(tmp_path: Path) -> None:
     writer = CompletionWriter(tmp_path / "completions", save=False)
     writer(rollout())
+    tokens = TokenWriter(tmp_path / "completions", None, save=False)
+    tokens(rollout())
+    tokens.seen(SimpleNamespace(), SimpleNamespace(step=1))  # type: ignore[arg-type]
     assert not (tmp_path / "completions").exists()
 
 

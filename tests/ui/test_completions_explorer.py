@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made_runs import batch, make
 
@@ -34,6 +37,7 @@ def look(explorer: Explorer, **asked: Any) -> str:
         "page": 1,
         "prompt": "",
         "before": 0,
+        "colour": "",
     }
     return str(explorer.look("one", *(wish | asked).values())[2])
 
@@ -180,10 +184,64 @@ def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
     assert "No completions on record" in explorer.look("none", *[None] * 8)[2]
 
 
+def token_file(run: Any, step: int, rollout: int, row: int, **columns: list[Any]) -> None:
+    run.tokens.mkdir(exist_ok=True)
+    table = {"step": step, "rollout": rollout, "row": row, **columns}
+    pq.write_table(pa.Table.from_pylist([table]), run.tokens / f"step-{step:05d}.parquet")
+
+
+def test_tokens_are_coloured_by_what_was_kept_of_the_last_pass(explorer: Explorer) -> None:
+    run = explorer.site.run("one")
+    values: dict[str, list[Any]] = {"text": ["<b>", " x", "!"], "logp": [-0.5, -2.0, -1.0], "trains": [1.0, 1.0, 0.0]}
+    token_file(run, 20, 20, 5, **values, log_ratio=[0.0, 0.0, 0.0], advantage=[1.0, 1.0, 1.0])
+    token_file(run, 21, 20, 5, **values, log_ratio=[0.2, -0.2, 0.0], advantage=[1.0, 1.0, 1.0])
+    token_file(run, 22, 21, 5, **values | {"text": ["other"] * 3})  # of another generation batch
+    text = look(explorer, colour="ratio")
+    assert '<i class="u" style="--s:0.74"' in text  # (e^0.2 - 1) / 0.3
+    assert "&lt;b&gt;</i>" in text
+    assert '<i class="d" style="--s:0.60"' in text  # (1 - e^-0.2) / 0.3
+    assert 'class="off" title="does not train' in text
+    assert "ratio: 0.819 to 1.22, mean 1.02" in text
+    assert "other" not in text
+    assert "no token values were kept" in text  # of the others
+    assert text.index("ratio: 0.819") < text.index("no token values were kept")
+    assert "no teacher less policy of single tokens" in look(explorer, colour="teacher less policy")
+    assert "--s:" not in look(explorer)
+    assert "surprise: 0.5 to 2, mean 1.25" in look(explorer, colour="surprise", mode=LIST)
+    (run.tokens / "step-00021.parquet").write_bytes(b"broken")
+    assert "ratio: 1 to 1" in look(explorer, colour="ratio")
+
+
+def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> None:
+    run = explorer.site.run("one")
+    messages = [
+        {"role": "assistant", "content": "let me see", "tool_calls": [
+            {"type": "function", "function": {"name": "multiply", "arguments": {"a": 6, "b": "<7>"}}}]},
+        {"role": "tool", "name": "multiply", "content": HACK},
+        {"role": "assistant", "content": "42"},
+    ]  # fmt: skip
+    path = batch(run.completions, 20, ["6 * 7 ="])
+    rows = pq.read_table(path).to_pylist()
+    for turns in (json.dumps(messages), "no json", json.dumps([7]), json.dumps({"a": 1})):
+        pq.write_table(pa.Table.from_pylist([row | {"turns": turns} for row in rows]), path)
+        text = look(explorer, step=20)
+        assert HACK not in text
+        if turns.startswith("[{"):
+            assert (
+                text.index("1. model")
+                < text.index("multiply(a=6, b=&#34;&lt;7&gt;&#34;)")
+                < text.index("2. multiply answers")
+            )
+            assert text.count('ok">trains<') == 2 * text.count("masked: does not train") > 0
+        else:
+            assert "answer&gt;" in text
+
+
 def test_whatever_a_browser_sends_is_read_as_a_wish() -> None:
     odd = [None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}]
     for value in odd:
-        wish = Query.of(*[value] * 8)
+        wish = Query.of(*[value] * 9)
+        assert wish.colour == ""
         assert wish.mode in tab.MODES
         assert wish.page >= 1
         assert len(wish.search) <= tab.LONGEST_SEARCH
