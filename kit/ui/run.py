@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -29,7 +30,7 @@ RESUME, AGAIN = "Resume", "Start again from the beginning"
 TABS = ("charts", "machine", "completions", "objective", "log", "config", "checkpoints", "share")
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
-MOST_MARKS = 24
+MOST_MARKS, MOST_TREES = 24, 16
 ENDED_POLL_SECONDS = 8.0
 """Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
 FROM_ADDRESS = (
@@ -176,6 +177,7 @@ class View:
 
     def __init__(self, site: Site, library: Library) -> None:
         self.site, self.library = site, library
+        self._trees: dict[Path, tuple[str, dict[str, Any]]] = {}
 
     def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
         """[what the browser has now, *parts, *buttons]: what has not changed is skipped."""
@@ -243,6 +245,15 @@ class View:
             return stamp([run.path / "best.json", run.adapter, run.eval, *run.checkpoints])
         return ""
 
+    def _tree(self, path: Path) -> dict[str, Any]:
+        """What a file of a run holds; read again when it has changed, as YAML takes longer than all else of a poll."""
+        now = stamp([path])
+        known = self._trees.get(path)
+        if known is None or known[0] != now:
+            self._trees = {path: (now, read_tree(path))} | dict(list(self._trees.items())[:MOST_TREES])
+            known = self._trees[path]
+        return known[1]
+
     def _numbers(self, run: RunDir, status: dict[str, Any], tab: str, changed: Mapping[str, str]) -> dict[str, Any]:
         problem = ""
         try:
@@ -265,7 +276,7 @@ class View:
             found["empty"] = "" if found["charts"] else _no_charts(status)
         if tab == "machine":
             found["machine"] = _packed(panels(columns, {}), MACHINE, events)
-            spent = spending(columns, read_tree(run.config), read_tree(run.env))
+            spent = spending(columns, self._tree(run.config), self._tree(run.env))
             found["spent"] = time_spent(spent) if found["machine"] else _no_charts(status)
         return found
 

@@ -81,7 +81,9 @@ def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         found = json.loads(row.get("turns") or "null")
     except (TypeError, ValueError):
         return []
-    messages = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    messages: list[Mapping[str, Any]] = (
+        [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    )
     return messages if len(messages) > 1 or any(one.get("tool_calls") for one in messages) else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright")
+import pyarrow as pa
+import pyarrow.parquet as pq
 from made_runs import batch, make
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
@@ -231,6 +234,48 @@ def test_the_explorer_filters_searches_and_pages(page: Any, tab: Callable[..., T
     one.locator("#completions-shown summary").first.press("Enter")  # by keyboard
     one.get_by_role("button", name="this prompt over time").first.press("Enter")
     sees(one, "One prompt, 1 time")
+
+
+def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab: Callable[..., Tab]) -> None:
+    run = make(page.root, "sides")
+    rows = pq.read_table(run.completions / "step-00020.parquet").to_pylist()
+    tokens = {
+        "step": 20,
+        "rollout": 20,
+        "row": 0,
+        "text": ["<answer>", "0"],
+        "entropy": [0.1, 1.2],
+        "trains": [1.0, 1.0],
+    }
+    (run.path / "tokens").mkdir()
+    pq.write_table(pa.Table.from_pylist([tokens]), run.path / "tokens" / "step-00020.parquet")
+    calls = [{"role": "assistant", "content": "so", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+             {"role": "tool", "name": "add", "content": "2"}]  # fmt: skip
+    rows = [row | {"turns": json.dumps(calls) if place else None} for place, row in enumerate(rows)]
+    pq.write_table(pa.Table.from_pylist(rows), run.completions / "step-00020.parquet")
+    one = tab(page, "/run?run=sides&tab=machine")
+    sees(one, "Generation takes the most")
+    expect(one.locator("#run-machine svg")).to_have_count(3)
+    expect(one.locator("#run-machine svg").first.locator("path[style*='fill-opacity:.75']")).to_have_count(6)
+    step(one, "Completions")
+    sees(one, "1. model")
+    sees(one, "add(a=1)")
+    choose(one, "completions-colour", "entropy")
+    sees(one, "entropy: 0.1 to 1.2")
+    step(one, "Share")
+    assert "tab=share" in one.url
+    box = one.locator("#share-notes textarea")
+    box.fill("a note of one's own")
+    press(one, "Save notes")
+    sees(one, "Saved.")
+    assert run.read_notes() == "a note of one's own"
+    sees(one, "What will be published")
+    one.reload()
+    expect(box).to_have_value("a note of one's own")
+    step(one, "Objective")
+    sees(one, "the clip's bound is active")
+    one.set_viewport_size({"width": 390, "height": 900})
+    assert one.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
