@@ -16,6 +16,7 @@ from transformers import set_seed
 
 from kit.data.images import IMAGES
 from kit.errors import EngineError
+from kit.generation.drafts import Drafts
 from kit.generation.engine import Engine, record, with_engine
 from kit.models.backend import UNSLOTH
 from kit.models.failures import BatchSizeBackoff, release, report_backoff
@@ -87,6 +88,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     memory = (
         BatchSizeBackoff(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
     )
+    drafts = Drafts() if config.generation.drafts else None
     if parts.engine.note:
         say(parts.engine.note)
     trainer = HookedGRPOTrainer(
@@ -98,7 +100,11 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         peft_config=loaded.peft_config,
         objective=parts.objective,
         rollout_sinks=[writer, token_writer, watch],
-        stateful={"failure_watch": watch} | ({"memory": memory} if memory else {}),
+        stateful={
+            "failure_watch": watch,
+            **({"memory": memory} if memory else {}),
+            **({"drafts": drafts} if drafts else {}),
+        },
         memory=memory,
         engine=engine_settings(config, args, say),
         selection=config.selection,
@@ -118,6 +124,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     folder.write_json("env.json", stands_on)
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support
+    trainer.generator.drafts, trainer.generator.log = drafts, trainer.metric_log.append
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and loaded.backend.name != UNSLOTH
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
