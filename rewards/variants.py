@@ -42,6 +42,7 @@ _FORMULA = re.compile(
     r"\$\$([^$]{1,600})\$\$|\$([^$]{1,600})\$|\\\[((?:[^\\]|\\(?!\])){1,600})\\\]|\\\(((?:[^\\]|\\(?!\))){1,600})\\\)"
 )
 _ARITHMETIC = re.compile(r"(?<![\w.$\\])[(-]?\d[\d .,()]{0,60}[+*/^×÷-][\d .,()+*/^×÷-]{0,60}[\d)]")
+_NAME_OR_NOTHING = re.compile(r"\s*(?:[A-Za-z]|(\d+)\s*-\s*\1)\s*")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
 _ROW = "\\\\"
 _INTEGER = re.compile(r"(?<![\d.])[1-9]\d{0,8}(?![\d.])")
@@ -59,7 +60,12 @@ def echoes(prompt: str) -> list[str]:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two answers are the same by spelling, as numbers, or as several numbers in any order, whatever a grader says."""
+    """Whether two answers are the same by spelling, as numbers, or as several numbers in any order, whatever a grader says;
+    `x = 1` and `1 = 1` are 1, too."""
+    *before, last = one.split("=")
+    known = bool(before) and all(_NAME_OR_NOTHING.fullmatch(side) or same_answer(side, last) for side in before)
+    if known and same_answer(last, other):
+        return True
     left, right = plain(one), plain(other)
     if bare(left).casefold() == bare(right).casefold():
         return True

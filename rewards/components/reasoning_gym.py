@@ -12,8 +12,10 @@ from rewards.protocol import Context, Sample, Score, failure_reason
 
 __all__ = ["SLOW_TASKS", "ReasoningGymAccuracy"]
 
-SLOW_TASKS = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
-"""Tasks of reasoning-gym 0.1.25 whose verifier does algebra on the answer, which may take any time."""
+SLOW_TASKS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "propositional_logic", "simple_integration"}
+)
+"""Tasks of reasoning-gym 0.1.25 whose verifier parses the answer or does algebra on it, which may take any time."""
 
 
 @dataclass(frozen=True, kw_only=True)

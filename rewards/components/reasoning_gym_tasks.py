@@ -25,8 +25,12 @@ _ONE_AT_A_TIME = threading.Lock()
 
 # What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
+# No float: and a Fraction of `1e999999999` would take hours and all memory.
+_HUGE_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{4,}", re.IGNORECASE)
 _LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
-_COMMAS = re.compile(r"\d+(?:,\d+)+")
+_COMMAS = re.compile(
+    r"(?<!\d)\d++(?:,\d++)+"
+)  # a run of digits is looked at once: a model may write a hundred thousand
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
@@ -40,6 +44,8 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
     """
     score_answer = _score_answer(task)
     expected = str(parsed_entry(entry).get("answer"))
+    if _HUGE_EXPONENT.search(answer) and not _HUGE_EXPONENT.search(expected):
+        return {"value": 0.0}
     if _NO_NUMBER.search(answer) and not _LETTERS.search(expected):
         return {"value": 0.0}
     if "," not in expected:

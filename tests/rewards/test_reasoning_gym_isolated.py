@@ -49,7 +49,9 @@ def test_a_worker_gives_the_scores_that_this_process_gives():
 
 
 def test_algebra_is_isolated_and_the_rest_is_not():
-    assert sorted(SLOW_TASKS) == ["intermediate_integration", "polynomial_multiplication", "simple_integration"]
+    parsers = {"countdown", "propositional_logic"}  # recursive, or SymPy's: 20,000 terms take more than nine seconds
+    assert SLOW_TASKS - parsers == {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
+    assert parsers < SLOW_TASKS
     assert ReasoningGymAccuracy().isolated == SLOW_TASKS
 
 

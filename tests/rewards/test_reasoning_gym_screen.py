@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rewards.components import reasoning_gym_tasks
 from rewards.components.evaluated_answers import may_be_evaluated
 from rewards.components.reasoning_gym_tasks import judge
 
@@ -76,6 +77,20 @@ def test_a_comma_between_two_numbers_does_not_join_them(answer: str, right: bool
 def test_a_comma_between_thousands_is_dropped() -> None:
     row = json.dumps({"question": "", "answer": "1234", "metadata": {"source_dataset": "chain_sum"}})
     assert judge("chain_sum", "1,234", row) == judge("chain_sum", "01,234.00", row) == {"value": 1.0}
+
+
+@pytest.mark.parametrize("answer", ["1e999999999", "-1.E-99999", "2e1_000_000", "so 5e+1000"])
+def test_a_huge_exponent_is_no_answer_and_is_not_worked_out(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """Of `1e999999999` the coin task's verifier would make a fraction: hours, and all memory, in the training process."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        reasoning_gym_tasks, "_score_answer", lambda task: lambda answer, entry: asked.append(answer) or 1.0
+    )
+    coin = json.dumps({"question": "?", "answer": "0.375", "metadata": {}})
+    assert judge("coin_flip", answer, coin) == {"value": 0.0}
+    assert asked == []
+    assert judge("coin_flip", "37.5e-2", coin) == {"value": 1.0}
+    assert asked == ["37.5e-2"]
 
 
 def test_the_corrected_tasks_still_take_their_own_answers() -> None:
