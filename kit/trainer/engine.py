@@ -13,6 +13,7 @@ import numpy
 import torch
 from transformers import TrainerCallback
 
+from kit.environments.foreign import EnvironmentProcessError
 from kit.errors import EngineError
 from kit.generation.engine import further_arguments
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
@@ -49,13 +50,17 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
 
 @contextmanager
 def checkpoint_on_failure(trainer: Any) -> Iterator[None]:
-    """Around a rollout: when the engine fails, what was learned is kept, and the failure goes on."""
+    """Around a rollout: when the engine or an environment's process fails, what was learned is kept, and the failure goes on."""
     before = _random_state()
     try:
         yield
     except EngineError as error:
         _keep_what_was_learned(trainer, before, error)
         raise
+    except EnvironmentProcessError as error:
+        failure = EngineError(str(error))
+        _keep_what_was_learned(trainer, before, failure)
+        raise failure from error
 
 
 def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineError) -> None:
@@ -73,7 +78,7 @@ def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineE
     with suppress(Exception):
         trainer._save_checkpoint(trainer.model, None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-        log.info("saved a checkpoint after step %d, because the engine failed: %s", step, error)
+        log.info("saved a checkpoint after step %d, because generation failed: %s", step, error)
 
 
 def computed_in(args: Any) -> str:
