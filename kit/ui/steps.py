@@ -201,12 +201,14 @@ def files(base: Path) -> list[str]:
             *(path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))),
         ]
         for folder in nearby[:50]:
-            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in READERS]
+            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in NEARBY]
     except OSError:
         pass
     return found[:40]
 
 
+NEARBY = tuple(suffix for suffix in READERS if suffix != ".json")
+"""Data files by their names; a .json beside them is more often something else."""
 BY_NAME = ("(found by its name)", "")
 ROLES = (
     ("prompt", "Prompt", "What the model is asked: a text, or a list of messages."),
@@ -241,12 +243,12 @@ def mapped(site: Site, value: Any) -> list[Any]:
     """[columns and what each is taken for, choices of prompt, of reference, of further columns]: of a file."""
     try:
         config = Draft.read(value).config(site.settings)
+        if not (site.settings.folder / config.data.source).is_file():
+            return ["", *_unknown()]  # of a task or a hub id nothing is known before it is read
         found = site.benches.ask("columns", config)
     except KitError as problem:
         return [m.error(problem), *_unknown()]
     names = [column["name"] for column in found["columns"]]
-    if not names:
-        return ["", *_unknown()]
     taken = {column["use"]: column["name"] for column in found["columns"]}
     used = {taken.get(role) for role in ("prompt", "reference")}
     choices = [

@@ -178,3 +178,31 @@ def test_columns_say_what_they_are_taken_for(tmp_path: Path) -> None:
     config = {"data": {"source": str(path), "heldout": 0, "prompt_column": "tags", "skip_bad_rows": True}}
     said = answer({"question": "rows", "config": config})["error"]
     assert "row 1: message 1 of 'tags' is of type str; expected an object with role and content" in said
+
+
+def test_columns_are_shown_of_a_file_and_asked_of_nothing_else(tmp_path: Path) -> None:
+    import gradio as gr
+
+    from kit.ui import steps
+    from kit.ui.settings import Settings
+    from kit.ui.site import Site
+
+    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+    asked: list[str] = []
+
+    def ask(question: str, config: Any) -> Any:
+        asked.append(config.data.source)
+        return answer({"question": question, "config": config.model_dump(mode="json")})["answer"]
+
+    site.benches.ask = ask  # type: ignore[method-assign]
+    html, *choices = steps.mapped(site, {"preset": "quickstart"})
+    assert (html, asked) == ("", [])
+    assert all(isinstance(one, gr.Dropdown) for one in choices)
+    source = uploads.take(site.settings.root, arrive(site.settings.root, content=b"<b>,answer\nq,1\n"))
+    draft = {"preset": "quickstart", "changes": {"data.source": source, "data.prompt_column": "<b>"}}
+    html, prompt, reference, further = steps.mapped(site, draft)
+    assert "&lt;b&gt;" in html
+    assert "<b>," not in html
+    assert [value for _, value in prompt.choices] == ["", "<b>", "answer"]
+    assert reference.choices[0] == ("by its name: answer", "")
+    assert further.choices == []
