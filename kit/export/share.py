@@ -18,8 +18,6 @@ from typing import Any, Literal
 import yaml
 
 from kit.errors import ConfigError, RunError
-from kit.export.hub import push
-from kit.export.request import check_push
 from kit.report.record import Record, read
 from kit.report.run_report import WITH_ROWS, render, subtitle
 from kit.runs.files import disk_errors, human_size
@@ -130,6 +128,9 @@ def to_hub(
     Raises `ConfigError` for a name that is none and without a token, `RunError` for what the hub refuses, and where the
     repository holds something else than a shared run.
     """
+    from kit.export.hub import push  # with torch, which the page, that tells what would leave, does without
+    from kit.export.request import check_push
+
     token = check_push(repo)
     holder = Path(tempfile.mkdtemp(prefix="grpo-kit-share-"))
     try:

@@ -57,10 +57,12 @@ class Curves:
         }
 
 
-def curves(spec: str | Mapping[str, Any] | Objective, *, base: Path | None = None) -> Curves:
-    """The curves of an objective at its first step. Raises `ConfigError` as `Objective.from_spec` does."""
+def curves(
+    spec: str | Mapping[str, Any] | Objective, *, base: Path | None = None, ratios: Tensor | None = None
+) -> Curves:
+    """The curves of an objective at its first step, over (n,) ratios. Raises `ConfigError` as `Objective.from_spec` does."""
     objective = spec if isinstance(spec, Objective) else Objective.from_spec(spec, base=base)
-    ratios = grid(objective)
+    ratios = grid(objective) if ratios is None else ratios
     notes = [
         f"{hook.title} looks at the tokens of a batch together: with one token alone its curve shows little."
         for hook in (objective.clip, *objective.weights, *objective.regularizers)
@@ -79,8 +81,13 @@ def curves(spec: str | Mapping[str, Any] | Objective, *, base: Path | None = Non
     return Curves([round(ratio, 6) for ratio in ratios.tolist()], clip, penalties, notes)
 
 
-def grid(objective: Objective) -> Tensor:
-    """Ratios on both sides of 1, as far as it takes to see the clip's bounds."""
+def grid(*objectives: Objective) -> Tensor:
+    """Ratios on both sides of 1, as far as it takes to see the clip's bounds of each objective."""
+    ends = [_reach(objective) for objective in objectives]
+    return torch.linspace(min(low for low, _ in ends), max(high for _, high in ends), POINTS, dtype=torch.float64)
+
+
+def _reach(objective: Objective) -> tuple[float, float]:
     log_ratios = torch.logspace(-5, math.log10(WIDEST), 120, dtype=torch.float64)
     nearest = min(
         (
@@ -91,9 +98,8 @@ def grid(objective: Objective) -> Tensor:
         ),
         default=math.log(1.25),
     )
-    reach = 4 * math.expm1(nearest)
-    low, high = max(0.02, 1 - reach), 1 + min(reach, math.expm1(nearest) + 2.0)
-    return torch.linspace(low, high, POINTS, dtype=torch.float64)
+    reach = float(f"{2.5 * math.expm1(nearest):.1g}")
+    return max(0.1, 1 - reach), 1 + min(reach, 7.0)
 
 
 def batch_of(ratios: Tensor, advantage: float) -> TokenBatch:

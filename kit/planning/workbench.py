@@ -492,15 +492,17 @@ def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def curves(config: RunConfig, request: Request) -> list[dict[str, Any]]:
-    """The curves of each of `specs`, objectives of registered hooks. Raises `ConfigError` for one that names a file."""
+    """The curves of each of `specs` over the same ratios. Raises `ConfigError` for a hook that is not registered."""
     from kit.objective.curves import curves as evaluated
+    from kit.objective.curves import grid
     from kit.objective.objective import Objective
 
-    found = []
+    objectives = []
     for spec in list(request["specs"])[:4]:
         named_only(spec)
-        found.append(evaluated(Objective.from_spec(spec)).as_dict())
-    return found
+        objectives.append(Objective.from_spec(spec))
+    ratios = grid(*objectives)
+    return [evaluated(objective, ratios=ratios).as_dict() for objective in objectives]
 
 
 def named_only(tree: Any) -> None:

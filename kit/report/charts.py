@@ -298,13 +298,13 @@ def _density(frame: Frame, density: Sequence[tuple[float, float, float]]) -> lis
     """Boxes on the floor of the plot whose areas are shares; the highest is a third of it."""
     left, right = frame.x_ticks[0], frame.x_ticks[-1]
     heights = [share / (high - low) for low, high, share in density]
-    body, style = [], f"fill:{_color(5)};fill-opacity:.3"
+    body, style = [], f"fill:{_color(5)};fill-opacity:.5"
     shape = '<rect x="{:.1f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" style="{}"><title>{}</title></rect>'
     for (low, high, share), height in zip(density, heights, strict=True):
         start, end = frame.x(max(low, left)), frame.x(min(high, right))
         tall = PLOT_HEIGHT / 3 * height / max(heights)
         words = f"{share:.0%} from {number(low, 4)} to {number(high, 4)}"
-        body.append(Markup(shape).format(start, frame.bottom - tall, max(1.0, end - start), tall, style, words))
+        body.append(Markup(shape).format(start, frame.bottom - tall, max(2.5, end - start), tall, style, words))
     return body
 
 

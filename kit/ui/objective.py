@@ -112,7 +112,7 @@ def show(found: list[dict[str, Any]], ratios: list[tuple[float, float, float]], 
     within = [box for box in ratios if box[1] > low and box[0] < high and box[1] > box[0]]
 
     def panel(title: str, label: str, series: list[Series], areas: Any = ()) -> Markup:
-        drawn = svg(Panel(title, label, series, smooth=False), RATIO, [(1.0, "unchanged")], areas=areas, density=within)
+        drawn = svg(Panel(title, label, series, smooth=False), RATIO, areas=areas, density=within)
         return m.tag("div", drawn, class_="card")
 
     def series(which: str, key: str) -> list[Series]:

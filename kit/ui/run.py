@@ -352,14 +352,14 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         one.select(None, [], [], js=TO_TAB.format(name))
         if name in own:
             event.then(own[name].look, own[name].inputs, own[name].outputs, **_how(name))
-    event = blocks.load(
+    # That it opens the tab of the address counts as choosing it, so that the tab is filled.
+    blocks.load(
         lambda wanted, at: _asked(site, wanted, at), [named, wanted_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
     ).then(view.look, inputs, outputs, **QUIET)
     chosen.input(None, [chosen], [], js=TO_RUN)
     changed = chosen.input(view.look, inputs, outputs, **QUIET)
     for name, part in own.items():
-        for after in (event, changed):
-            after.then(_where(name, part), [tab, *part.inputs], part.outputs, **_how(name))
+        changed.then(_where(name, part), [tab, *part.inputs], part.outputs, **_how(name))
     for action in actions:
         action.then(view.look, inputs, outputs, **QUIET)
     timer.tick(view.look, inputs, outputs, **QUIET)

@@ -37,7 +37,7 @@ def _teacher(kept: Mapping[str, Any], at: int) -> float | None:
 
 COLOURS: dict[str, tuple[Value, float, float, str]] = {
     "advantage": (_column("advantage"), 0.0, 2.0, "green: made likelier; orange: made less likely"),
-    "ratio": (_ratio, 1.0, 0.3, "green: likelier than when it was sampled; orange: less likely; plain: unchanged"),
+    "ratio": (_ratio, 1.0, 0.1, "green: likelier than when it was sampled; orange: less likely; plain: unchanged"),
     "entropy": (_column("entropy"), 0.0, 1.5, "the stronger, the less certain the policy was there (nats)"),
     "surprise": (lambda kept, at: None if (found := _column("logp")(kept, at)) is None else -found, 0.0, 4.0,
                  "the stronger, the less likely the token was to the policy (-log p, nats)"),

@@ -194,17 +194,17 @@ def test_tokens_are_coloured_by_what_was_kept_of_the_last_pass(explorer: Explore
     run = explorer.site.run("one")
     values: dict[str, list[Any]] = {"text": ["<b>", " x", "!"], "logp": [-0.5, -2.0, -1.0], "trains": [1.0, 1.0, 0.0]}
     token_file(run, 20, 20, 5, **values, log_ratio=[0.0, 0.0, 0.0], advantage=[1.0, 1.0, 1.0])
-    token_file(run, 21, 20, 5, **values, log_ratio=[0.2, -0.2, 0.0], advantage=[1.0, 1.0, 1.0])
+    token_file(run, 21, 20, 5, **values, log_ratio=[0.05, -0.05, 0.0], advantage=[1.0, 1.0, 1.0])
     token_file(run, 22, 21, 5, **values | {"text": ["other"] * 3})  # of another generation batch
     text = look(explorer, colour="ratio")
-    assert '<i class="u" style="--s:0.74"' in text  # (e^0.2 - 1) / 0.3
+    assert '<i class="u" style="--s:0.51"' in text  # (e^0.05 - 1) / 0.1
     assert "&lt;b&gt;</i>" in text
-    assert '<i class="d" style="--s:0.60"' in text  # (1 - e^-0.2) / 0.3
+    assert '<i class="d" style="--s:0.49"' in text  # (1 - e^-0.05) / 0.1
     assert 'class="off" title="does not train' in text
-    assert "ratio: 0.819 to 1.22, mean 1.02" in text
+    assert "ratio: 0.951 to 1.05, mean 1" in text
     assert "other" not in text
     assert "no token values were kept" in text  # of the others
-    assert text.index("ratio: 0.819") < text.index("no token values were kept")
+    assert text.index("ratio: 0.951") < text.index("no token values were kept")
     assert "no teacher less policy of single tokens" in look(explorer, colour="teacher less policy")
     assert "--s:" not in look(explorer)
     assert "surprise: 0.5 to 2, mean 1.25" in look(explorer, colour="surprise", mode=LIST)
