@@ -263,7 +263,7 @@ def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab:
     choose(one, "completions-colour", "entropy")
     sees(one, "entropy: 0.1 to 1.2")
     step(one, "Share")
-    assert "tab=share" in one.url
+    one.wait_for_url("**tab=share**")
     box = one.locator("#share-notes textarea")
     box.fill("a note of one's own")
     press(one, "Save notes")
