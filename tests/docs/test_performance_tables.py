@@ -1,9 +1,12 @@
-"""docs/performance.md says what the benchmarks wrote, and goals that were reached once stay reached."""
+"""docs/performance.md and teachers.md say what the benchmarks wrote, and goals that were reached once stay reached."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -66,3 +69,45 @@ def test_overlap() -> None:
     found = result("overlap")
     for row in found["rows"]:
         assert f"| {row['chunks']} | {row['behind']:.2f} | {row['ahead']:.2f} |" in PAGE
+
+
+def test_teachers() -> None:
+    import teachers
+
+    found, page = result("teachers"), (ROOT / "docs/teachers.md").read_text(encoding="utf-8")
+    assert len(found["seeds"]) == 5
+    for rows in found["tasks"].values():
+        assert teachers.table(rows) in page
+        assert all(row["memory_ratio"] <= 1.3 for row in rows)
+    assert found["reader"] == json.loads(json.dumps(asdict(teachers.Reader())))  # of the model that was measured
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    eos_token = "."
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> dict[str, list[int]]:
+        return self(messages[0]["content"])
+
+
+def test_the_hint_that_the_reader_has_learned_is_that_of_the_runs() -> None:
+    import teachers
+
+    from kit.config import load_config
+
+    assert load_config(
+        "quickstart", ["objective={recipe: sdpo}", teachers.SELF]
+    ).teacher.prompt == teachers.HINT.format("{prompt}", "{reference}")
+    recipe, rng = replace(teachers.Reader(), shown_share=1.0), Random(0)
+    for _ in range(20):
+        ids, labels = recipe.example(Letters(), rng, 0.0)
+        text, begins = "".join(map(chr, ids)), labels.count(-100)
+        found = re.search(r"problem: (.*) =\nA right answer is (-?\d+)\.$", text[:begins])
+        assert found is not None
+        terms, hint = found.groups()
+        assert sum(int(sign + digit) for sign, digit in re.findall(r"([+-]?) ?(\d)", terms)) == int(hint)
+        assert text[begins:].endswith(f"<answer>{hint}</answer>.")
