@@ -84,6 +84,7 @@ def parts_of(config: Any) -> Iterator[Any]:
 
 
 def _cut(part: Any) -> None:
+    uneven = _take_uneven(part)
     before = {name: value for name, value in vars(part).items() if not name.startswith("_")}
     layers = next((before[name] for name in _LAYER_COUNT if isinstance(before.get(name), int)), None)
     heads = next((before[name] for name in _HEAD_COUNT if isinstance(before.get(name), int)), None)
@@ -99,7 +100,8 @@ def _cut(part: Any) -> None:
             _set(part, name, min(size, value) if value > 0 else value)
     _cut_heads(part, before, heads)
     if layers:
-        _cut_layers(part, before, layers)
+        kept = _cut_layers(part, before, layers)
+        _put_uneven(part, {place: uneven[index] for place, index in enumerate(kept) if index in uneven})
     _cut_rope(part, old_size or 0)
     _cut_mamba(part)
 
@@ -125,9 +127,40 @@ def _cut_heads(part: Any, before: Mapping[str, Any], heads: int | None) -> None:
             _set(part, name, count if keys >= heads else 1 if keys == 1 else min(2, keys))
 
 
-def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> None:
-    """Keeps a layer of each kind, in order, and every list that has an entry a layer, in step."""
-    kinds = [tuple(map(str, row)) for row in zip(*_per_layer(before, layers).values(), strict=True)]
+def _take_uneven(part: Any) -> dict[int, dict[str, Any]]:
+    """What single layers have otherwise than the rest (Gemma 4's head size), by layer; it is taken out of the configuration."""
+    if not getattr(part, "is_heterogeneous", False):
+        return {}
+    names = part.per_layer_attributes
+    found = {
+        index: {name: getattr(one, name) for name in names if getattr(one, name, None) is not None}
+        for index, one in enumerate(part.per_layer_config)
+    }
+    part.per_layer_config = None
+    usual = {name: getattr(part, name, None) for name in names}
+    return {index: own for index, values in found.items() if (own := _others(values, usual))}
+
+
+def _others(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value != usual[name]}
+
+
+def _put_uneven(part: Any, uneven: dict[int, dict[str, Any]]) -> None:
+    """Puts it back for the layers that are left: head sizes twice the others', fewer keys."""
+    if uneven:
+        sizes = {"head_dim": 2 * HEAD_SIZE, "num_key_value_heads": 1}
+        part.per_layer_config = {
+            index: {name: sizes.get(name, value) for name, value in own.items()} for index, own in uneven.items()
+        }
+
+
+def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> list[int]:
+    """Keeps a layer of each kind, in order, and every list that has an entry a layer, in step. Which layers are left."""
+    shared = before.get("num_kv_shared_layers") or 0  # the last ones, which take keys and values of a layer before
+    lists = [*_per_layer(before, layers).values()]
+    if 0 < shared < layers:
+        lists.append([index >= layers - shared for index in range(layers)])
+    kinds = [tuple(map(str, row)) for row in zip(*lists, strict=True)]
     kept = sorted({kinds.index(kind) for kind in kinds}) if kinds else []
     periods = [value for name, value in before.items() if "period" in name or name.endswith(("interval", "_pattern"))
                if isinstance(value, int) and not isinstance(value, bool)]  # fmt: skip
@@ -145,12 +178,12 @@ def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> None:
         chosen = re.search(r"(index|idx|layers|indexes|indices)(s|es)?$", name) and isinstance(values, (list, tuple))
         if chosen and values and len(values) != layers and all(type(value) is int for value in values):
             _set(part, name, type(values)([kept.index(value) for value in values if value in kept] or [0]))
-    shared = before.get("num_kv_shared_layers")
-    if isinstance(shared, int):
-        _set(part, "num_kv_shared_layers", 0)
+    if shared:
+        _set(part, "num_kv_shared_layers", sum(index >= layers - shared for index in kept))
     window = before.get("max_window_layers")
     if isinstance(window, int):
         _set(part, "max_window_layers", min(window, len(kept)))
+    return kept
 
 
 def _per_layer(before: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -219,9 +252,9 @@ def _fit_tokens(part: Any, vocab: int, moved: dict[int, int]) -> None:
         return value if value < vocab else moved.setdefault(value, vocab - 1 - len(moved))
 
     for name in sorted(vars(part)):
-        value = getattr(part, name)
         if not re.search(r"(token_id|token_index|_token)s?$", name):
             continue
+        value = getattr(part, name)
         if type(value) is int:
             _set(part, name, place(value))
         elif isinstance(value, list) and all(type(one) is int for one in value):

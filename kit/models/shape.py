@@ -96,7 +96,10 @@ def _intermediate(text: Any, hidden: int) -> int:
 
 def _field(config: Any, *names: str, default: int) -> int:
     for name in names:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # it differs from layer to layer, as Gemma 4's head size does: the largest
+            value = max(getattr(one, name) for one in config.per_layer_config)
         if isinstance(value, int):
             return value
     return default

@@ -27,6 +27,7 @@ from kit.models.inputs import COUNTS, joined, take
 from kit.scoring.head import Projection, asking_head
 from kit.scoring.packed_attention import KEYWORD, Layout
 from kit.scoring.packing import NO_LABEL, Pack
+from kit.scoring.recurrent_packs import TEXT_OF_TOKEN
 from kit.scoring.unsloth_packs import pack_inputs
 
 ROWWISE = ("token_type_ids", "mm_token_type_ids")
@@ -321,11 +322,12 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
 
 
 def _layout_inputs(layout: Layout, device: torch.device, unsloths: bool) -> dict[str, Any]:
-    """What brings the layout to the model's attention."""
+    """What brings the layout to the model's attention, and to its recurrent layers."""
     if unsloths:
         return pack_inputs(layout)
     # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
-    return {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device), KEYWORD: layout}
+    finished = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    return {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ other goes to the original function as it came. There are three ways, and the fi
     efficient  the memory-efficient kernel, one call a pack: any CUDA device
     grouped    torch's scaled_dot_product_attention, group by group: the CPU, and dropout
 
+Attention whose scores are capped (Gemma 2) or that has sinks (GPT-OSS: a learned score a head that takes its share of the
+softmax and gives nothing) is written out, group by group.
+
 The kernels of the first two know the causal mask, windows, and the lengths; each is tried on a small pack before it is
 used, its gradients included, and one that fails or is wrong is left out with a line in the log.
 """
@@ -18,6 +21,7 @@ import functools
 import inspect
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +39,12 @@ from kit.scoring.packing import Group, NotPackable
 KEYWORD = "packed_layout"
 """Under which a `Layout` is handed through the model's layers to its attention."""
 WRAPPED = ("sdpa", "flash_attention_2", "flash_attention_3")
-"""Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window."""
+"""Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window, but for caps and sinks."""
 IGNORED_BY = {"sdpa": frozenset({"softcap", "s_aux"})}
 """Keywords of other implementations that models hand to this one too, which leaves them out."""
-NOT_UNDERSTOOD = ("softcap", "s_aux", "position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
+NOT_UNDERSTOOD = ("position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
+EAGER = "eager"
+"""Written out in the module of each architecture (`install_packed_eager`)."""
 KERNELS_ON = "cuda"
 """The kind of device whose kernels know the causal mask of more keys than queries."""
 FILLED = 0.75
@@ -111,13 +117,16 @@ class Layout:
             self._segments[device] = Segments.of(self.groups, device)
         return self._segments[device]
 
-    def mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    def mask(
+        self, queries: int, keys: int, window: int | None, device: torch.device, *, written_out: bool = False
+    ) -> Tensor:
         """(queries, keys) bool: which keys each of the last `queries` of `keys` tokens in a row sees.
 
-        Without a window that matters, on CUDA, torch's name for it, with which the flash kernel needs no mask.
+        Without a window that matters, on CUDA, torch's name for it, with which the flash kernel needs no mask; not where it
+        is asked for `written_out`.
         """
         window = None if window is not None and window >= keys else window
-        if window is None and device.type == KERNELS_ON:
+        if window is None and device.type == KERNELS_ON and not written_out:
             return causal_lower_right(queries, keys)
         key = (queries, keys, window, device)
         if key not in self._masks:
@@ -141,6 +150,15 @@ def install_packed_attention() -> None:
                 mapping[name] = _with_packs(name, original)
 
 
+def install_packed_eager(model: Any) -> None:
+    """Wraps the function of that name in the modules of this model's layers; calling it again changes nothing."""
+    for name in {type(module).__module__ for module in model.modules()}:
+        module = sys.modules[name]
+        original = getattr(module, "eager_attention_forward", None)
+        if original is not None and not hasattr(original, "unpacked"):
+            module.eager_attention_forward = _with_packs(EAGER, original)  # type: ignore[attr-defined]
+
+
 def _with_packs(name: str, original: Function) -> Function:
     @functools.wraps(original)
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **keywords: Any) -> Any:
@@ -148,21 +166,22 @@ def _with_packs(name: str, original: Function) -> Function:
         if layout is None:
             with without_cudnn(query):
                 return original(module, query, key, value, *rest, **keywords)
-        _check(name, query, key, layout, keywords)
+        _check(query, key, layout, keywords)
         scaling, dropout, window = (keywords.get(one) for one in ("scaling", "dropout", "sliding_window"))
+        ignored = IGNORED_BY.get(name, frozenset())
+        more = {to: None if one in ignored else keywords.get(one) for to, one in (("softcap",) * 2, ("sinks", "s_aux"))}
         layout.windows.append(window)
-        return packed_attention(query, key, value, layout, scaling, dropout or 0.0, window), None
+        return packed_attention(query, key, value, layout, scaling, dropout or 0.0, window, **more), None
 
     attend.unpacked = original  # type: ignore[attr-defined]
     return attend
 
 
-def _check(name: str, query: Tensor, key: Tensor, layout: Layout, keywords: dict[str, Any]) -> None:
+def _check(query: Tensor, key: Tensor, layout: Layout, keywords: dict[str, Any]) -> None:
     """Raises `NotPackable` for a call that means more than causal attention over this pack."""
     if not query.shape[2] == key.shape[2] == layout.tokens or query.shape[0] != 1:
         raise NotPackable(f"attention over {tuple(key.shape)} keys, of a pack of {layout.tokens} tokens")
-    known = IGNORED_BY.get(name, frozenset())
-    found = [one for one in NOT_UNDERSTOOD if one not in known and keywords.get(one) is not None]
+    found = [one for one in NOT_UNDERSTOOD if keywords.get(one) is not None]
     if keywords.get("is_causal") is False:
         found.append("is_causal=False")
     if keywords.get("output_attentions"):
@@ -195,11 +214,17 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Queries (1, h, S, d), keys and values (1, h or fewer, S, d) -> (1, S, h, d), each token within its own text.
 
-    window: how far back a token sees, itself included. dropout: share of the weights that are dropped.
+    window: how far back a token sees, itself included. dropout: share of the weights that are dropped. softcap: bound of the
+    scores, which become `softcap * tanh(score / softcap)`. sinks: (h,) a further score of every head, without a value.
     """
+    if softcap is not None or sinks is not None:
+        attend = functools.partial(_written_out, softcap=softcap, sinks=sinks)
+        return _by_groups(query, key, value, layout, scaling, dropout, window, attend)
     if query.device.type == KERNELS_ON:
         if torch.is_autocast_enabled(KERNELS_ON):  # as for scaled_dot_product_attention
             query, key, value = (one.to(torch.get_autocast_dtype(KERNELS_ON)) for one in (query, key, value))
@@ -241,6 +266,15 @@ class _Keys(torch.autograd.Function):
         segments: Segments = ctx.segments
         summed = embedding_bag(segments.keys_by_token, grad.flatten(1), segments.token_starts, mode="sum")
         return summed.view(-1, *grad.shape[1:]), None
+
+
+def tokens_of_segments(tokens: Tensor, layout: Layout) -> Tensor:
+    """(S, H) of a pack -> (K, H): each segment with its prompt before it, behind one another."""
+    segments = layout.segments(tokens.device)
+    if segments.token_of is None:
+        return tokens
+    found: Tensor = _Keys.apply(tokens[:, None], segments)  # type: ignore[no-untyped-call]
+    return found[:, 0]
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
@@ -361,41 +395,72 @@ def _by_groups(
     scaling: float | None,
     dropout: float,
     window: int | None,
+    attend: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    call = functools.partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    call = functools.partial(attend or _by_torch, layout=layout, window=window, scale=scaling, dropout=dropout)
     done: list[Tensor] = []
     for group in layout.groups:
-        done += _of_group(query, key, value, group, layout, call, window)
+        done += _of_group(query, key, value, group, call)
     return torch.cat(done, dim=2).transpose(1, 2).contiguous()
 
 
-def _of_group(
-    query: Tensor, key: Tensor, value: Tensor, group: Group, layout: Layout, call: Any, window: int | None
-) -> Iterator[Tensor]:
+def _by_torch(
+    q: Tensor, k: Tensor, v: Tensor, *, layout: Layout, window: int | None, scale: float | None, dropout: float
+) -> Tensor:
+    """Queries (n, h, Q, d) of the last of K tokens, keys and values (n, h, K, d) -> (n, h, Q, d)."""
+    queries, keys = q.shape[2], k.shape[2]
+    plain = queries == keys and (window is None or window >= keys)
+    seen = None if plain else layout.mask(queries, keys, window, q.device)
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, is_causal=plain, scale=scale)
+
+
+def _written_out(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: Layout,
+    window: int | None,
+    scale: float | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """The same with capped scores, and with sinks (h,)."""
+    scores = (q @ k.transpose(2, 3)) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = layout.mask(q.shape[2], k.shape[2], window, q.device, written_out=True)
+    scores = scores.float().masked_fill(~seen, float("-inf")) if q.itemsize < 4 else scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        beside = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(q), -1, q.shape[2], 1)
+        scores = torch.cat([scores, beside], dim=3)
+    weights = scores.softmax(3)[..., : k.shape[2]].to(v.dtype)
+    return torch.dropout(weights, dropout, train=dropout > 0) @ v
+
+
+def _of_group(query: Tensor, key: Tensor, value: Tensor, group: Group, call: Callable[..., Tensor]) -> Iterator[Tensor]:
     """(1, h, n, d) of the prompt with the first segment, which follows it, and then of each further one."""
     first = slice(group.start, group.start + group.prompt + group.lengths[0])
-    tokens = first.stop - first.start
-    seen = layout.mask(tokens, tokens, window, query.device) if window is not None and window < tokens else None
-    own = query[:, :, first], key[:, :, first], value[:, :, first]
-    yield call(*own, attn_mask=seen, is_causal=seen is None)
+    yield call(query[:, :, first], key[:, :, first], value[:, :, first])
     prompt = slice(group.start, group.start + group.prompt)
     start = first.stop
-    for lengths in _batches(group.lengths[1:]):
-        stop, longest = start + sum(lengths), lengths[0]
+    for lengths in in_batches(group.lengths[1:]):
+        stop = start + sum(lengths)
         q, k, v = (_rows(whole[:, :, start:stop], lengths) for whole in (query, key, value))
         k, v = (
             torch.cat([whole[:, :, prompt].expand(len(lengths), -1, -1, -1), mine], dim=2)
             for whole, mine in ((key, k), (value, v))
         )
-        found = call(q, k, v, attn_mask=layout.mask(longest, group.prompt + longest, window, query.device))
+        found = call(q, k, v)
         yield from (one[None, :, :length] for one, length in zip(found, lengths, strict=True))
         start = stop
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def in_batches(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Neighbours, the longest first, that fill a batch well enough."""
     batch: list[int] = []
     for length in lengths:

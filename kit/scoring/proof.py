@@ -18,14 +18,19 @@ from torch import Tensor
 from kit.models.failures import first_line, is_out_of_memory
 from kit.models.fused import Fused
 from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trimmed
-from kit.scoring.packed_attention import WRAPPED, Layout
+from kit.scoring.packed_attention import EAGER, WRAPPED, Layout, install_packed_eager
 from kit.scoring.packing import lay_out
+from kit.scoring.recurrent_packs import install_recurrent_packs
 
 PROMPT, COMPLETION, PADDING = 64, 24, 3
 """Tokens of a row of the proof, at most, and columns of padding in front of the longest."""
 LEAK = 2e-3, 0.05
 """Nats that a change in one completion may move a score of another by, in single and in half precision: rounding."""
-ATTENTION = {"full_attention", "sliding_attention"}
+ATTENTION = {"full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"}
+RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
+STATELESS = {"mlp", "moe"}
+WINDOWED = {"sliding_attention", "hybrid_sliding"}
+"""Kinds of layers, as configurations name them; a hybrid one has attention and a state."""
 STRETCHED = {"dynamic", "longrope"}
 """Rotary embeddings that depend on the longest text of a batch."""
 SCORE_TOLERANCE = {torch.float32: 2e-3, torch.float64: 2e-3}
@@ -162,11 +167,18 @@ def _hindrance(model: Examined) -> str | None:
 
 def _hindrance_to_packs(model: Examined) -> str | None:
     text = model.text
-    kinds = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()) - ATTENTION
-    if kinds:
-        return f"layers other than attention ({', '.join(sorted(map(str, kinds)))}) would carry a text on into the next"
-    if not model.run.unsloths and text._attn_implementation not in WRAPPED:
+    kinds = _kinds(text) or []
+    recurrent = sum(kind in RECURRENT for kind in kinds)
+    unknown = set(kinds) - ATTENTION - STATELESS - RECURRENT
+    if model.run.unsloths:
+        unknown |= set(kinds) & RECURRENT
+    elif install_recurrent_packs(model.base) < recurrent:
+        unknown |= set(kinds) & RECURRENT
+    if unknown:
+        return f"layers other than attention ({', '.join(sorted(map(str, unknown)))}) would carry a text on into the next"
+    if not model.run.unsloths and text._attn_implementation not in (*WRAPPED, EAGER):
         return f"attention '{text._attn_implementation}' has no place for it (model.attention: sdpa has)"
+    install_packed_eager(model.base)
     if getattr(text, "output_router_logits", False):
         return "the balancing loss of its experts counts tokens"
     if getattr(text, "is_causal", True) is False:
@@ -216,12 +228,18 @@ def _packs_differ(model: Examined, probe: Rows, wanted: Tensor, *, share: bool =
 
 
 def _windows(text: Any) -> list[int | None]:
-    """The sliding window of every layer, as the configuration has it."""
+    """The sliding window of every layer with attention, as the configuration has it."""
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    kinds = getattr(text, "layer_types", None)
+    kinds = _kinds(text)
     if kinds is None:
         return [window] * text.num_hidden_layers
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind in WINDOWED else None for kind in kinds if kind in ATTENTION]
+
+
+def _kinds(text: Any) -> list[str] | None:
+    """Of every layer, where the configuration tells."""
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    return list(map(str, kinds)) if kinds else None
 
 
 def _difference(model: Examined, found: Tensor, wanted: Tensor, probe: Rows) -> str | None:

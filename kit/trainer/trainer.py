@@ -74,6 +74,7 @@ from kit.trainer.step_end import StepEnd
 from kit.trainer.step_retry import StepRetry
 from kit.trainer.teacher import Teacher, join_teacher
 from kit.trainer.trl_compat import (
+    balances_experts,
     check_arguments,
     check_backend,
     check_base_class,
@@ -153,6 +154,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.checkpoints = CheckpointState(self)
         with making_engine(GRPOTrainer, engine):
             super().__init__(model, reward_funcs, args, *rest, **keywords)
+        self.aux_loss_enabled = balances_experts(self)
         self._build_parts(packing=packing, share_prompts=share_prompts, checked=first_step_checks)
         self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
         self.selection = GroupSelector(self, selection) if selection is not None else None

@@ -153,3 +153,15 @@ def _moved(config_class: type, unset: dict[str, Any]) -> str:
     """What to pass where a backend has moved a default that nobody has set."""
     pairs = ", ".join(f"{name}={value!r}" for name, value in unset.items())
     return f"{config_class.__name__} has moved defaults of TRL's: if you have not set them, pass {pairs}."
+
+
+def balances_experts(trainer: Any) -> bool:
+    """Whether the loss of this trainer balances the load of experts, after TRL has asked the configuration.
+
+    TRL asks for that of every architecture that could give router logits, and for `num_experts`: Granite 4 has a dense form,
+    and calls them `num_local_experts`.
+    """
+    text = trainer.model.config.get_text_config()
+    if trainer.aux_loss_enabled and not hasattr(text, "num_experts") and hasattr(text, "num_local_experts"):
+        type(text).attribute_map = {**type(text).attribute_map, "num_experts": "num_local_experts"}
+    return bool(trainer.aux_loss_enabled and getattr(text, "num_experts", 1))

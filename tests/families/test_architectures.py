@@ -1,6 +1,7 @@
 """Every architecture on a tiny random copy: the scorer equals plain logits, padded or not, and a GRPO step moves the adapter.
 
-Three run by default; the rest is `pytest -m families`.
+Three run by default; the rest is `pytest -m families`. Packs, too: equal to padded rows, with every gradient, and found out
+where a text goes on into the next.
 """
 
 from __future__ import annotations
@@ -16,29 +17,49 @@ from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models.family import adapter_of
 from kit.models.loading import adapter
 from kit.models.shape import shape_of
+from kit.scoring import packed_attention
+from kit.scoring.layouts import Rows, Wanted
+from kit.scoring.scorer import Scorer
 
-# Transforms of the logits that are neutral by default are given values that matter.
-SETTINGS: dict[str, dict[str, float]] = {
+# What a published model has and the default configuration lacks: transforms of the logits that are neutral by default are
+# given values that matter, and a hybrid has both kinds of layers.
+SETTINGS: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 4.0},
     "cohere": {"logit_scale": 0.25},
     "falcon_h1": {"lm_head_multiplier": 0.5},
-    "gemma2": {"final_logit_softcapping": 2.0},
-}
+    "gemma2": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 2.0},
+    "gemma4_text": {"final_logit_softcapping": 2.0, "num_kv_shared_layers": 12},
+    "mistral3": {"text_config": {"model_type": "ministral3"}},
+    "ministral": {"head_dim": 128, "layer_types": ["sliding_attention", "full_attention"] * 16},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4, "num_dense_layers": 1},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_hidden_layers": 4, "logits_scaling": 4.0,
+        "residual_multiplier": 0.5, "num_key_value_heads": 8, "position_embedding_type": "nope",
+    },
+    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+}  # fmt: skip
 FAST = ("llama", "gemma2", "qwen3_moe")
 SLOW = (
     "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "phi3", "olmo2", "granite", "cohere", "falcon_h1", "gpt_oss",
     "smollm3", "qwen2_5_vl", "gpt2", "lfm2", "deepseek_v3", "mixtral", "gemma", "starcoder2", "stablelm",
+    "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "gemma4_text", "gemma4", "ministral", "mistral3", "lfm2_moe",
+    "olmo3", "olmo_hybrid", "granitemoehybrid", "nemotron_h",
 )  # fmt: skip
 MATRIX = [*FAST, *(pytest.param(name, marks=pytest.mark.families) for name in SLOW)]
+ELSEWISE = {
+    "stablelm": ("trimmed", "ask for attention in another way"),  # an attention function of its own
+}
+"""How those are scored that are not packed, and why."""
 
 
 def tiny(name: str) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(name)
-    for key, value in SETTINGS.get(name, {}).items():
+    settings = SETTINGS.get(name, {})
+    config = AutoConfig.for_model(name, **settings)
+    for key in settings.keys() - {"text_config"}:
         assert hasattr(config.get_text_config(), key)
-        setattr(config.get_text_config(), key, value)
     return tiny_config(config, 512)
 
 
@@ -66,6 +87,95 @@ def test_an_architecture_is_scored_rightly_and_trains(name: str, tokenizer: Any)
     assert 0 < step.grad_norm < math.inf
     assert step.moved > 1e-5
     assert step.adapted
+    assert len(step.completion_ids) == 8
+    assert all(step.completion_ids)
+    assert step.scored["packing"] == ELSEWISE.get(name, ("packed",))[0]
+
+
+class Scored:
+    """A tiny model with adapters that are not zero and the scorer of a run: what `training.packs` scores with."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        from kit.config import ModelConfig
+
+        base = tiny_model(tiny(name))
+        family = adapter_of(base, tokenizer)
+        fuse(base)
+        targets = adapter(ModelConfig(name="x"), family).target_modules
+        lora = LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+        torch.manual_seed(0)
+        self.base, self.model = base, get_peft_model(base, lora).train()
+        self.scorer = Scorer(family, autocast=contextlib.nullcontext, unwrap=lambda model: model)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, completion: int, compute_entropy: bool
+    ) -> Any:
+        wanted = Wanted(entropy=compute_entropy, entropy_gradient=True)
+        found = self.scorer.score(model, Rows(ids, mask, completion), wanted)
+        return found.logps, found.entropy
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_packs_give_the_padded_rows_scores_and_gradients(name: str, tokenizer: Any) -> None:
+    scored, rows = Scored(name, tokenizer), rows_of()
+    found = score(scored, rows)
+    wanted, by_norm = plainly(scored, rows), 3e-5
+    largest = max(gradient.norm() for gradient in wanted[2].values())
+    for one, other in zip(found[:2], wanted[:2], strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+    for weight, gradient in wanted[2].items():  # an expert that no token went to has none
+        assert (found[2][weight] - gradient).norm() <= by_norm * gradient.norm() + 1e-7 * largest, weight
+    way, reason = ELSEWISE.get(name, ("packed", ""))
+    report = scored.scorer.report
+    assert report["packing"] == way
+    assert reason in report["reason"]
+    assert report["share_prompts"] == (way == "packed")
+
+
+RECURRENT = (
+    "lfm2", "lfm2_moe", "falcon_h1", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "granitemoehybrid",
+    "nemotron_h",
+)  # fmt: skip
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_that_goes_on_into_the_next_text_is_found(
+    name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: recurrent layers that read a pack as one text, as transformers' functions do by themselves."""
+    scored, rows = Scored(name, tokenizer), rows_of()
+    read_as_one_text(scored.base, monkeypatch)
+    assert_same_scores(scored, rows)
+    assert scored.scorer.report["packing"] == "trimmed"
+    assert "one completion changes the scores of another" in scored.scorer.report["reason"]
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_attention_that_looks_into_another_text_is_found(
+    name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: completions that see what stands before them in the pack."""
+    if name in ELSEWISE:
+        return
+    right = packed_attention._of_group
+
+    def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        seen = 0.5 * value.cumsum(2)
+        return right(query, key, value + seen, *rest)
+
+    monkeypatch.setattr(packed_attention, "_of_group", looking_back)
+    scored = Scored(name, tokenizer)
+    assert_same_scores(scored, rows_of())
+    assert scored.scorer.report["packing"] == "trimmed"
+    assert "one completion changes the scores of another" in scored.scorer.report["reason"]
+
+
+def assert_same_scores(scored: Scored, rows: Rows) -> None:
+    for one, other in zip(score(scored, rows)[:2], plainly(scored, rows)[:2], strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.families)])

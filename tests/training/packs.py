@@ -6,10 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from kit.scoring.layouts import Rows
+from kit.scoring.packed_attention import KEYWORD
+from kit.scoring.recurrent_packs import TEXT_OF_TOKEN, install_recurrent_packs, recurrent_layers
 
 LENGTHS = (0, 1, 4, 9)
 Scored = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -66,3 +69,17 @@ def assert_same(found: Scored, wanted: Scored, atol: float = 1e-5, rtol: float =
     for name, gradient in wanted[2].items():
         assert gradient.norm() > 0, name
         assert (found[2][name] - gradient).norm() <= rtol * gradient.norm(), name
+
+
+def read_as_one_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants recurrent layers whose state goes on into the next text of a pack, as in transformers' own functions."""
+    assert install_recurrent_packs(model)
+    for kind in {type(layer) for layer in recurrent_layers(model)}:
+        original = kind.forward.unpacked
+
+        def forward(self: Any, *given: Any, original: Any = original, **keywords: Any) -> Any:
+            keywords.pop(KEYWORD, None)
+            return original(self, *given, **{name: None if name == TEXT_OF_TOKEN else one for name, one in keywords.items()})
+
+        forward.unpacked = original  # type: ignore[attr-defined]
+        monkeypatch.setattr(kind, "forward", forward)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import layouts, packed_attention, proof
+from kit.scoring import layouts, packed_attention, proof, recurrent_packs
 from kit.scoring.layouts import Rows
 from kit.scoring.proof import probe_rows
 
-from .packs import assert_same, plainly, rows_of, score
+from .packs import assert_same, plainly, read_as_one_text, rows_of, score
 from .rollouts import NewTrainer
 
 NewTiny = Callable[..., Any]
@@ -93,8 +93,8 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
     assert outcome(tiny())[0] == "trimmed"
     whole = packed_attention.packed_attention
 
-    def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        return whole(query, key, value, *rest) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
+    def looking_back(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
+        return whole(query, key, value, *rest, **more) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
 
     monkeypatch.undo()
     monkeypatch.setattr(packed_attention, "packed_attention", looking_back)
@@ -139,9 +139,11 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("made", "way", "reason"),
     [
-        ({"kind": "qwen3_next"}, "trimmed", "linear_attention"),
+        ({"kind": "qwen3_next"}, "packed", ""),  # its recurrent layers get rows
         ({"kind": "stablelm"}, "trimmed", "ask for attention in another way"),  # an attention of its own
-        ({"attention": "eager"}, "trimmed", "attention 'eager' has no place"),
+        ({"attention": "eager"}, "packed", ""),
+        ({"kind": "gemma2", "attention": "eager", "attn_logit_softcapping": 2.0}, "packed", ""),
+        ({"kind": "gpt_oss", "attention": "eager"}, "packed", ""),  # sinks
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "plain", "dynamic"),
         ({"kind": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}, "packed", ""),
     ],
@@ -152,12 +154,29 @@ def test_what_an_architecture_allows(tiny: NewTiny, made: dict[str, Any], way: s
     assert reason in found[1]
 
 
-def test_layers_with_a_memory_are_found_by_looking_too(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_hindrance_to_packs", lambda text: None)
-    monkeypatch.setattr(proof, "_windows", lambda text: [None])
-    way, reason = outcome(tiny("qwen3_next"))
+def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny("qwen3_next")
+    read_as_one_text(trainer.accelerator.unwrap_model(trainer.model).get_base_model(), monkeypatch)
+    way, reason = outcome(trainer)
     assert way == "trimmed"
     assert "one completion changes the scores of another" in reason
+
+
+def test_recurrent_layers_of_an_unknown_form(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent_packs, "_is_over_time", lambda module: False)
+    way, reason = outcome(tiny("qwen3_next"))
+    assert way == "trimmed"
+    assert "layers other than attention (linear_attention) would carry a text on into the next" in reason
+
+
+def test_sinks_that_are_left_out(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packed_attention.packed_attention
+    monkeypatch.setattr(
+        packed_attention, "packed_attention", lambda *given, **more: right(*given, **{**more, "sinks": None})
+    )
+    way, reason = outcome(tiny("gpt_oss", attention="eager"))
+    assert way == "trimmed"
+    assert "differ from those of the padded rows" in reason
 
 
 def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +197,14 @@ def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypa
 
 
 def test_the_reason_is_logged_once(tiny: NewTiny, caplog: pytest.LogCaptureFixture) -> None:
-    trainer, rows = tiny(attention="eager"), rows_of()
+    trainer, rows = tiny("stablelm"), rows_of()
     assert trainer.packing_report == {"packing": None, "share_prompts": True, "reason": ""}
     with caplog.at_level(logging.WARNING, "kit"):
         score(trainer, rows)
         score(trainer, rows)
     assert [record.getMessage() for record in caplog.records] == [
-        "PeftModel is scored with its padding trimmed: attention 'eager' has no place for it (model.attention: sdpa has)"
+        "PeftModel is scored with its padding trimmed: 2 layers ask for attention in another way (windows [], "
+        "expected [None, None])"
     ]
 
 
