@@ -265,12 +265,17 @@ class VllmConfig(Section):
     """Draft tokens without a model of their own and let the policy accept them, which keeps its distribution. `ngram`: from
     what stands in prompt and completion; `suffix`: from earlier completions, too (package arctic-inference). GPU only."""
     quantization: Literal["fp8"] | None = None
-    """`fp8`: the engine computes with weights of 8 bits, rounded anew at every hand-over. Its log-probabilities are further
-    off, so that the weight `sampler_correction` (or vespo's sampler_cap) has to stand beside it. GPU only."""
+    """`fp8`: the engine computes with weights of 8 bits, rounded anew at every hand-over of merged weights. Its
+    log-probabilities are further off, so that the weight `sampler_correction` (or vespo's sampler_cap) has to stand beside
+    it. GPU only."""
     prefix_caching: bool = True
     """Compute what prompts have in common once; emptied when weights are handed over."""
     max_num_seqs: Annotated[int, Field(ge=1)] | None = None
     """Completions that the engine makes at once, at most. Null: those of a generation batch."""
+    hand_over: Literal["auto", "merged", "adapter"] = "auto"
+    """What a colocated engine gets of a LoRA run at every step: `merged`: its weights anew, adapter included; `adapter`: the
+    adapter alone, in memory, on weights that it loaded once. `auto`: adapter with 4-bit weights or `quantization`, else
+    merged. Unsloth hands over adapters in any case."""
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Largest adapter rank that an engine which loads adapters (Unsloth's) makes room for. Null: model.lora.rank."""
     seed: int | None = None

@@ -158,17 +158,33 @@ def incompatibilities(
                 f"generation.vllm.{key}: true is a setting of the colocated engine; a server is told when it is started. "
                 f"Set generation.vllm.{key}: false, or generation.vllm.mode: colocate."
             )
+    if config.model.load_in_4bit and device == "cpu":
+        yield EnvironmentUnsupported(
+            "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
+            f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
+        )
     yield from _cheaper(config, device, objective)
     yield from _of_the_run(config, objective)
 
 
 def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[ConfigError]:
     """What a run may ask for that vLLM has no counterpart of, wherever it runs."""
-    if config.model.load_in_4bit and config.model.backend in ("auto", "transformers"):
+    vllm = config.generation.vllm
+    if config.model.load_in_4bit and config.model.backend != "unsloth" and not hands_adapter(config):
         yield ConfigError(
-            "generation.engine: vllm with model.load_in_4bit: true needs an engine that loads the same 4-bit weights, which "
-            "TRL does not drive: its merged 4-bit weights would be another policy than the one that trains. Set "
-            f"model.backend: unsloth (on a GPU), or model.load_in_4bit: false. {HF_INSTEAD}"
+            "generation.engine: vllm with model.load_in_4bit: true: 4-bit weights that an adapter is merged into are another "
+            "policy than the one that trains. Set generation.vllm.hand_over: adapter and .mode: colocate, with model.lora; or "
+            f"model.load_in_4bit: false. {HF_INSTEAD}"
+        )
+    if vllm.hand_over == "adapter" and (config.model.lora is None or vllm.mode == "server"):
+        yield ConfigError(
+            "generation.vllm.hand_over: adapter "
+            + (
+                "without model.lora: there is no adapter."
+                if config.model.lora is None
+                else "with mode: server, which takes whole weights."
+            )
+            + " Set generation.vllm.hand_over: merged."
         )
     if objective is not None and "greedy_rewards" in objective.needs:
         yield ConfigError(
@@ -183,6 +199,14 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
             f"generation.max_completion_tokens {config.generation.max_completion_tokens} = {asked}. Raise it to {asked}, or "
             "leave it out."
         )
+
+
+def hands_adapter(config: RunConfig) -> bool:
+    """Whether an engine of ours gets adapters and not merged weights."""
+    vllm, model = config.generation.vllm, config.model
+    if vllm.mode == "server" or model.lora is None or vllm.hand_over == "merged":
+        return False
+    return vllm.hand_over == "adapter" or model.load_in_4bit or vllm.quantization is not None
 
 
 def _is_tested(version: str) -> bool:

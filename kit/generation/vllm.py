@@ -49,6 +49,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         super().__init__(model, *arguments, generation_kwargs=given, **keywords)
 
     def _init_vllm(self) -> None:
+        self._adapter: Any = None
+        """vLLM's request for the adapter that was handed over last."""
         threads, device = torch.get_num_threads(), self.accelerator.device
 
         def prepare() -> None:
@@ -81,12 +83,25 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         if settings.revision is not None:
             told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
         told |= settings.further
+        if settings.adapter_alone:
+            told |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(adapter_tensors(self.model)[0])}
         _into_the_log(logging.getLogger("vllm"))
-        vllm_generation.LLM = lambda **given: made(**given | told)  # type: ignore[misc]
+        vllm_generation.LLM = lambda **given: self._told(made(**given | told))  # type: ignore[misc]
         try:
             yield
         finally:
             vllm_generation.LLM = made
+
+    def _told(self, llm: Any) -> Any:
+        """The engine, which is told of the adapter in every request, and keeps its weights while it sleeps."""
+        if not self.settings.adapter_alone:
+            return llm
+        generate, sleep = llm.generate, llm.sleep
+        llm.generate = lambda *given, **keywords: generate(*given, **keywords, lora_request=self._adapter)
+        llm.sleep = lambda level=1: sleep(level=1)  # nothing would bring back what level 2 forgets
+        manager = llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
+        manager._load_adapter = partial(adapter_from_memory, manager, self.model)
+        return llm
 
     def generate(self, prompts: Any, *rest: Any, **keywords: Any) -> Any:
         """TRL's, watched. Raises `EngineError`."""
@@ -94,7 +109,13 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         return self._asked(f"making {len(prompts)} completions", make)
 
     def sync_weights(self) -> None:
-        """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights. Raises `EngineError`."""
+        """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights, or of the adapter alone.
+
+        Raises `EngineError`.
+        """
+        if self.settings.adapter_alone:
+            self._asked("taking over the adapter", torch.no_grad()(self._hand_over_adapter))
+            return
         packed = self.mode == "colocate" and (
             self.accelerator.device.type == "cpu" or "quantization" in self.settings.further
         )
@@ -109,6 +130,19 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             if hasattr(module, "cpu_linear") and module.weight.numel():
                 module.quant_method.process_weights_after_loading(module)
         self.llm.reset_prefix_cache()
+
+    def _hand_over_adapter(self) -> None:
+        """The adapter under a number that it never had: nothing that was cached with another is taken for it."""
+        from vllm.lora.request import LoRARequest
+
+        if self.enable_sleep_mode:
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
+        request = LoRARequest(f"policy-{number}", number, "in memory")
+        self.llm.llm_engine.add_lora(request)
+        self.llm.reset_prefix_cache()
+        self._adapter = request
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as the engine names them, adapters merged in.
@@ -140,6 +174,76 @@ def stop_ids(model: Any, given: Mapping[str, Any]) -> list[int]:
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = [*(given.get("stop_token_ids") or []), *([ends] if isinstance(ends, int) else ends or [])]
     return sorted({int(one) for one in ids})
+
+
+def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
+    """Rank, and the tensors of a LoRA model by PEFT's names, their scale in B; adapters that are active together as one.
+
+    Raises `EngineError` for what is not plain LoRA on linear layers.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    found: dict[str, torch.Tensor] = {}
+    ranks = {0}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        active = [one for one in layer.active_adapters if one in layer.lora_A]
+        plain = isinstance(layer.get_base_layer(), torch.nn.Linear) and not (layer.merged or layer.lora_variant)
+        if not active or not plain or any(layer.lora_B[one].bias is not None for one in active):
+            raise EngineError(
+                f"The adapter of {name} is not plain LoRA on a linear layer, which is all that vLLM takes as an adapter. Set "
+                "generation.vllm.hand_over: merged."
+            )
+        down = torch.cat([layer.lora_A[one].weight.detach() for one in active])
+        up = torch.cat([layer.lora_B[one].weight.detach() * layer.scaling[one] for one in active], dim=1)
+        found |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+        ranks.add(len(down))
+    return max(ranks), found
+
+
+def engine_rank(rank: int) -> int:
+    """The least rank that vLLM has room for and that holds this one. Raises `EngineError` above all of them."""
+    from typing import get_args
+
+    from vllm.config.lora import MaxLoRARanks
+
+    try:
+        return min(one for one in get_args(MaxLoRARanks) if one >= rank)
+    except ValueError:
+        raise EngineError(
+            f"An adapter of rank {rank} is more than vLLM takes ({max(get_args(MaxLoRARanks))}). Lower model.lora.rank, or set "
+            "generation.vllm.hand_over: merged."
+        ) from None
+
+
+def adapter_from_memory(manager: Any, model: Any, request: Any) -> Any:
+    """In place of a loader of vLLM's worker, which reads files: the adapter of the trained model as it is now.
+
+    Raises `EngineError` for a layer that the engine has no adapter for: it would be left out without a word.
+    """
+    from vllm.lora.peft_helper import PEFTHelper
+
+    rank, tensors = adapter_tensors(model)
+    inner = manager._adapter_manager
+    renamed = getattr(inner.model, "hf_to_vllm_mapper", None)
+    lora = manager._lora_model_cls.from_lora_tensors(
+        request.lora_int_id,
+        tensors,
+        PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+        device=str(manager.device),
+        dtype=manager.lora_config.lora_dtype,
+        model_vocab_size=manager.vocab_size,
+        weights_mapper=renamed and renamed.get_rename_mapper(),
+    )
+    lora.is_3d_lora_weight = request.is_3d_lora_weight
+    taken = {*inner.modules, *(part for parts in inner.packed_modules.values() for part in parts)}
+    if left := sorted(set(lora.loras) - taken):
+        raise EngineError(
+            f"vLLM takes no adapter on {len(left)} of the adapted layers ({left[0]}, for example). Set model.lora.targets to "
+            "layers of attention and MLP, or generation.vllm.hand_over: merged."
+        )
+    return lora
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]] | None:

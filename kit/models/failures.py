@@ -88,6 +88,7 @@ class EngineSettings:
     dtype: torch.dtype | None = None
     eager: bool | None = None
     float8_kv_cache: bool = False
+    adapter_alone: bool = False  # LoRA is handed over as it is, and not merged into the weights
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
     further: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's LLM(...)

@@ -159,8 +159,8 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
         "dtype": dtype,
         "use_safetensors": True,
     }
-    if config.attention is not None:
-        keywords["attn_implementation"] = config.attention
+    if (attention := config.attention or capped_attention(files.config)) is not None:
+        keywords["attn_implementation"] = attention
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
     if files.backend.device == "cuda":
@@ -175,6 +175,14 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
             "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
         )
     return model
+
+
+def capped_attention(config: Any) -> str | None:
+    """The implementation that caps the scores of attention where the architecture does (Gemma 2); None: leave it to transformers.
+
+    transformers' own choice, sdpa, leaves the cap out, and would train another policy than vLLM serves.
+    """
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:

@@ -39,7 +39,8 @@ from kit.scoring.packing import Group, NotPackable
 KEYWORD = "packed_layout"
 """Under which a `Layout` is handed through the model's layers to its attention."""
 WRAPPED = ("sdpa", "flash_attention_2", "flash_attention_3")
-"""Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window, but for caps and sinks."""
+"""Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window; caps and sinks
+come as keywords."""
 IGNORED_BY = {"sdpa": frozenset({"softcap", "s_aux"})}
 """Keywords of other implementations that models hand to this one too, which leaves them out."""
 NOT_UNDERSTOOD = ("position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
@@ -434,7 +435,9 @@ def _written_out(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     seen = layout.mask(q.shape[2], k.shape[2], window, q.device, written_out=True)
-    scores = scores.float().masked_fill(~seen, float("-inf")) if q.itemsize < 4 else scores.masked_fill(~seen, -torch.inf)
+    scores = (
+        scores.float().masked_fill(~seen, float("-inf")) if q.itemsize < 4 else scores.masked_fill(~seen, -torch.inf)
+    )
     if sinks is not None:
         beside = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(q), -1, q.shape[2], 1)
         scores = torch.cat([scores, beside], dim=3)

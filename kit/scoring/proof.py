@@ -170,12 +170,12 @@ def _hindrance_to_packs(model: Examined) -> str | None:
     kinds = _kinds(text) or []
     recurrent = sum(kind in RECURRENT for kind in kinds)
     unknown = set(kinds) - ATTENTION - STATELESS - RECURRENT
-    if model.run.unsloths:
-        unknown |= set(kinds) & RECURRENT
-    elif install_recurrent_packs(model.base) < recurrent:
+    if model.run.unsloths or install_recurrent_packs(model.base) < recurrent:
         unknown |= set(kinds) & RECURRENT
     if unknown:
-        return f"layers other than attention ({', '.join(sorted(map(str, unknown)))}) would carry a text on into the next"
+        return (
+            f"layers other than attention ({', '.join(sorted(map(str, unknown)))}) would carry a text on into the next"
+        )
     if not model.run.unsloths and text._attn_implementation not in (*WRAPPED, EAGER):
         return f"attention '{text._attn_implementation}' has no place for it (model.attention: sdpa has)"
     install_packed_eager(model.base)

@@ -15,7 +15,8 @@ from transformers import TrainerCallback
 
 from kit.environments.foreign import EnvironmentProcessError
 from kit.errors import EngineError
-from kit.generation.engine import further_arguments
+from kit.generation.engine import further_arguments, hands_adapter
+from kit.models.backend import UNSLOTH, choose_backend
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
 from kit.runs.store import PREFIX, is_whole
 from kit.trainer.mismatch import SAMPLER_DIFFERENCE, advice
@@ -40,6 +41,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
         float8_kv_cache=vllm.float8_kv_cache,
+        adapter_alone=hands_adapter(config) and choose_backend(config.model).name != UNSLOTH,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         further=further_arguments(vllm),

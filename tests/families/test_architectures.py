@@ -6,11 +6,14 @@ where a text goes on into the next.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import pytest
+import torch
 from tiny_qwen import tiny_tokenizer
+from training.packs import plainly, read_as_one_text, rows_of, score
 
 from kit.model_check.check import fuse, grpo_step, score_three_ways
 from kit.model_check.tiny import tiny_config, tiny_model

@@ -79,7 +79,9 @@ def read_as_one_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def forward(self: Any, *given: Any, original: Any = original, **keywords: Any) -> Any:
             keywords.pop(KEYWORD, None)
-            return original(self, *given, **{name: None if name == TEXT_OF_TOKEN else one for name, one in keywords.items()})
+            return original(
+                self, *given, **{name: None if name == TEXT_OF_TOKEN else one for name, one in keywords.items()}
+            )
 
         forward.unpacked = original  # type: ignore[attr-defined]
         monkeypatch.setattr(kind, "forward", forward)

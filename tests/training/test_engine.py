@@ -56,7 +56,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         (["generation.vllm.standby=true"], "cpu", CPU_BUILD, r"standby: true needs a GPU.*standby: false"),
         (["generation.vllm.float8_kv_cache=true"], "cpu", CPU_BUILD, r"float8_kv_cache: false"),
         (["generation.vllm.mode=server", "generation.vllm.standby=true"], "cuda", CUDA_BUILD, "colocated engine"),
-        (["model.load_in_4bit=true"], "cuda", CUDA_BUILD, r"model\.backend: unsloth"),
+        (
+            ["model.load_in_4bit=true", "generation.vllm.hand_over=merged"],
+            "cuda",
+            CUDA_BUILD,
+            r"another policy.*hand_over: adapter",
+        ),
+        (["model.load_in_4bit=true", "model.lora=null"], "cuda", CUDA_BUILD, "hand_over: adapter.*with model.lora"),
+        (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "does not load weights in bitsandbytes"),
+        (["generation.vllm.hand_over=adapter", "model.lora=null"], "cuda", CUDA_BUILD, "there is no adapter"),
+        (
+            ["generation.vllm.hand_over=adapter", "generation.vllm.mode=server"],
+            "cuda",
+            CUDA_BUILD,
+            "server, which takes whole weights",
+        ),
         (["generation.vllm.speculative=ngram"], "cpu", CPU_BUILD, "speculative: ngram needs a GPU"),
         (["generation.vllm.quantization=fp8"], "cpu", CPU_BUILD, "quantization: fp8 needs a GPU"),
         (["generation.vllm.speculative=suffix"], "cuda", CUDA_BUILD, "pip install arctic-inference"),
@@ -275,6 +289,43 @@ def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alo
     assert not torch.equal(
         merged["model.layers.0.self_attn.q_proj.weight"], new_model().model.layers[0].self_attn.q_proj.weight
     )
+
+
+def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Callable[[], Any]) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from kit.generation.vllm import adapter_tensors
+
+    given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = get_peft_model(new_model(), given)
+    model.add_adapter("second", LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "second"])
+    rank, tensors = adapter_tensors(model)
+    assert rank == 6
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and layer.lora_A}
+    assert len(tensors) == 2 * len(layers) > 0
+    for name, layer in layers.items():
+        product = tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
+        delta = sum(layer.get_delta_weight(one) for one in layer.active_adapters if one in layer.lora_A)
+        torch.testing.assert_close(product, delta, rtol=1e-5, atol=1e-6)
+    held = tensors[f"{name}.lora_A.weight"]
+    held += 1  # what the engine does to its copy
+    assert not torch.equal(held, layer.lora_A["default"].weight)
+
+
+@pytest.mark.parametrize("other", [{"use_dora": True}, {"lora_bias": True}, {"target_modules": ["embed_tokens"]}])
+def test_an_adapter_that_an_engine_does_not_take_is_refused(
+    new_model: Callable[[], Any], other: dict[str, Any]
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from kit.errors import EngineError
+    from kit.generation.vllm import adapter_tensors
+
+    model = get_peft_model(new_model(), LoraConfig(**{"target_modules": ["q_proj"]} | other))
+    with pytest.raises(EngineError, match=r"not plain LoRA.*hand_over: merged"):
+        adapter_tensors(model)
 
 
 def test_other_adapters_than_plain_lora_are_left_to_trl(new_model: Callable[[], Any]) -> None:

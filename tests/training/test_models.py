@@ -34,6 +34,28 @@ def test_a_folder_is_found_and_loaded_in_the_precision_asked_for(model_folder: P
     assert files.parameters == sum(weight.numel() for weight in loaded.model.parameters())
 
 
+def test_capped_scores_are_capped(tmp_path: Path, tokenizer: Any) -> None:
+    import torch
+    from transformers import Gemma2Config
+
+    from kit.model_check.tiny import tiny_config, tiny_model
+
+    capped = tiny_config(Gemma2Config(attn_logit_softcapping=0.05), len(tokenizer))
+    model = tiny_model(capped)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    ids = torch.arange(5, 25)[None]
+    found = {}
+    for attention in (None, "sdpa"):
+        config = config_of(tmp_path, attention=attention)
+        with torch.no_grad():
+            found[attention] = load_model(find_model(config, chat=False), config).model.eval()(ids).logits
+    with torch.no_grad():
+        torch.testing.assert_close(found[None], model(ids).logits, atol=1e-5, rtol=0)
+    assert (found["sdpa"] - found[None]).abs().max() > 0.01  # what transformers would take by itself leaves it out
+
+
 def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
     from transformers import AutoConfig
 

@@ -169,7 +169,9 @@ def test_caps_and_sinks_are_as_written_out(window: int | None, softcap: float | 
             result = (weights / total @ value).transpose(1, 2)
         draw = torch.Generator().manual_seed(2)
         (result * torch.randn(result.shape, generator=draw, dtype=torch.float64)).sum().backward()
-        found.append([result.detach(), *(one.grad for one in (*given, sink) if one is not None and one.grad is not None)])
+        found.append(
+            [result.detach(), *(one.grad for one in (*given, sink) if one is not None and one.grad is not None)]
+        )
     assert len(found[0]) == 4 + sinks
     for ours, wanted in zip(*found, strict=True):
         assert (ours - wanted).norm() <= 1e-10 * wanted.norm()

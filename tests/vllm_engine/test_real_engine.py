@@ -153,6 +153,112 @@ def test_weights_that_are_not_handed_over_are_noticed(
     assert "nats off the trainer's on average" in one.shown
 
 
+ADAPTER = ("generation.vllm.hand_over=adapter", "optimisation.learning_rate=0.02")
+
+
+def test_the_adapter_alone_reaches_the_engine(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from kit.generation.vllm import WatchedGeneration
+
+    kept: list[dict[str, torch.Tensor]] = []
+    hand_over = WatchedGeneration._hand_over_adapter
+
+    def looked_at(self: Any) -> None:
+        hand_over(self)
+        model = self.llm.llm_engine.model_executor.driver_worker.model_runner.get_model()
+        kept.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+
+    def merged(self: Any) -> Any:
+        raise AssertionError("weights are handed over")
+
+    monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", looked_at)
+    monkeypatch.setattr(WatchedGeneration, "_iter_named_params", merged)
+    one = attempt(*ADAPTER, "optimisation.steps=4", "objective.weights=[{name: sampler_correction}]")
+    assert one.code == 0, one.message
+    differences = metrics(one.folder, "sampler/logp_difference")
+    print("difference by step:", differences)
+    assert len(differences) == 4
+    assert max(differences) < 1e-4, "float32 on both sides"
+    assert "nats off the trainer's" not in one.shown
+    assert len(kept) == 4
+    assert kept[0].keys() == kept[-1].keys() != set()
+    assert all(torch.equal(weight, kept[-1][name]) for name, weight in kept[0].items()), "what it loaded stays"
+
+
+def test_an_adapter_that_is_not_handed_over_is_noticed(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.generation.vllm import WatchedGeneration
+
+    hand_over = WatchedGeneration._hand_over_adapter
+    monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", lambda self: self._adapter or hand_over(self))
+    one = attempt(*ADAPTER, "optimisation.steps=3")
+    assert one.code == 0, one.message
+    first, *_, last = metrics(one.folder, "sampler/logp_difference")
+    assert first < 1e-4
+    assert last > 1e-2
+    assert "nats off the trainer's on average" in one.shown
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_nothing_that_was_cached_with_another_adapter_is_used(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, stale: bool
+) -> None:
+    """The same prompt at every step, longer than a block of the cache. Planted: one name for all adapters, no emptying."""
+    from vllm.lora.request import LoRARequest
+
+    from kit.generation.vllm import WatchedGeneration
+
+    prompt = "One and one and two and three. " * 12
+    row = json.dumps({"prompt": prompt, "answer": "7"})
+    (tmp_path / "one.jsonl").write_text((row + "\n") * 8)
+    engine_tree["data"] = {"source": str(tmp_path / "one.jsonl"), "heldout": 0, "max_prompt_tokens": 240}
+    engine_tree["reward"] = {"preset": "math"}
+    hits: list[int] = []
+    generate = WatchedGeneration.generate
+
+    def counted(self: Any, *given: Any, **keywords: Any) -> Any:
+        made = generate(self, *given, **keywords)
+        hits.append(len(made[0][0]))
+        return made
+
+    def in_place(self: Any) -> None:
+        self.llm.llm_engine.add_lora(LoRARequest("policy", 1, "in memory", load_inplace=True))
+        self._adapter = LoRARequest("policy", 1, "in memory")
+
+    monkeypatch.setattr(WatchedGeneration, "generate", counted)
+    if stale:
+        monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", in_place)
+    one = attempt(*ADAPTER, "optimisation.steps=4", "generation.vllm.max_model_length=256")
+    assert one.code == 0, one.message
+    assert min(hits) > 128, "tokens of the prompt: more than a block on the CPU"
+    differences = metrics(one.folder, "sampler/logp_difference")
+    print("stale" if stale else "fresh", differences)
+    assert (max(differences) > 1e-2) is stale
+
+
+def test_a_layer_that_the_engine_has_no_adapter_for_is_refused(
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.generation import vllm
+
+    found = vllm.adapter_tensors
+
+    def with_another(model: Any) -> Any:
+        rank, tensors = found(model)
+        name = next(name for name in tensors if "q_proj.lora_A" in name)
+        other = {end: name.replace("q_proj.lora_A", f"other.lora_{end}") for end in "AB"}
+        return rank, tensors | {other[end]: tensors[name.replace("lora_A", f"lora_{end}")] for end in "AB"}
+
+    monkeypatch.setattr(vllm, "adapter_tensors", with_another)
+    one = attempt(*ADAPTER)
+    assert one.code == 2
+    assert "vLLM takes no adapter on 1 of the adapted layers" in one.message
+
+
 def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any], engine_tree: Any) -> None:
     one = attempt("model.lora=null", "optimisation.steps=3", "optimisation.learning_rate=0.001")
     assert one.code == 0, one.message
