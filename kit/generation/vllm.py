@@ -209,7 +209,8 @@ def engine_rank(rank: int) -> int:
     from vllm.config.lora import MaxLoRARanks
 
     try:
-        return min(one for one in get_args(MaxLoRARanks) if one >= rank)
+        least: int = min(one for one in get_args(MaxLoRARanks) if one >= rank)
+        return least
     except ValueError:
         raise EngineError(
             f"An adapter of rank {rank} is more than vLLM takes ({max(get_args(MaxLoRARanks))}). Lower model.lora.rank, or set "

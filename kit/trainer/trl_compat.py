@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
@@ -14,6 +15,8 @@ from kit.trainer.arguments import true_defaults
 if TYPE_CHECKING:
     from kit.models.backend import Backend
     from kit.objective import Objective
+
+log = logging.getLogger("kit")
 
 # Parameters that the overrides below rely on; TRL may add more, but none of these may go.
 RELIED_ON = {
@@ -156,12 +159,15 @@ def _moved(config_class: type, unset: dict[str, Any]) -> str:
 
 
 def balances_experts(trainer: Any) -> bool:
-    """Whether the loss of this trainer balances the load of experts, after TRL has asked the configuration.
+    """Whether the loss of this trainer balances the load of experts.
 
-    TRL asks for that of every architecture that could give router logits, and for `num_experts`: Granite 4 has a dense form,
-    and calls them `num_local_experts`.
+    TRL adds that for every configuration with `output_router_logits`. Granite 4's has it, with experts or without, and the
+    architecture gives no router logits: a step would fail.
     """
-    text = trainer.model.config.get_text_config()
-    if trainer.aux_loss_enabled and not hasattr(text, "num_experts") and hasattr(text, "num_local_experts"):
-        type(text).attribute_map = {**type(text).attribute_map, "num_experts": "num_local_experts"}
-    return bool(trainer.aux_loss_enabled and getattr(text, "num_experts", 1))
+    if not trainer.aux_loss_enabled:
+        return False
+    recorded = [getattr(module, "_can_record_outputs", None) or {} for module in trainer.model.modules()]
+    if any(recorded) and not any("router_logits" in one for one in recorded):
+        log.info("the load of experts is not balanced: the architecture gives no router logits")
+        return False
+    return True

@@ -212,11 +212,11 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
 
     from kit.generation.vllm import WatchedGeneration
 
-    prompt = "One and one and two and three. " * 12
+    prompt = "One and one and two and three. " * 7
     row = json.dumps({"prompt": prompt, "answer": "7"})
     (tmp_path / "one.jsonl").write_text((row + "\n") * 8)
     engine_tree["data"] = {"source": str(tmp_path / "one.jsonl"), "heldout": 0, "max_prompt_tokens": 240}
-    engine_tree["reward"] = {"preset": "math"}
+    engine_tree["reward"] = {"preset": "gsm8k-hash"}
     hits: list[int] = []
     generate = WatchedGeneration.generate
 
