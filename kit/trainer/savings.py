@@ -125,3 +125,18 @@ def planned(config: RunConfig, objective: Objective) -> dict[str, str]:
         "skip_flat_groups": (skipping or ON) if settings.skip_flat_groups else OFF,
         "reuse_old_logps": (reuse or ON) if settings.reuse_old_logps else OFF,
     }
+
+
+def balances_experts(trainer: Any) -> bool:
+    """Whether the loss of this trainer balances the load of experts.
+
+    TRL adds that for every configuration with `output_router_logits`. Granite 4's has it, with experts or without, and the
+    architecture gives no router logits: a step would fail.
+    """
+    if not trainer.aux_loss_enabled:
+        return False
+    recorded = [getattr(module, "_can_record_outputs", None) or {} for module in trainer.model.modules()]
+    if any(recorded) and not any("router_logits" in one for one in recorded):
+        log.info("the load of experts is not balanced: the architecture gives no router logits")
+        return False
+    return True

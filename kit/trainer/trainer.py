@@ -68,13 +68,12 @@ from kit.trainer.old_logps import OldLogps
 from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients, unit_of_backward
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.savings import ON, Situation, settle
+from kit.trainer.savings import ON, Situation, balances_experts, settle
 from kit.trainer.selection.group_selector import GroupSelector
 from kit.trainer.step_end import StepEnd
 from kit.trainer.step_retry import StepRetry
 from kit.trainer.teacher import Teacher, join_teacher
 from kit.trainer.trl_compat import (
-    balances_experts,
     check_arguments,
     check_backend,
     check_base_class,

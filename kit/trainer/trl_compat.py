@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
@@ -15,8 +14,6 @@ from kit.trainer.arguments import true_defaults
 if TYPE_CHECKING:
     from kit.models.backend import Backend
     from kit.objective import Objective
-
-log = logging.getLogger("kit")
 
 # Parameters that the overrides below rely on; TRL may add more, but none of these may go.
 RELIED_ON = {
@@ -156,18 +153,3 @@ def _moved(config_class: type, unset: dict[str, Any]) -> str:
     """What to pass where a backend has moved a default that nobody has set."""
     pairs = ", ".join(f"{name}={value!r}" for name, value in unset.items())
     return f"{config_class.__name__} has moved defaults of TRL's: if you have not set them, pass {pairs}."
-
-
-def balances_experts(trainer: Any) -> bool:
-    """Whether the loss of this trainer balances the load of experts.
-
-    TRL adds that for every configuration with `output_router_logits`. Granite 4's has it, with experts or without, and the
-    architecture gives no router logits: a step would fail.
-    """
-    if not trainer.aux_loss_enabled:
-        return False
-    recorded = [getattr(module, "_can_record_outputs", None) or {} for module in trainer.model.modules()]
-    if any(recorded) and not any("router_logits" in one for one in recorded):
-        log.info("the load of experts is not balanced: the architecture gives no router logits")
-        return False
-    return True

@@ -54,7 +54,7 @@ ELSEWISE = {
     "stablelm": ("trimmed", "ask for attention in another way"),  # an attention function of its own
 }
 """How those are scored that are not packed, and why."""
-ROUNDS = ("falcon_h1", "qwen3_5")
+ROUNDS = ("falcon_h1", "qwen3_5", "gemma4", "gemma4_text")
 """Whose padded rows are off by more in float32: trimmed ones differ from them as much as packs do."""
 
 

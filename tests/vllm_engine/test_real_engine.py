@@ -216,7 +216,9 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     row = json.dumps({"prompt": prompt, "answer": "7"})
     (tmp_path / "one.jsonl").write_text((row + "\n") * 8)
     engine_tree["data"] = {"source": str(tmp_path / "one.jsonl"), "heldout": 0, "max_prompt_tokens": 240}
-    engine_tree["reward"] = {"preset": "gsm8k-hash"}
+    code = "def reward(completion_ids, **_):\n    return [sum(ids) % 101 / 101 for ids in completion_ids]\n"
+    (tmp_path / "differs.py").write_text(code)  # between any two completions, so that the adapter moves
+    engine_tree["reward"] = {"functions": [{"path": f"{tmp_path}/differs.py:reward"}]}
     hits: list[int] = []
     generate = WatchedGeneration.generate
 
@@ -237,6 +239,7 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     assert min(hits) > 128, "tokens of the prompt: more than a block on the CPU"
     differences = metrics(one.folder, "sampler/logp_difference")
     print("stale" if stale else "fresh", differences)
+    assert len(differences) == 4
     assert (max(differences) > 1e-2) is stale
 
 
