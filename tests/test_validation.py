@@ -245,3 +245,13 @@ def test_the_norm_of_a_lora_update_needs_lora(tree: Any) -> None:
     notes_of(tree, override)
     with pytest.raises(ObjectiveError, match=r"all weights train \(model.lora: null\)"):
         notes_of(tree, override, "model.lora=null")
+
+
+def test_deepspeed_is_refused_with_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.runner.distributed import join
+
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(EnvironmentUnsupported, match=r"--multi_gpu.*scale CONFIG --to verl"):
+        join()
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
+    assert join().size == 1

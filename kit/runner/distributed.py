@@ -105,7 +105,17 @@ class DistributedContext:
 
 
 def join() -> DistributedContext:
-    """Connects the processes that a launcher has started; without a launcher, a context of one process."""
+    """Connects the processes that a launcher has started; without a launcher, a context of one process.
+
+    Raises `EnvironmentUnsupported` for a launcher that names no rank, and for DeepSpeed.
+    """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes", "on"):
+        raise EnvironmentUnsupported(
+            "DeepSpeed takes over the backward pass and the optimiser, which the objective drives here, and no run was ever held "
+            "against one without it. Start with accelerate launch --multi_gpu (each process holds the whole model); where that "
+            "does not fit, take model.load_in_4bit and optimisation.gradient_checkpointing: offload, or go on in a trainer that "
+            "shards: grpo-kit scale CONFIG --to verl."
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return DistributedContext()
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
