@@ -60,7 +60,7 @@ class CompletionWriter:
 
 
 TOKEN_ROWS, TOKEN_COLUMNS = 4, 512
-"""Completions of a step of which the values of single tokens are kept, and tokens of each, at most: some 40 KB a step."""
+"""Completions of a step of which the values of single tokens are kept, and tokens of each, at most: some 65 KB a step."""
 
 
 class TokenWriter:
