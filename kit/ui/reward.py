@@ -139,9 +139,9 @@ def build(form: Form) -> None:
     seen = gr.State("")
     gr.on(changes, functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
           **(last | {"queue": True, "concurrency_limit": 4}))  # fmt: skip
-    used = [one.release for one in inputs["weight"]] + [one.input for one in inputs["choice"]]
+    used = [one.input for kind in ("weight", "choice") for one in inputs[kind]]  # of a slider: by mouse and by keyboard
     used += [event for one in inputs["text"] for event in (one.blur, one.submit)]
-    form.replaces(functools.partial(gr.on, used), edited, [shown, *everything])
+    form.replaces(functools.partial(gr.on, used), edited, [shown, *everything], [shown], trigger_mode="always_last")
 
 
 def _inputs() -> dict[str, list[Any]]:
@@ -174,7 +174,7 @@ def filled(value: Any, before: Any) -> list[Any]:
     except KitError:
         return [gr.skip()] * (1 + sum(SLOTS.values()))
     preset, params = reward["preset"], reward["params"] if isinstance(reward["params"], Mapping) else {}
-    now = json.dumps([preset, params], sort_keys=True, default=str)
+    now = _as_shown(preset, params)
     known, old = _shown(before)
     if now == before:
         return [gr.skip()] * (1 + sum(SLOTS.values()))
@@ -188,6 +188,10 @@ def filled(value: Any, before: Any) -> list[Any]:
     return [now, *updates]
 
 
+def _as_shown(preset: Any, params: Mapping[str, Any]) -> str:
+    return json.dumps([preset, params], sort_keys=True, default=str)
+
+
 def _shown(text: Any) -> tuple[Any, Mapping[str, Any]]:
     """(preset, parameters) that the fields show, as a browser sent it back."""
     try:
@@ -197,13 +201,14 @@ def _shown(text: Any) -> tuple[Any, Mapping[str, Any]]:
     return preset, params if isinstance(params, dict) else {}
 
 
-def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str]:
-    """The draft with what the fields hold in `reward.params`; a default is left out. None where nothing differs."""
+def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]:
+    """(the draft with what the fields hold in `reward.params`, nothing to say, what is shown now); a default is left out, and
+    the draft is None where nothing differs. The fields are left as they are: somebody may be dragging one."""
     preset, old = _shown(text)
     draft = sent.draft()
     reward = draft.tree()["reward"]
     if preset is None or reward["preset"] != preset:
-        return None, ""  # the fields are still those of another preset
+        return None, "", gr.skip()  # the fields are still those of another preset
     params = dict(reward["params"])
     for field in fields(preset, old):
         value = values[_place(field)]
@@ -214,7 +219,9 @@ def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str]:
             params.pop(name, None)
         else:
             params[name] = fresh
-    return (None, "") if params == reward["params"] else (draft.change("reward.params", params), "")
+    if params == reward["params"]:
+        return None, "", gr.skip()
+    return draft.change("reward.params", params), "", _as_shown(preset, params)
 
 
 def described(value: Any) -> str:
