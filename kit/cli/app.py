@@ -276,7 +276,7 @@ def data_preview(
         bool, typer.Option("--as-seen", help="Also rows as the model sees them, with lengths in its tokens.")
     ] = False,
 ) -> None:
-    """Show what is read: counts, which column was taken for what, and rows of both sides."""
+    """Show what is read: counts, columns, and rows of both sides."""
     from kit.data import load_data, preview
 
     loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])

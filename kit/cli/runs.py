@@ -286,8 +286,9 @@ def share(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Publish without being asked.")] = False,
     root: Root = Path("runs"),
 ) -> None:
-    """Publish a run's report: a folder, a Space or a dataset repository. What leaves is told before.
+    """Publish a run's report in a folder or on the hub.
 
+    There it is a Space or a dataset repository. What leaves is told before.
     The token for the hub is read from HF_TOKEN. A new repository is private unless --public is given.
     """
     from kit.errors import ConfigError
