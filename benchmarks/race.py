@@ -126,22 +126,24 @@ def simulated_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def trained_table(race: dict[str, Any], full: dict[str, Any]) -> str:
-    """What docs/sweep.md shows of the real race, beside all arms trained to the end."""
+def trained_table(race: dict[str, Any], full: dict[str, Any] | None) -> str:
+    """What docs/sweep.md shows of the real race, beside all arms trained to the end where that was done."""
+    end = {row["learning_rate"]: f"{row['value']:.3f}" for row in full["arms"]} if full else {}
     lines = ["| learning rate | in the race | pass@1 then | pass@1 at the end, without a race |", "|---|---|---|---|"]
-    for row, whole in zip(race["arms"], full["arms"], strict=True):
+    for row in race["arms"]:
         ended = f"dropped at step {row['step']}" if row["state"] == "pruned" else f"went on to step {row['step']}"
-        lines.append(f"| {row['learning_rate']:g} | {ended} | {row['value']:.3f} | {whole['value']:.3f} |")
+        whole = end.get(row["learning_rate"], "not measured")
+        lines.append(f"| {row['learning_rate']:g} | {ended} | {row['value']:.3f} | {whole} |")
     return "\n".join(lines)
 
 
 def tables(found: dict[str, Any]) -> list[str]:
     """All that docs/sweep.md shows, of what there is."""
     shown = [simulated_table(found["simulated"])] if "simulated" in found else []
-    if "race" in found and "full" in found:
+    if "race" in found:
         share = found["race"]["steps"] / found["race"]["steps_of_all"]
         words = f"The race trained {found['race']['steps']} of {found['race']['steps_of_all']} steps ({share:.0%})."
-        shown += [trained_table(found["race"], found["full"]), words]
+        shown += [trained_table(found["race"], found.get("full")), words]
     return shown
 
 
