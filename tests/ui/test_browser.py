@@ -161,7 +161,9 @@ def test_a_file_is_dropped_mapped_seen_and_rewarded(page: Any, tab: Callable[...
     for role, column in (("prompt", "task"), ("reference", "right")):
         new.locator(f"#key-data-{role}_column input").first.click()
         new.get_by_role("option", name=column, exact=True).click()
-        expect(new.locator("#command textarea")).to_have_value(re.compile(f'data.{role}_column="{column}"'))
+        expect(new.locator("#command textarea")).to_have_value(
+            re.compile(f'data.{role}_column="{column}"'), timeout=PATIENCE
+        )
     press(new, "As the model sees it")
     sees(new, "What is left out of 9 rows")
     assert 'data.source="runs/uploads/mine.csv"' in new.locator("#command textarea").input_value()
@@ -169,7 +171,7 @@ def test_a_file_is_dropped_mapped_seen_and_rewarded(page: Any, tab: Callable[...
     step(new, "3 Reward Lab")
     new.locator("#reward-weight-0 input[type=range]").focus()
     new.keyboard.press("ArrowRight")
-    expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'))
+    expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'), timeout=PATIENCE)
     sees(new, "Shaping adds up to 0.21 of at most 1.00")
     step(new, "Play")
     press(new, "Begin")
