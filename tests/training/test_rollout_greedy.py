@@ -13,7 +13,7 @@ from kit.trainer.greedy import check_greedy
 
 from .rollouts import NewTrainer, generated, log_of
 
-TIMES = ("time", "second")
+TIMES = ("time", "second", "memory/")
 
 
 def greedy_by_hand(trainer: Any, prompt: str) -> list[int]:
