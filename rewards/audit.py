@@ -316,7 +316,7 @@ def audit(
         columns = ", ".join(dict.fromkeys(str(name) for row in given for name in row)) or "none"
         raise RewardsError(
             f"No row has a reference: a text, a number or a solution in one of {', '.join(REFERENCE_COLUMNS)}. "
-            f"Columns: {columns}. Name another one by --reference, or copy it."
+            f"Columns: {columns}. Name another one (on the command line: --reference), or copy it."
         )
     if len(usable) > most:
         usable = drawn.sample(usable, most)

@@ -377,8 +377,8 @@ def play(config: RunConfig, request: Request) -> dict[str, Any]:
     prompt, environment, tools = open_row(setup, row)
     named = {tool.__name__: tool for tool in tools}
     calls = list(request.get("calls") or [])
-    rounds = setup.max_iterations if setup.max_iterations is not None else MOST_TURNS
-    if len(calls) > min(rounds, MOST_TURNS):
+    rounds = min(MOST_TURNS, setup.max_iterations if setup.max_iterations is not None else MOST_TURNS)
+    if len(calls) > rounds:
         raise DataError(f"A completion calls at most {rounds} times here (generation.max_tool_calling_iterations).")
     turns = [turn for call in calls for turn in _called(named, call)]
     found: dict[str, Any] = {

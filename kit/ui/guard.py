@@ -28,6 +28,7 @@ COMMAND_LINE_ONLY = {
     "api_key_env": "it sends a key of this machine's environment",
     "cache": "it names a folder to write to",
     "prelude": "it is code",
+    "python": "it names a program to run",
     "root": "it names a folder to read from",
 }
 """Parameters of reward presets that are not taken from a page."""
@@ -155,7 +156,13 @@ def _listed(settings: Settings) -> str:
 def _check_files(config: RunConfig, settings: Settings) -> None:
     if config.model.name != EMBEDDED:
         _check_source("model.name", config.model.name, settings)
-    if not config.data.source.startswith("reasoning-gym:"):
+    kind, colon, _ = config.data.source.partition(":")
+    if colon and kind != "reasoning-gym":  # verifiers:NAME@PROGRAM and its like start a program
+        raise ConfigError(
+            f"data.source: '{config.data.source[:200]}' names a package or a program, and the page runs neither. Give a reasoning-gym "
+            "task, a file or a hub id; or use the command line."
+        )
+    if not colon:
         _check_source("data.source", config.data.source, settings)
     if config.model.chat_template is not None:
         _check_below("model.chat_template", config.model.chat_template, settings)

@@ -250,8 +250,9 @@ class View:
         now = stamp([path])
         known = self._trees.get(path)
         if known is None or known[0] != now:
-            self._trees = {path: (now, read_tree(path))} | dict(list(self._trees.items())[:MOST_TREES])
-            known = self._trees[path]
+            known = now, read_tree(path)
+            others = [pair for pair in self._trees.items() if pair[0] != path]
+            self._trees = dict([(path, known), *others[:MOST_TREES]])
         return known[1]
 
     def _numbers(self, run: RunDir, status: dict[str, Any], tab: str, changed: Mapping[str, str]) -> dict[str, Any]:
