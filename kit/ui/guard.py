@@ -159,8 +159,8 @@ def _check_files(config: RunConfig, settings: Settings) -> None:
     kind, colon, _ = config.data.source.partition(":")
     if colon and kind != "reasoning-gym":  # verifiers:NAME@PROGRAM and its like start a program
         raise ConfigError(
-            f"data.source: '{config.data.source[:200]}' names a package or a program, and the page runs neither. Give a reasoning-gym "
-            "task, a file or a hub id; or use the command line."
+            f"data.source: '{config.data.source[:200]}' names a package or a program, and the page runs neither. Give a "
+            "reasoning-gym task, a file or a hub id; or use the command line."
         )
     if not colon:
         _check_source("data.source", config.data.source, settings)

@@ -252,8 +252,11 @@ def mapped(site: Site, value: Any) -> list[Any]:
     taken = {column["use"]: column["name"] for column in found["columns"]}
     used = {taken.get(role) for role in ("prompt", "reference")}
     choices = [
-        gr.Dropdown(choices=[(f"by its name: {taken[role]}" if role in taken else BY_NAME[0], ""), *names])
-        for role in ("prompt", "reference")
+        gr.Dropdown(choices=[(f"by its name: {taken[role]}" if by_name else BY_NAME[0], ""), *names])
+        for role, by_name in (
+            ("prompt", "prompt" in taken and config.data.prompt_column is None),
+            ("reference", "reference" in taken and config.data.reference_column is None),
+        )
     ]
     others = [name for name in names if name not in used]
     return [m.page(column_table(found)), *choices, gr.Dropdown(choices=others)]
