@@ -18,6 +18,8 @@ from kit.models.failures import first_line
 from kit.runs.secrets import redact
 
 if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
     from kit.export.source import Source
 
 # --- the model card ---------------------------------------------------------------------------------------------------
@@ -186,12 +188,12 @@ def push(
     message: str,
     say: Callable[[str], None],
     kind: Literal["model", "space", "dataset"] = "model",
-    check: Callable[[list[str]], None] = lambda names: None,
+    check: Callable[[list[str], bool], None] = lambda names, made: None,
 ) -> dict[str, Any]:
     """Uploads every file of `folder` in one commit, and checks what is there then. Returns address and commit.
 
     `kind` is the repository's; a new Space serves the files as they are. `check` is given the files that are there before
-    anything is written, and raises where they must stay.
+    anything is written and whether this call made the repository, and raises where they must stay.
 
     Weights of an earlier push that are not among them go in that commit: a reader would load them in place of the new. A
     repository that is public stays unwritten where a private one was asked for.
@@ -199,6 +201,7 @@ def push(
     Asked again after a failure it sends only what the hub does not have. Raises `RunError` in words of its own.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     address = "/".join([api.endpoint, *([] if kind == "model" else [f"{kind}s"]), repo])
@@ -210,15 +213,24 @@ def push(
         parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
         return api.create_commit(repo, operations=parts, commit_message=message, repo_type=kind)
 
-    def create() -> None:
+    def create() -> bool:
+        """Whether there was none before."""
         try:
             sdk = {"space_sdk": "static"} if kind == "space" else {}
-            api.create_repo(repo, private=private, exist_ok=True, repo_type=kind, **sdk)
-        except ValueError:  # it is there, at an address that huggingface_hub does not take for a hub's
+            api.create_repo(repo, private=private, exist_ok=False, repo_type=kind, **sdk)
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            if status == 409:
+                return False
+            if status not in (401, 402, 403) or not _is_there(api, repo, kind):  # a token may write and yet not create
+                raise
+            return False
+        except ValueError:  # made, at an address that huggingface_hub does not take for a hub's
             if not api.repo_exists(repo, repo_type=kind):
                 raise
+        return True
 
-    _tried("creating the repository", repo, create, say)
+    made = _tried("creating the repository", repo, create, say)
     before = _tried("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind), say)
     if private and not before.private:
         raise RunError(
@@ -226,7 +238,7 @@ def push(
             f"({address}/settings), give another {'--repo' if kind == 'model' else 'OWNER/NAME'}, or "
             f"{'leave --private out' if kind == 'model' else 'add --public'}."
         )
-    check([each.rfilename for each in before.siblings or []])
+    check([each.rfilename for each in before.siblings or []], made)
     new = {path.relative_to(folder).as_posix() for path in files}
     stale = sorted(
         name for name in (each.rfilename for each in before.siblings or []) if name not in new and _is_ours(name)
@@ -243,6 +255,16 @@ def push(
         raise RunError(f"{repo} does not hold what was sent: {', '.join(sorted(wrong)[:4])}. Give the command again.")
     return {"url": address, "commit": getattr(done, "oid", None), "private": there.private,
             "removed": stale}  # fmt: skip
+
+
+def _is_there(api: HfApi, repo: str, kind: str) -> bool:
+    """Whether this token sees the repository; False where the hub refuses to say."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return bool(api.repo_exists(repo, repo_type=kind))
+    except HfHubHTTPError:
+        return False
 
 
 def _is_ours(name: str) -> bool:

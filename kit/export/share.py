@@ -26,8 +26,6 @@ from kit.runs.store import RunDir
 
 MARKER = "grpo-kit-run.json"
 """By this file a folder or repository is known to hold a shared run, and may be written over by the next."""
-STARTERS = (".gitattributes", "README.md", "index.html", "style.css")
-"""What a new repository holds by itself."""
 Kind = Literal["space", "dataset"]
 
 
@@ -143,20 +141,24 @@ def to_hub(
             message=f"Run {found.run.id}",
             say=say,
             kind=kind,
-            check=lambda names: check_repository(repo, names),
+            check=lambda names, made: check_repository(repo, names, made),
         )
     finally:
         shutil.rmtree(holder, ignore_errors=True)
     return str(done["url"])
 
 
-def check_repository(repo: str, names: list[str]) -> None:
-    """Raises `RunError` where a repository with these files is no place for a shared run."""
-    strange = [name for name in names if name not in STARTERS]
-    if strange and MARKER not in names:
+def check_repository(repo: str, names: list[str], made: bool) -> None:
+    """Raises `RunError` where a repository with these files is no place for a shared run.
+
+    made: by this call, so that what is in it is the hub's own. In any other, a README.md or index.html may be somebody's work.
+    """
+    strange = sorted(name for name in names if name != ".gitattributes")
+    if strange and not made and MARKER not in names:
         raise RunError(
-            f"{repo} exists and holds something else than a shared run ({', '.join(sorted(strange)[:3])}, and no {MARKER}); "
-            "nothing was pushed. Give another OWNER/NAME: one is made where there is none."
+            f"{repo} exists and holds something else than a shared run ({', '.join(strange[:3])}, and no {MARKER}); nothing was "
+            "pushed. Give another OWNER/NAME: one is made where there is none. If nothing in it is to be kept, delete it in its "
+            "settings on the hub, and give the command again."
         )
 
 

@@ -20,7 +20,7 @@ from kit.objective.hook import Hook, call_on_tokens
 from kit.objective.objective import Objective
 
 POINTS = 161
-WIDEST = 2.3
+WIDEST = 3.5
 """Log ratio up to which a bound of the clip is looked for."""
 SIGNS = {"better": 1.0, "worse": -1.0}
 """Of a completion than its group: the advantage."""
@@ -82,24 +82,38 @@ def curves(
 
 
 def grid(*objectives: Objective) -> Tensor:
-    """Ratios on both sides of 1, as far as it takes to see the clip's bounds of each objective."""
+    """Ratios on both sides of 1, as far as it takes to see every bound of each objective's clip."""
     ends = [_reach(objective) for objective in objectives]
     return torch.linspace(min(low for low, _ in ends), max(high for _, high in ends), POINTS, dtype=torch.float64)
 
 
 def _reach(objective: Objective) -> tuple[float, float]:
-    log_ratios = torch.logspace(-5, math.log10(WIDEST), 120, dtype=torch.float64)
-    nearest = min(
-        (
-            float(log_ratios[active.bool()].min())
-            for sign in SIGNS.values()
-            for side in (1.0, -1.0)
-            if (active := _clipped(objective.clip, batch_of((side * log_ratios).exp(), sign))).any()
-        ),
-        default=math.log(1.25),
+    """(lowest, highest) ratio to draw: well beyond the nearest bound of each side, and past its farthest."""
+    below, above = _bounds(objective.clip, -1.0), _bounds(objective.clip, 1.0)
+    usual = [math.expm1(bound) for bound in below or above] or [0.25]
+    low, high = (
+        float(f"{max(min(2.5 * min(found), 7.0), 1.25 * max(found)):.2g}")
+        for found in (
+            [-math.expm1(-bound) for bound in below] or usual,
+            [math.expm1(bound) for bound in above] or usual,
+        )
     )
-    reach = float(f"{2.5 * math.expm1(nearest):.1g}")
-    return max(0.1, 1 - reach), 1 + min(reach, 7.0)
+    return max(0.1, 1 - low), 1 + high
+
+
+def _bounds(clip: Hook, side: float) -> list[float]:
+    """Distances from 0, as log ratios, at which the clip begins to act above (1) or below (-1), for each of `SIGNS`: where it
+    says that a bound is active, or the pull falls to 0, as beyond two_sided's delta and dual_clip's c, of which it says nothing.
+    """
+    log_ratios = torch.logspace(-5, math.log10(WIDEST), 120, dtype=torch.float64)
+    found = []
+    for sign in SIGNS.values():
+        batch = batch_of((side * log_ratios).exp(), sign)
+        pull = _pull(call_on_tokens(clip, batch), batch)[:, 0].abs()
+        stops = (pull == 0) & (torch.cat([pull[:1], pull[:-1]]) > 1e-3)
+        begins = log_ratios[_clipped(clip, batch).bool() | stops]
+        found += begins[:1].tolist()
+    return found
 
 
 def batch_of(ratios: Tensor, advantage: float) -> TokenBatch:
@@ -141,9 +155,13 @@ def _curve(hook: Hook, ratios: Tensor, sign: float, coef: float) -> Curve:
 
 
 def _told(loss: Tensor, batch: TokenBatch, clipped: Tensor) -> Curve:
+    return Curve(_numbers(-loss), _numbers(_pull(loss, batch)), [bool(one) for one in clipped.tolist()])
+
+
+def _pull(loss: Tensor, batch: TokenBatch) -> Tensor:
+    """(n, 1): minus the gradient of the loss by the log-probability."""
     (gradient,) = torch.autograd.grad(loss.sum(), batch.logps, allow_unused=True) if loss.requires_grad else (None,)
-    pull = torch.zeros_like(batch.logps) if gradient is None else -gradient
-    return Curve(_numbers(-loss), _numbers(pull), [bool(one) for one in clipped.tolist()])
+    return torch.zeros_like(batch.logps) if gradient is None else -gradient
 
 
 def _clipped(clip: Hook, batch: TokenBatch) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from kit.errors import ConfigError, KitError
-from kit.objective.recipes import recipe, recipe_names
+from kit.objective.recipes import recipe, recipe_names, resolve
 from kit.report.charts import svg
 from kit.report.panels import Numbers, Panel, Series
 from kit.report.record import read_tree
@@ -78,16 +78,25 @@ def change(spec: Mapping[str, Any], clip: Any, low: Any, high: Any, coef: Any) -
     weight = number_of(coef, "KL coefficient", 0, 100)
     if clip not in CLIPS and not given and weight is None:
         return None
-    changed = dict(spec)
+    changed, parts = dict(spec), resolve(spec)
     if clip in CLIPS:
         changed["clip"] = {"name": clip, **given}
     elif given:
-        parts = recipe(str(spec.get("recipe", recipe_names()[0])))
-        changed["clip"] = {**parts["clip"], **(spec.get("clip") or {}), **given}
+        changed["clip"] = _named(parts["clip"]) | given
     if weight is not None:
-        others = [each for each in spec.get("regularizers") or [] if each.get("name") != "kl"]
-        changed["regularizers"] = [*others, {"name": "kl", "coef": weight}]
+        hooks = [_named(each) for each in parts["regularizers"]]
+        own = [each for each in hooks if each.get("name") == "kl"]
+        if not own:
+            hooks.append({"name": "kl", "coef": weight})
+        else:  # of several the one that pulls: one of coefficient 0 is there to be measured
+            next((each for each in own if each.get("coef") != 0), own[0])["coef"] = weight
+        changed["regularizers"] = hooks
     return changed
+
+
+def _named(hook: Any) -> dict[str, Any]:
+    """A hook's specification, which may be its bare name, as a mapping of its own."""
+    return dict(hook) if isinstance(hook, Mapping) else {"name": hook}
 
 
 def density(columns: Mapping[str, Numbers]) -> list[tuple[float, float, float]]:

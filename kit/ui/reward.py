@@ -259,28 +259,29 @@ def limited(site: Site, value: Any, before: Any) -> list[Any]:
 
 
 def earnings(found: Mapping[str, Any]) -> Markup:
-    """A bar for each part: the most it adds to the total."""
+    """A row for each part: the least and the most it adds to the total, and a bar for the width between them."""
     parts = found["parts"]
-    spans = {part["name"]: _span(part) for part in parts}
+    ends = {part["name"]: _ends(part) for part in parts}
+    spans = {name: None if both is None else both[1] - both[0] for name, both in ends.items()}
     most = max([span for span in spans.values() if span is not None] or [1.0]) or 1.0
     rows = []
     for part in parts:
-        span = spans[part["name"]]
+        both, span = ends[part["name"]], spans[part["name"]]
         checker = part["name"] == found["checker"]
-        bar = (
-            m.bar((span or 0.0) / most, "ok" if checker else "", f"{part['name']}: {span}") if span is not None else ""
-        )
+        adds = "not limited" if both is None else f"{both[0]:.2f} to {both[1]:.2f}"
+        bar = m.bar(span / most, "ok" if checker else "", f"{part['name']}: {adds}") if span is not None else ""
         bar = m.tag("div", bar, style="min-width:140px")
         name = m.tag("b", part["name"]) + (m.badge("decides right or wrong", "ok") if checker else "")
-        earns = f"up to {span:.2f}" if span is not None else "not limited"
-        rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", bar, earns])
+        rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", bar, adds])
     return m.panel(m.table(["part", "weight", "", "adds"], rows, numbers={1, 3}), _limit(found, spans))
 
 
-def _span(part: Mapping[str, Any]) -> float | None:
-    """The weight times the width of the part's range; None where that has no end."""
-    low, high = part["low"], part["high"]
-    return None if low is None or high is None else abs(part["weight"]) * (high - low)
+def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The least and the most that a part adds: its weight times its range. None where that has no end."""
+    if part["low"] is None or part["high"] is None:
+        return None
+    low, high = sorted(part["weight"] * end + 0.0 for end in (part["low"], part["high"]))  # + 0.0: no "-0.00"
+    return low, high
 
 
 def _limit(found: Mapping[str, Any], spans: Mapping[str, float | None]) -> Markup:
@@ -292,7 +293,9 @@ def _limit(found: Mapping[str, Any], spans: Mapping[str, float | None]) -> Marku
     if any(span is None for span in shaping):
         return m.note("A function without a range of its own can outweigh a right answer: watch its weight.", "warn")
     total = sum(span or 0.0 for span in shaping)
-    words = f"Shaping adds up to {total:.2f} of at most {limit:.2f}, which {checker} earns"
+    words = (
+        f"All shaping together moves the total by at most {total:.2f}, and right or wrong ({checker}) by {limit:.2f}"
+    )
     if total > limit + 1e-12:
         return m.note(f"{words}: a wrong answer could beat a right one. Lower the other weights.", "warn")
     return m.note(f"{words}: a wrong answer cannot beat a right one.", "ok")

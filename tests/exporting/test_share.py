@@ -106,13 +106,37 @@ def test_a_repository_is_made_and_written_again(fake: FakeHub, run: RunDir, kind
 
 def test_what_else_is_in_a_repository_stays(fake: FakeHub, run: RunDir) -> None:
     fake.private, fake.files = True, {"README.md": b"", "model.safetensors": b"weights"}
-    with pytest.raises(RunError, match=r"something else than a shared run \(model\.safetensors"):
+    with pytest.raises(RunError, match=r"something else than a shared run \(README\.md, model\.safetensors"):
         to_hub(publication(run), REPO, "dataset")
     assert fake.files.keys() == {"README.md", "model.safetensors"}
     fake.private = False
     with pytest.raises(RunError, match="add --public"):
         to_hub(publication(run), REPO, "dataset")
     assert fake.commits == []
+
+
+def test_only_a_repository_made_now_may_hold_the_hubs_own_files(
+    fake: FakeHub, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A static Space begins with these; in one that was there before they may have been edited by hand."""
+    starters = dict.fromkeys([".gitattributes", "README.md", "index.html", "style.css"], b"by hand")
+    fake.private, fake.files = True, dict(starters)
+    with pytest.raises(
+        RunError, match=r"\(README\.md, index\.html, style\.css, and no .*another OWNER/NAME.*delete it"
+    ):
+        to_hub(publication(run), REPO, "space")
+    fake.refuse["create"] = [403]  # a token that may write there and not create
+    with pytest.raises(RunError, match="something else than a shared run"):
+        to_hub(publication(run), REPO, "space")
+    assert (fake.files, fake.commits) == (starters, [])
+    fake.files = {".gitattributes": b""}  # nothing that would be written over
+    to_hub(publication(run), REPO, "space")
+    made = fake.create
+    monkeypatch.setattr(fake, "create", lambda path, body: fake.files.update(starters) or made(path, body))
+    fake.private, fake.files = None, {}
+    to_hub(publication(run), REPO, "space")
+    assert MARKER in fake.files
+    assert len(fake.commits) == 2
 
 
 def test_nothing_is_published_unasked_or_without_a_token(

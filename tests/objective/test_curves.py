@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,33 @@ def test_the_range_shows_narrow_bounds_too() -> None:
     ratios = curves("gspo").ratios
     assert 0.99 < ratios[0] < 1 - 3e-4
     assert 1 + 4e-4 < ratios[-1] < 1.01
+
+
+@pytest.mark.parametrize(
+    ("clip", "bounds"),
+    [
+        ({"name": "two_sided"}, (0.8, 1.2, 4.0)),
+        ({"name": "two_sided", "delta": 12.0}, (0.8, 1.2, 12.0)),
+        ({"name": "dual_clip"}, (0.8, 1.2, 3.0)),
+        ({"name": "ppo_clip", "eps_low": 0.2, "eps_high": 2.0}, (0.8, 3.0)),
+        ({"name": "ppo_clip", "eps_low": 0.5, "eps_high": 0.01}, (0.5, 1.01)),
+    ],
+)
+def test_the_range_reaches_past_every_bound(clip: dict[str, Any], bounds: tuple[float, ...]) -> None:
+    found = curves({"clip": clip})
+    ratios, worse = found.ratios, found.clip["worse"]
+    assert ratios[0] < bounds[0] - 0.05
+    assert ratios[-1] > 1 + 1.2 * (bounds[-1] - 1)
+    if clip["name"] != "ppo_clip":  # a bad completion that has become much likelier: pulled by ppo_clip, here no more
+        assert worse.pull[-1] == 0
+        assert worse.gain[-1] == pytest.approx(-bounds[-1], rel=1e-4)
+        assert curves({"clip": "ppo_clip"}).ratios[-1] < 2
+
+
+def test_a_pull_that_fades_is_no_bound() -> None:
+    assert curves({"clip": {"name": "sapo", "tau_pos": 30.0, "tau_neg": 30.0}}).ratios[-1] == pytest.approx(
+        1.62, abs=0.1
+    )
 
 
 def test_a_penalty_is_what_the_regularizer_says_times_its_coefficient() -> None:

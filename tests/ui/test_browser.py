@@ -172,7 +172,7 @@ def test_a_file_is_dropped_mapped_seen_and_rewarded(page: Any, tab: Callable[...
     new.locator("#reward-weight-0 input[type=range]").focus()
     new.keyboard.press("ArrowRight")
     expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'), timeout=PATIENCE)
-    sees(new, "Shaping adds up to 0.21 of at most 1.00")
+    sees(new, "All shaping together moves the total by at most 0.21")
     step(new, "Play")
     press(new, "Begin")
     sees(new, "what the model is asked")

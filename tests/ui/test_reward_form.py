@@ -143,7 +143,8 @@ def weights(**given: Any) -> Any:
 
 def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
     found = weights(preset="gsm8k-reasoning")
-    assert "Shaping adds up to 0.30 of at most 1.00, which accuracy earns" in reward.earnings(found)
+    text = "All shaping together moves the total by at most 0.30, and right or wrong (accuracy) by 1.00"
+    assert text in reward.earnings(found)
     further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
     found = weights(preset="gsm8k-reasoning", functions=further)
     assert [part["name"] for part in found["parts"]][-2:] == ["gsm8k-hash.accuracy", "gsm8k-hash.format"]
@@ -151,6 +152,23 @@ def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
     assert "Shaping could outweigh correctness" in weights(preset="gsm8k-reasoning", params={"format_weight": 2.0})
     assert "Shaping could outweigh" in weights(
         preset="gsm8k-reasoning", functions=[{"path": "preset:gsm8k-hash", "weight": 2.0}]
+    )
+
+
+def test_what_a_part_adds_has_two_ends() -> None:
+    """A punishment never adds, and a checker in [-1, 1] takes as well as it gives."""
+    parts = [
+        {"name": "accuracy", "weight": 1.0, "low": -1.0, "high": 1.0},
+        {"name": "overlong", "weight": 1.0, "low": -1.0, "high": 0.0},
+        {"name": "repeats", "weight": -0.5, "low": 0.0, "high": 1.0},
+    ]
+    text = reward.earnings({"checker": "accuracy", "parts": parts})
+    for adds in ("-1.00 to 1.00", "-1.00 to 0.00", "-0.50 to 0.00"):
+        assert f">{adds}<" in text
+    assert "moves the total by at most 1.50, and right or wrong (accuracy) by 2.00: a wrong answer cannot beat" in text
+    parts[1]["weight"] = 2.0
+    assert "by at most 2.50, and right or wrong (accuracy) by 2.00: a wrong answer could" in reward.earnings(
+        {"checker": "accuracy", "parts": parts}
     )
 
 

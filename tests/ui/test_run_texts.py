@@ -16,6 +16,7 @@ from kit.config import RunConfig
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
+from kit.objective.recipes import recipe
 from kit.planning import workbench
 from kit.runs.store import RunDir
 from kit.ui import chat, export, objective, run_texts, share
@@ -108,6 +109,27 @@ def test_the_objective_is_shown_with_one_part_changed_and_the_runs_ratios(
     assert "expected a number" in tab.look("one", "grpo", None, "x", None, None)
     for foreign in (["x"], {"a": 1}, 3, "mine.py:clip"):
         assert "<svg" in tab.look("one", foreign, foreign, None, None, None)
+
+
+def test_a_change_keeps_what_it_was_not_asked_to_change() -> None:
+    def regularizers(spec: dict[str, Any]) -> Any:
+        return (objective.change(spec, None, None, None, "0.1") or {})["regularizers"]
+
+    kl = {"name": "kl", "coef": 0.1}
+    for name in ("opd", "sdpo"):
+        assert regularizers({"recipe": name}) == [*recipe(name)["regularizers"], kl]
+    own = {"name": "kl", "coef": 0.04, "estimator": "k2", "level": "sequence"}
+    measured = {"name": "kl", "coef": 0.0, "estimator": "k1"}
+    assert regularizers({"regularizers": [measured, "entropy", own]}) == [
+        measured, {"name": "entropy"}, own | {"coef": 0.1},
+    ]  # fmt: skip
+    assert own["coef"] == 0.04, "what is compared with stays"
+    assert regularizers({"recipe": "opd", "regularizers": ["kl"]}) == [kl]
+    for clip in ("cispo", {"name": "cispo"}):
+        changed = objective.change({"recipe": "dapo", "clip": clip}, None, None, "3", None)
+        assert changed == {"recipe": "dapo", "clip": {"name": "cispo", "eps_high": 3.0}}
+    changed = objective.change({"recipe": "dapo", "clip": {"eps_low": 0.1}}, None, None, "3", None)
+    assert changed == {"recipe": "dapo", "clip": {"name": "ppo_clip", "eps_low": 0.1, "eps_high": 3.0}}
 
 
 def test_no_code_is_evaluated_for_the_page(site: Site) -> None:
