@@ -42,10 +42,15 @@ def read_excel(path: Path, file: str | None) -> Source:
             for data_only in (True, False)
         ]
         try:
-            sheets = books[0].worksheets
-            name = next((sheet.title for sheet in sheets if any(_table(sheet, 1, MOST_COLUMNS))), None)
-            if name is None:
+            sheets = books[1].worksheets
+            name, begin = next(((sheet.title, cell) for sheet in sheets if (cell := _first_cell(sheet))), ("", None))
+            if begin is None:
                 return Source([], [], 0)
+            if begin[0] > 1:
+                raise DataError(
+                    f"{path.name}: row 1 is empty; put the column names there, from A1 on. The table of the sheet '{name}' "
+                    f"begins at {openpyxl.utils.get_column_letter(begin[1])}{begin[0]}."
+                )
             names = _header(next(_table(books[0][name], 1, MOST_COLUMNS)), path)
             # A column more than is named: values there are a fault.
             computed, written = (_table(book[name], LAST_ROW, len(names) + 1) for book in books)
@@ -101,12 +106,20 @@ def _table(sheet: Any, last: int, columns: int) -> Iterator[tuple[Any, ...]]:
     return iter(sheet.iter_rows(max_row=last, max_col=columns, values_only=True))
 
 
+def _first_cell(sheet: Any) -> tuple[int, int] | None:
+    """[row, column] of the first cell with a value, counted from 1."""
+    for number, row in enumerate(_table(sheet, LAST_ROW, MOST_COLUMNS), start=1):
+        if row.count(None) < len(row):
+            return number, next(column for column, value in enumerate(row, start=1) if value is not None)
+    return None
+
+
 def _header(row: tuple[Any, ...], path: Path) -> list[str]:
     header = list(row)
     while header and header[-1] is None:
         header.pop()
     names = ["" if value is None else str(value).strip() for value in header]
-    if not all(names) or len(set(names)) < len(names):
+    if not names or not all(names) or len(set(names)) < len(names):
         raise DataError(
             f"{path.name}: the first row has to name every column, each differently. Seen: {', '.join(names)[:200] or 'nothing'}."
         )

@@ -253,8 +253,11 @@ def unpack_example(root: Path) -> str:
     with tempfile.TemporaryDirectory(dir=root, prefix=".example-") as folder:
         with zipfile.ZipFile(ARCHIVE) as archive:
             archive.extractall(Path(folder, EXAMPLE))
-        with contextlib.suppress(FileExistsError):  # another browser was as quick
+        try:
             os.rename(Path(folder, EXAMPLE), root / EXAMPLE)
+        except OSError:  # "not empty", or what else a file system says, where another click was as quick
+            if not (root / EXAMPLE).is_dir():
+                raise
     return EXAMPLE
 
 

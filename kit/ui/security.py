@@ -80,6 +80,7 @@ class Gate:
         self.app, self.settings, self.screens = app, settings, frozenset(("", *screens))
         self._one, self._waiting = asyncio.Lock(), 0
         self._admitted: set[bytes] = set()  # digests of headers
+        self._uploads = 0  # under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -89,10 +90,31 @@ class Gate:
             return  # a WebSocket: nothing here speaks it
         try:
             await self._check(scope)
-            body = Body(receive, largest(scope["path"]))
-            await self.app(scope, body.receive, with_headers(send, scope["path"], body))
+            limit = largest(scope["path"])
+            if limit == LARGEST_BODY:
+                body = Body(receive, limit)
+                await self.app(scope, body.receive, with_headers(send, scope["path"], body))
+            else:
+                await self._upload(scope, Body(receive, limit, uploads.STALLED_SECONDS), send)
         except Refusal as refusal:
             await refuse(send, refusal)
+
+    async def _upload(self, scope: Scope, body: Body, send: Send) -> None:
+        """Raises `Refusal` where too many are under way, or where there is no room for all of those and one more."""
+        if self._uploads >= uploads.AT_ONCE:
+            raise Refusal(429, f"{uploads.AT_ONCE} files are under way already. Try again when they have arrived.")
+        if not uploads.has_room(self.settings.root, self._uploads):
+            raise Refusal(
+                507,
+                f"{uploads.folder(self.settings.root)} has no room for another file. It takes "
+                f"{uploads.MOST_BYTES // 1024**3} GiB, files under way counted in full, and "
+                f"{uploads.MOST_FILES:,} files. Remove some of them.",
+            )
+        self._uploads += 1  # nothing is awaited between the question and this
+        try:
+            await self.app(scope, body.receive, with_headers(send, scope["path"], body))
+        finally:
+            self._uploads -= 1
 
     async def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -101,14 +123,7 @@ class Gate:
             raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
         self._check_origin(scope["method"], headers)
         check_target(scope, self.screens)
-        limit = largest(scope["path"])
-        check_length(headers, limit)
-        if limit > LARGEST_BODY and not uploads.has_room(self.settings.root):
-            raise Refusal(
-                507,
-                f"The files in {uploads.folder(self.settings.root)} have reached {uploads.MOST_BYTES // 1024**3} GiB. Remove "
-                "some of them.",
-            )
+        check_length(headers, largest(scope["path"]))
 
     async def _is_admitted(self, header: bytes | None) -> bool:
         """Raises `Refusal` where too many wait."""
@@ -197,17 +212,23 @@ def check_length(headers: dict[bytes, bytes], limit: int) -> None:
 
 
 class Body:
-    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413."""
+    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413. One of which
+    nothing comes for `patience` seconds ends as if its sender had gone."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self._seen, self._limit = receive, 0, limit
+    def __init__(self, receive: Receive, limit: int, patience: float | None = None) -> None:
+        self._receive, self._seen, self._limit, self._patience = receive, 0, limit, patience
 
     @property
     def too_long(self) -> bool:
         return self._seen > self._limit
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._patience)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if not message.get("more_body"):
+            self._patience = None  # it is here; what is waited for now is that its sender leaves
         self._seen += len(message.get("body", b""))
         return {"type": "http.disconnect"} if self.too_long else message
 

@@ -1,6 +1,6 @@
-"""Files that a browser brings: into `uploads` below the folder of runs and nowhere else, with a name and a size that are taken.
+"""Files that a browser brings: into `.uploads` below the folder of runs and nowhere else, with a name and a size that are taken.
 
-Gradio receives a file into `uploads/.arriving` (`GRADIO_TEMP_DIR`); `take` moves it to its place. Nothing of it is read here:
+Gradio receives a file into `.uploads/.arriving` (`GRADIO_TEMP_DIR`); `take` moves it to its place. Nothing of it is read here:
 that is done by a child process, as rows of any source are, once the configuration names it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,15 +23,21 @@ LARGEST = 100 * 1024**2
 """Bytes of one file, at most. Whatever is larger is named by its path, below the folder that the page was started in."""
 MOST_BYTES = 2 * 1024**3
 """Bytes of all files together, those under way too."""
+MOST_FILES = 1000
+AT_ONCE = 4
+"""Uploads under way at a time."""
+STALLED_SECONDS = 60.0
+"""An upload of which nothing comes for so long is ended."""
 LEFTOVER_SECONDS = 3600.0
 """What has arrived and was not taken within that time is thrown away: its browser has gone."""
 MULTIPART = 64 * 1024
 """What a request has beside the file."""
+_placing = threading.Lock()
 
 
 def folder(root: Path) -> Path:
-    """Where they are kept."""
-    return root / "uploads"
+    """Where they are kept: no run can have that name."""
+    return root / ".uploads"
 
 
 def arriving(root: Path) -> Path:
@@ -38,17 +45,14 @@ def arriving(root: Path) -> Path:
     return folder(root) / ".arriving"
 
 
-def has_room(root: Path) -> bool:
-    """Whether another file may come."""
-    return _size(folder(root)) <= MOST_BYTES - LARGEST
-
-
-def _size(base: Path) -> int:
-    total = 0
-    for path in base.rglob("*"):
+def has_room(root: Path, under_way: int = 0) -> bool:
+    """Whether another file may come beside those under way, each of which may become as large as any. Leftovers do not count."""
+    clear(root)
+    sizes = []
+    for path in folder(root).rglob("*"):
         with suppress(OSError):
-            total += path.lstat().st_size
-    return total
+            sizes.append(path.lstat().st_size)
+    return sum(sizes) + (under_way + 1) * LARGEST <= MOST_BYTES and len(sizes) + under_way < MOST_FILES
 
 
 def kept(root: Path) -> list[str]:
@@ -77,8 +81,8 @@ def take(root: Path, sent: Any) -> str:
             raise ConfigError(
                 f"{name[:80]} has {size / 1024**2:,.0f} MiB; at most {LARGEST // 1024**2} are taken here."
             )
-        target = _target(root, safe(name), path)
-        os.replace(path, target)
+        with _placing:  # else two of one name, or two of one content, could not see each other
+            target = _place(root, safe(name), path)
     except OSError as error:
         raise ConfigError(f"{name[:80]} could not be kept in {folder(root)}: {error.strerror or error}.") from None
     finally:
@@ -101,22 +105,33 @@ def safe(name: str) -> str:
     return stem + suffix
 
 
-def _target(root: Path, name: str, fresh: Path) -> Path:
-    """Its place: under its name, or with a number behind it where another file has that."""
+def _place(root: Path, name: str, fresh: Path) -> Path:
+    """Moved under its name, or with a number behind it where another file has that. The name is made first, which fails where
+    it is taken: another page on the same folder of runs may do the same."""
     content = fresh.read_bytes()
     path = Path(name)
     for number in range(1, 1000):
         target = folder(root) / (name if number == 1 else f"{path.stem}-{number}{path.suffix}")
-        if not target.exists() or (target.is_file() and target.read_bytes() == content):
+        if target.is_file() and target.read_bytes() == content:
+            return target
+        with suppress(FileExistsError):
+            target.touch(exist_ok=False)
+            try:
+                os.replace(fresh, target)
+            except OSError:
+                target.unlink(missing_ok=True)
+                raise
             return target
     raise ConfigError(f"There are a thousand files called {name} in {folder(root)}; remove some.")
 
 
 def clear(root: Path) -> None:
-    """Throws away what has arrived and was never taken."""
-    end = time.time() - LEFTOVER_SECONDS
+    """Throws away what has arrived and was never taken, which Gradio keeps in a folder each, and what was cancelled: a file
+    beside them that grows no more, as one under way does."""
+    now = time.time()
     with suppress(OSError):
         for path in arriving(root).iterdir():
             with suppress(OSError):
-                if path.lstat().st_mtime < end:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                arrived = path.is_dir() and not path.is_symlink()
+                if path.lstat().st_mtime < now - (LEFTOVER_SECONDS if arrived else 2 * STALLED_SECONDS):
+                    shutil.rmtree(path) if arrived else path.unlink()

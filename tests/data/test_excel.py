@@ -46,6 +46,29 @@ def test_the_first_sheet_with_cells_is_read(tmp_path, config):
     assert split.info["notes"] == ["The sheet 'data' is read; left out: empty, more."]
 
 
+def test_a_sheet_of_empty_cells_is_passed_over(tmp_path, config):
+    """Cells that are formatted, and empty, are in the file all the same."""
+    from openpyxl import load_workbook
+    from openpyxl.styles import Font
+
+    path = workbook(tmp_path / "rows.xlsx", sheets={"cover": [], "data": [["question", "answer"], ["1+1?", 2]]})
+    book = load_workbook(path)
+    for cell in ("A1", "C3"):
+        book["cover"][cell].font = Font(bold=True)
+    book.save(path)
+    assert load_data(config(path)).train["reference"][:] == ["2"]
+
+
+@pytest.mark.parametrize(("indent", "begin"), [([], "A3"), ([None], "B3")])
+def test_a_table_that_begins_further_down_is_not_an_empty_one(tmp_path, config, indent, begin):
+    rows = [[], [], [*indent, "question", "answer"], [*indent, "1+1?", 2]]
+    message = (
+        rf"row 1 is empty; put the column names there, from A1 on. The table of the sheet 'Sheet' begins at {begin}"
+    )
+    with pytest.raises(DataError, match=message):
+        load_data(config(workbook(tmp_path / "low.xlsx", *rows)))
+
+
 def test_formulas_are_read_as_excel_saved_them_and_never_computed(tmp_path, config):
     path = workbook(tmp_path / "f.xlsx", ["question", "answer"], ["1+1?", "2"], ["3?", "=1+2"], ["4?", "=2*2"])
     with pytest.raises(DataError, match=r"row 3: 'answer' is a formula \(=1\+2\) without a saved value"):
@@ -104,6 +127,7 @@ def test_rows_beyond_the_last_are_not_made_up(tmp_path, config):
     [
         ([["question", None, "x"], ["a", "b", "c"]], "has to name every column"),
         ([["question", "question"], ["a", "b"]], "each differently"),
+        ([["=A9", "=B9"], ["a", "b"]], "has to name every column"),
         ([["question"], ["a", "b"]], "row 2: it has values beyond the 1 named"),
     ],
 )

@@ -166,8 +166,8 @@ def test_a_file_is_dropped_mapped_seen_and_rewarded(page: Any, tab: Callable[...
         )
     press(new, "As the model sees it")
     sees(new, "What is left out of 9 rows")
-    assert 'data.source="runs/uploads/mine.csv"' in new.locator("#command textarea").input_value()
-    assert sorted(one.name for one in (page.root / "uploads").iterdir()) == [".arriving", "mine.csv"]
+    assert 'data.source="runs/.uploads/mine.csv"' in new.locator("#command textarea").input_value()
+    assert sorted(one.name for one in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
     step(new, "3 Reward Lab")
     new.locator("#reward-weight-0 input[type=range]").focus()
     new.keyboard.press("ArrowRight")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -62,6 +64,27 @@ def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
     assert home.shown_example(site)[1] == "/run?run=example"
     assert (example.path / "log.txt").read_text() == "mine", "one that is there is left as it is"
     assert [path.name for path in site.settings.root.iterdir()] == ["example"]
+
+
+def test_two_clicks_on_the_example_are_as_good_as_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def second(source: Path, target: Path, rename: Any = os.rename) -> None:
+        """The other click has put a folder with files there, which no folder replaces: errno 39."""
+        target.mkdir()
+        (target / "config.yaml").touch()
+        rename(source, target)
+
+    monkeypatch.setattr(home.os, "rename", second)
+    assert home.shown_example(site) == ["", "/run?run=example"]
+
+
+def test_an_example_that_cannot_be_unpacked_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(home.os, "rename", full)
+    problem, place = home.shown_example(site)
+    assert "No space left on device" in problem
+    assert place == ""
 
 
 def test_data_of_ones_own_puts_a_draft_aside() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,10 @@ from test_security_http import page
 
 from kit.errors import ConfigError
 from kit.planning.workbench import answer
+from kit.runs.store import RUN_ID
 from kit.ui import uploads
+from kit.ui.security import UPLOAD, Gate
+from kit.ui.settings import Settings
 
 __all__ = ["page"]
 
@@ -30,11 +37,11 @@ def files(root: Path) -> list[str]:
 
 
 def test_a_file_comes_to_lie_in_uploads_once(tmp_path: Path) -> None:
-    assert uploads.take(tmp_path, arrive(tmp_path)) == str(tmp_path / "uploads" / "rows.csv")
-    assert uploads.take(tmp_path, arrive(tmp_path)) == str(tmp_path / "uploads" / "rows.csv")
-    assert uploads.take(tmp_path, arrive(tmp_path, content=b"other")) == str(tmp_path / "uploads" / "rows-2.csv")
-    assert files(tmp_path) == ["uploads/rows-2.csv", "uploads/rows.csv"]
-    assert set(uploads.kept(tmp_path)) == {str(tmp_path / "uploads" / name) for name in ("rows.csv", "rows-2.csv")}
+    assert uploads.take(tmp_path, arrive(tmp_path)) == str(tmp_path / ".uploads" / "rows.csv")
+    assert uploads.take(tmp_path, arrive(tmp_path)) == str(tmp_path / ".uploads" / "rows.csv")
+    assert uploads.take(tmp_path, arrive(tmp_path, content=b"other")) == str(tmp_path / ".uploads" / "rows-2.csv")
+    assert files(tmp_path) == [".uploads/rows-2.csv", ".uploads/rows.csv"]
+    assert set(uploads.kept(tmp_path)) == {str(tmp_path / ".uploads" / name) for name in ("rows.csv", "rows-2.csv")}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,137 @@ def test_what_was_never_taken_is_thrown_away(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_cancelled_uploads_lock_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Gradio leaves one whose browser has gone: a file beside the folders of those that have arrived."""
+    monkeypatch.setattr(uploads, "MOST_BYTES", uploads.LARGEST + 100)
+    part = uploads.arriving(tmp_path) / "tmpcancelled"
+    sent = arrive(tmp_path)  # not taken yet, and no leftover
+    part.write_bytes(b"x" * 10_000)
+    assert not uploads.has_room(tmp_path), "it may still be under way"
+    assert part.exists()
+    before = time.time() - 2 * uploads.STALLED_SECONDS - 1
+    os.utime(part, (before, before))
+    os.utime(Path(sent["place"]).parent, (before, before))
+    monkeypatch.setattr(uploads, "MOST_BYTES", uploads.LARGEST + 2**20)
+    assert uploads.has_room(tmp_path)
+    assert not part.exists()
+    assert Path(sent["place"]).is_file()
+
+
+def test_there_are_not_any_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads.take(tmp_path, arrive(tmp_path))
+    assert uploads.has_room(tmp_path)
+    monkeypatch.setattr(uploads, "MOST_FILES", 2)
+    assert not uploads.has_room(tmp_path)
+
+
+@pytest.mark.parametrize("contents", [(b"one", b"two"), (b"one", b"one")])
+def test_two_of_one_name_at_once_are_as_two_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: tuple[bytes, bytes]
+) -> None:
+    """Each waits, before it moves its file, until the other has found a free name too, or can be seen not to."""
+    meeting = threading.Barrier(2)
+
+    def late(fresh: Any, target: Any, replace: Any = os.replace) -> None:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        replace(fresh, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    sent = []
+    for number, content in enumerate(contents):
+        place = uploads.arriving(tmp_path) / str(number)
+        place.mkdir(parents=True)
+        (place / "rows.csv").write_bytes(content)
+        sent.append({"place": str(place / "rows.csv"), "name": "rows.csv"})
+    threads = [threading.Thread(target=uploads.take, args=(tmp_path, one)) for one in sent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(Path(name).read_bytes() for name in uploads.kept(tmp_path)) == sorted(set(contents))
+
+
+def test_a_name_that_another_page_took_meanwhile_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has no part in this one's lock: its file comes between the look and the move."""
+    other = uploads.folder(tmp_path) / "rows.csv"
+    sent = arrive(tmp_path)
+
+    def touch(path: Path, exist_ok: bool = True, touch: Any = Path.touch) -> None:
+        if path == other and not path.exists():
+            path.write_bytes(b"of the other page")
+        touch(path, exist_ok=exist_ok)
+
+    monkeypatch.setattr(Path, "touch", touch)
+    assert uploads.take(tmp_path, sent) == str(other.with_name("rows-2.csv"))
+    assert other.read_bytes() == b"of the other page"
+
+
+def test_no_run_can_be_called_as_the_folder(tmp_path: Path) -> None:
+    assert not RUN_ID.fullmatch(uploads.folder(tmp_path).name)
+
+
+# Through the gate
+
+
+def uploading(root: Path, number: int, stalled: bool = False) -> list[int]:
+    """The statuses of so many uploads whose bodies have all begun when the last is asked for."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        status = 400 if message["type"] == "http.disconnect" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    async def ask(gate: Gate, go: asyncio.Event) -> int:
+        statuses: list[int] = []
+        parts = iter(
+            [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.request", "body": b"x"}]
+        )
+
+        async def receive() -> Any:
+            part = next(parts)
+            if not part.get("more_body"):
+                await go.wait()
+            return part
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = {"type": "http", "method": "POST", "path": UPLOAD, "headers": [(b"host", b"localhost")]}
+        await gate(scope, receive, send)
+        return statuses[0]
+
+    async def everything() -> list[int]:
+        gate, go = Gate(app, Settings(root=root)), asyncio.Event()
+        asked = [asyncio.create_task(ask(gate, go)) for _ in range(number)]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.02, lambda: stalled or go.set())
+        first = await asyncio.gather(*asked)
+        go.set()
+        return [*first, await ask(gate, go)]  # one more, once all have ended
+
+    return asyncio.run(asyncio.wait_for(everything(), 20))
+
+
+def test_those_under_way_count_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MOST_BYTES", 2 * uploads.LARGEST + 100)
+    assert uploading(tmp_path, 3) == [200, 200, 507, 200]
+
+
+def test_only_a_few_come_at_once(tmp_path: Path) -> None:
+    number = uploads.AT_ONCE
+    assert uploading(tmp_path, number + 1) == [*[200] * number, 429, 200]
+
+
+def test_one_of_which_nothing_comes_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that fell asleep: it would hold its place for ever."""
+    monkeypatch.setattr(uploads, "STALLED_SECONDS", 0.05)
+    number = uploads.AT_ONCE
+    assert uploading(tmp_path, number, stalled=True) == [*[400] * number, 200]
+
+
 # Through the server
 
 
@@ -122,7 +260,7 @@ def test_a_file_arrives_in_the_folder_of_runs_and_nowhere_else(page: Any) -> Non
     place = Path(answer.json()[0])
     assert place.is_relative_to(uploads.arriving(page.root).absolute())
     assert page.ask("GET", f"/gradio_api/file={place}").status == 404
-    assert uploads.take(page.root, {"place": str(place), "name": "up.csv"}) == str(page.root / "uploads" / "up.csv")
+    assert uploads.take(page.root, {"place": str(place), "name": "up.csv"}) == str(page.root / ".uploads" / "up.csv")
 
 
 def test_one_that_says_or_is_too_large_is_refused(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
