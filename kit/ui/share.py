@@ -36,7 +36,7 @@ element.addEventListener('click', async e => {
 
 
 class Share:
-    """The tab. `look` fills [notes, notes as they were read, links, what would be published, what was said]."""
+    """The tab. `look` fills [notes, [run, notes as they were read], links, what would be published, what was said]."""
 
     inputs: list[Any]
     outputs: list[Any]
@@ -44,14 +44,18 @@ class Share:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def look(self, run_id: Any, place: Any, name: Any, public: Any, completions: Any) -> list[Any]:
-        """Of the run that is chosen."""
+    def look(self, run_id: Any, place: Any, name: Any, public: Any, completions: Any, seen: Any) -> list[Any]:
+        """Of the run that is chosen. The box cannot be written in before it is filled, and what somebody has written and not
+        saved stays while the file is as it was when they began."""
         try:
             run = self.site.run(run_id)
             notes = run.read_notes()
         except KitError as problem:
-            return ["", "", m.error(problem), "", ""]
-        return [notes, notes, links(run), self.preview(run_id, place, name, public, completions), ""]
+            return [gr.Textbox("", interactive=False), ["", ""], m.error(problem), "", ""]
+        now = [run.id, notes]
+        filled = [gr.skip()] * 2 if now == seen else [gr.Textbox(notes, interactive=True), now]
+        said = gr.skip() if isinstance(seen, list) and seen[:1] == now[:1] else ""
+        return [*filled, links(run), self.preview(run_id, place, name, public, completions), said]
 
     def save(self, run_id: Any, text: Any, seen: Any) -> list[Any]:
         """[notes as they are now, what was said]."""
@@ -59,9 +63,10 @@ class Share:
             run = self.site.run(run_id)
             if not isinstance(text, str):
                 raise ConfigError("The notes are no text.")
-            run.write_notes(text, seen=seen if isinstance(seen, str) else "")
+            before = seen[1] if isinstance(seen, list) and len(seen) == 2 and seen[0] == run.id else ""
+            run.write_notes(text, seen=before if isinstance(before, str) else "")
             return [
-                run.read_notes(),
+                [run.id, run.read_notes()],
                 m.page(m.note("Saved. They stand in report.html when it is written the next time.", "ok")),
             ]
         except KitError as problem:
@@ -120,12 +125,13 @@ def links(run: RunDir) -> str:
 def build(site: Site, chosen: gr.Dropdown) -> Share:
     """The tab's parts; `look` with `inputs` fills `outputs`."""
     share = Share(site)
-    seen = gr.State("")
+    seen = gr.State(["", ""])
     notes = gr.Textbox(
         label="Notes on this run",
         lines=5,
         max_lines=24,
         max_length=LONGEST_NOTES,
+        interactive=False,
         placeholder="What was tried, what came of it, what to try next. Kept in the run's folder as notes.md.",
         elem_id="share-notes",
     )
@@ -150,7 +156,7 @@ def build(site: Site, chosen: gr.Dropdown) -> Share:
         public = gr.Checkbox(label="For everybody to see", scale=2, min_width=160, elem_id="share-public")
     preview = gr.HTML(js_on_load=COPY, elem_id="share-preview")
     wish = [chosen, place, name, public, completions]
-    share.inputs, share.outputs = wish, [notes, seen, report, preview, said]
+    share.inputs, share.outputs = [*wish, seen], [notes, seen, report, preview, said]
     save.click(share.save, [chosen, notes, seen], [seen, said], **QUIET)
     for one in (place, completions, public):
         one.input(share.preview, wish, [preview], **QUIET)

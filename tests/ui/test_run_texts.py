@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import numpy as np
 import pytest
 from made_runs import batch, make
@@ -56,17 +57,24 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
 
 def test_notes_are_saved_from_the_page_and_not_over_those_of_others(site: Site) -> None:
     tab, run = Share(site), site.run("one")
-    notes, seen, links, preview, _ = tab.look("one", None, None, None, None)
-    assert (notes, seen) == ("", "")
+    notes, seen, links, preview, _ = tab.look("one", None, None, None, None, ["", ""])
+    assert (notes.value, notes.interactive, seen) == ("", True, ["one", ""])
     assert "no report.html yet" in links
     assert "left out: completions" in preview
-    assert "Saved" in tab.save("one", "tried <b>that</b>", seen)[1]
+    again = tab.look("one", None, None, None, None, seen)
+    assert again[0] == again[1] == again[4] == gr.skip(), (
+        "what is written and not saved stays, and so does what was said"
+    )
+    now, said = tab.save("one", "tried <b>that</b>", seen)
+    assert "Saved" in said
+    assert now == ["one", "tried <b>that</b>"]
+    assert tab.look("one", None, None, None, None, seen)[0].value == "tried <b>that</b>", "changed by others since"
     assert run.read_notes() == "tried <b>that</b>"
     assert "changed meanwhile" in tab.save("one", "mine", seen)[1]
     assert "no text" in tab.save("one", 7, seen)[1]
     assert "../x" in tab.save("../x", "mine", "")[1]
     (run.path / "report.html").write_text("x")
-    assert 'data-copy="/runs/one/report.html"' in tab.look("one", None, None, None, None)[2]
+    assert 'data-copy="/runs/one/report.html"' in tab.look("one", None, None, None, None, now)[2]
 
 
 def test_the_command_to_publish_is_what_was_chosen(site: Site) -> None:
