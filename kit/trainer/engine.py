@@ -18,6 +18,7 @@ from kit.errors import EngineError
 from kit.generation.engine import further_arguments, hands_adapter
 from kit.models.backend import UNSLOTH, choose_backend
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
+from kit.models.start import find_start
 from kit.runs.store import PREFIX, is_whole
 from kit.trainer.mismatch import SAMPLER_DIFFERENCE, advice
 
@@ -34,6 +35,8 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     generation, vllm = config.generation, config.generation.vllm
     # Truncated or constrained sampling renormalises: the engine's log-probabilities are then of another distribution.
     whole = generation.top_p == 1.0 and not generation.top_k and not generation.min_p and vllm.regex is None
+    adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
+    start = find_start(config.model) if adapter_alone and config.model.adapter_mode == "fresh-on-top" else None
     return EngineSettings(
         seed=config.run.seed if vllm.seed is None else vllm.seed,
         timeout=vllm.timeout,
@@ -41,7 +44,8 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
         float8_kv_cache=vllm.float8_kv_cache,
-        adapter_alone=hands_adapter(config) and choose_backend(config.model).name != UNSLOTH,
+        adapter_alone=adapter_alone,
+        rank_below=int(start.settings()["r"]) if start is not None else 0,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         further=further_arguments(vllm),
