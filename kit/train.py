@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +136,13 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
             if first:
                 trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
                 trainer.add_callback(runner.evaluation.AlertCallback(policy))
-                trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
+                trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop, job.processes.size))
                 trainer.add_callback(trackers)
             trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
             job.processes.wait()
             try:
-                runner.resume.train_on(trainer, job.resumption)
+                with suppress(runner.evaluation.TurnOver):
+                    runner.resume.train_on(trainer, job.resumption)
             finally:
                 trainer.flush_sinks()  # after a failure, too: the saved completions help to find its cause
         if first:

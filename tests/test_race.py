@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from study_runs import evaluation
+from transformers import TrainerControl, TrainerState
 from typer.testing import CliRunner
 
 from kit.api import launch as api
@@ -17,6 +18,8 @@ from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.evaluation.heldout import own_seed
 from kit.evaluation.results import course
+from kit.runner.evaluation import EvaluationCallback, EvaluationPolicy
+from kit.runner.lifecycle import StopSignal
 from kit.runs.store import RunDir, RunStore
 from kit.runs.worker import DONE, STOPPED, TURN, USER_ERROR, Outcome
 from kit.studies.race import Evidence, dropped
@@ -216,6 +219,10 @@ def test_a_turn_ends_with_its_evaluation_and_the_run_goes_on_as_if_uninterrupted
     assert (parts.status()["state"], parts.status()["reason"]) == ("stopped", f"{TURN}1")
     assert [result["step"] for result in course(parts)][-1] == 1
     assert parts.last_checkpoint is not None
+    (parts.eval / "step-00001.json").unlink()  # as where the turn was stopped during its evaluation
+    run("parts", resume=True, until=1)
+    assert (parts.status()["state"], parts.status()["reason"]) == ("stopped", f"{TURN}1")
+    assert ([result["step"] for result in course(parts)][-1], parts.last_checkpoint.name) == (1, "checkpoint-1")
     run("parts", resume=True, until=2)
     assert [result["step"] for result in course(parts)][-1] == 2
     run("parts", resume=True)
@@ -223,6 +230,20 @@ def test_a_turn_ends_with_its_evaluation_and_the_run_goes_on_as_if_uninterrupted
     assert numbers(parts) == numbers(whole)
     seeds = [json.loads((parts.eval / name).read_text())["seed"] for name in ("step-00001.json", "step-00002.json")]
     assert seeds == [own_seed("parts", 1), own_seed("parts", 2)]
+
+
+def test_a_turn_that_is_beyond_its_step_ends_with_the_next_one(tmp_path: Path) -> None:
+    """Of several processes, whose turn cannot end before its first step."""
+    config = load_config("quickstart", ["evaluation.every=0"])
+    run = RunStore(tmp_path).create("it", config=config.to_yaml(), step=0, total_steps=9)
+    policy, stop = EvaluationPolicy(run, config.evaluation, "pass@1", silent), StopSignal(run)
+    callback, control = EvaluationCallback(policy, pytest.fail, stop, processes=2), TrainerControl()
+    for until in (None, 4, 3):
+        stop.until = until
+        callback.on_train_begin(None, TrainerState(global_step=3, max_steps=9), control)
+        assert (stop.reason, control.should_training_stop) == (None, False)
+    callback.on_step_end(None, TrainerState(global_step=4, max_steps=9), control)
+    assert (stop.reason, control.should_training_stop, control.should_save) == (f"{TURN}4", True, True)
 
 
 def test_the_documented_tables_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from kit.runner.prepare import Parts
     from rewards import Preset
 
+
+class TurnOver(Exception):
+    """Ends a turn of a resumed run before its first step: only the evaluation was missing."""
+
+
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
 TRAINING_STATE = (
     "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin", "objective_state.json",
@@ -94,8 +99,8 @@ class EvaluationPolicy:
 class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out problems every `evaluation.every` steps, before the step is saved, and acts on the result."""
 
-    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal) -> None:
-        self.policy, self.score, self.stop = policy, score, stop
+    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal, processes: int = 1) -> None:
+        self.policy, self.score, self.stop, self.processes = policy, score, stop, processes
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """In a resumed run: the best so far, as the files say, and the evaluation that a stop had cut short."""
@@ -106,18 +111,27 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
             self._evaluate(model, state, control)
         self._mark_best(state, self.policy.decision(step))
         self.policy.file_best(self.policy.decision(step).standing.best_trained)
+        # The checkpoint of this step is there. Of several processes only this one knows; they end after the next step.
+        if self.processes == 1 and self._ends_turn(step):
+            raise TurnOver
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
-        if state.global_step == self.stop.until and not self.stop.asked():
-            self.stop.reason = f"{TURN}{state.global_step}"
-            self.policy.run.write_status("stopping", step=state.global_step)
+        if self._ends_turn(state.global_step):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.policy.config.every:
             self.policy.file_best(self.policy.decision(state.global_step).standing.best_trained)
+
+    def _ends_turn(self, step: int) -> bool:
+        """Whether this turn of the run is over at that step; then it is noted as the reason to stop."""
+        if self.stop.until is None or step < self.stop.until or self.stop.asked():
+            return False
+        self.stop.reason = f"{TURN}{step}"
+        self.policy.run.write_status("stopping", step=step)
+        return True
 
     def _is_due(self, step: int, state: Any) -> bool:
         every = self.policy.config.every
