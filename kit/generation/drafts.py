@@ -35,8 +35,8 @@ LONGEST = 16
 FIRST = 4
 HOLES = 32
 """Columns of rejected guesses in the cache of keys and values before it is packed."""
-PROMPTS = 4096
-"""Prompts whose completions are kept, those that were seen last."""
+PROMPTS, TOKENS = 4096, 2_000_000
+"""Prompts whose completions are kept, those that were seen last; and tokens of these, about 6 bytes each in a checkpoint."""
 INDEPENDENT = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"} | {
     "SuppressTokensLogitsProcessor"
 }
@@ -90,8 +90,9 @@ class Drafts:
         for prompt_ids, made in groups.items():
             self.past[prompt_ids] = made
             self.past.move_to_end(prompt_ids)
-        while len(self.past) > PROMPTS:
-            self.past.popitem(last=False)
+        held = sum(len(ids) for made in self.past.values() for ids in made)
+        while len(self.past) > PROMPTS or held > TOKENS:
+            held -= sum(map(len, self.past.popitem(last=False)[1]))
 
     def counts(self) -> dict[str, int]:
         """Metrics: calls, and calls without drafts, since this was asked for."""
@@ -165,7 +166,9 @@ class Drafts:
             own = torch.tensor([[1] * len(ids) + [0] * (deep - len(ids)) for ids in asked], device=out.device)
             mask = torch.cat([mask, own.to(mask.dtype)], dim=1)
             done = torch.tensor([len(made[row]) - 1 for row in rows], device=out.device)
-            positions = (start + done)[:, None] + torch.arange(deep, device=out.device)
+            # A column of padding has its row's last place: behind that a learned position embedding may have ended.
+            places = torch.tensor([[min(n, len(ids) - 1) for n in range(deep)] for ids in asked], device=out.device)
+            positions = (start + done)[:, None] + places
             scores = model(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, **(inputs | {"logits_to_keep": deep})
             ).logits

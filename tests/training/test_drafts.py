@@ -61,6 +61,19 @@ def test_one_past_completion_serves_a_whole_group_that_stays_independent() -> No
     assert sample(model, given, drafts, 1, temperature=0.6) == sample(model, given, Drafts(), 1, temperature=0.6)
 
 
+def test_no_position_is_asked_for_behind_the_end_of_the_context() -> None:
+    """The first prompt is the longest: its drafts bring it to the end while the others, whose guesses are wrong, go on."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.6}
+    config = AutoConfig.for_model("gpt2", n_positions=7 + 30 - 1, bos_token_id=1, eos_token_id=1, **sizes)
+    model, given, drafts = AutoModelForCausalLM.from_config(config).eval(), prompts(copies=1), Drafts()
+    plain = sample(model, given, Drafts(), 3, eos_token_id=None)
+    drafts.remember(asked(given), [plain[0][:20], *([(place + 1) % 61 for place in row] for row in plain[1:])])
+    assert sample(model, given, drafts, 3, eos_token_id=None) == plain
+
+
 VOCABULARY, DEEP, ROWS = 4, 3, 80
 
 
@@ -141,6 +154,9 @@ def test_what_was_kept_comes_back_with_a_checkpoint_and_the_oldest_goes_first(mo
     drafts.remember([[1, 1]], [[4]])
     again.load_state_dict(drafts.state_dict())
     assert list(again.past.items()) == list(drafts.past.items()) == [((1, 2), [[7, 8], [9]]), ((1, 1), [[4]])]
+    monkeypatch.setattr(module, "TOKENS", 4)
+    drafts.remember([[1, 1]], [[4, 5]])
+    assert list(drafts.past.items()) == [((1, 1), [[4, 5]])], "of long completions fewer are kept"
 
 
 def test_models_whose_cache_has_no_place_for_rejected_guesses_go_without() -> None:
