@@ -43,7 +43,7 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
     """The part of an objective that runs in verl's loss, verl's keys for the rest, and what cannot be carried.
 
     The first is a spec for `Objective.from_spec`; the second by verl's dotted keys. Raises `ConfigError` for an advantage or a
-    clip that needs what verl hands to nobody: without them there is no loss.
+    clip that needs what verl hands to nobody: without them there is no loss; and for two hooks that bound the engine's ratios.
     """
     for hook, known in ((objective.advantage, ADVANTAGE_INPUTS), (objective.clip, LOSS_INPUTS)):
         if missing := sorted(hook.needs - known):
@@ -57,6 +57,11 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
     actor = "actor_rollout_ref.actor"
     spec["weights"], spec["regularizers"] = [], []
     if "sampler_logps" in objective.clip.needs:
+        if any(hook.name == "sampler_correction" for hook in objective.weights):
+            raise ConfigError(
+                f"{objective.clip.title} bounds the engine's ratios itself, and objective.weights has a sampler_correction: verl "
+                "bounds them once, for both. Take sampler_correction out of objective.weights, or sampler_cap out of the clip."
+            )
         keys |= _correction("token", None, 1e9)
     for hook in objective.weights:
         values = hook.values

@@ -21,7 +21,7 @@ import yaml
 from kit.config import load_config
 from kit.config.loading import leaves
 from kit.errors import ConfigError
-from kit.planning.scaling import AVERAGES, COLUMNS, EASYR1, MODES, OFF, SAID, VERL
+from kit.planning.scaling import AVERAGES, COLUMNS, EASYR1, IN_BATCHES, MODES, OFF, SAID, VERL
 from kit.runs.files import write_atomic
 
 UNKNOWN = object()
@@ -179,7 +179,7 @@ def _read_verl(found: Imported, tree: Mapping[str, Any]) -> None:
                 found.set("data.split", split, name)
         elif key == "model.lora.targets" and "," in str(value) and isinstance(value, str):
             value = value.split(",")
-        elif key == "optimisation.steps":
+        elif key in IN_BATCHES:
             value *= given.get(f"{actor}.ppo_epochs", 1)
         if value is not None:
             found.set(key, value, name)

@@ -98,6 +98,8 @@ AVERAGES = {
 }  # fmt: skip
 OFF = ("run.save_every", "evaluation.every", "generation.top_k")
 """0 here is -1 there."""
+IN_BATCHES = ("optimisation.steps", "optimisation.warmup_steps", "run.save_every", "evaluation.every")
+"""Counted in optimiser steps here; there in batches, on each of which `optimisation.iterations` steps are made."""
 SCHEDULES = ("constant", "cosine")
 CARRIED = (
     "reward.preset", "reward.params", "reward.functions", "optimisation.batch_size", "optimisation.micro_batch_size",
@@ -171,14 +173,21 @@ def scale(config: RunConfig, trainer: str, folder: Path, *, gpus: int = 8, nodes
     names = VERL if trainer == "verl" else EASYR1
     out.carried = {*names.values(), *CARRIED, *(f"data.{name}" for name in DATA)}
     values = {key: value for key, value in _flat(config).items() if value is not None}
+    iterations = config.optimisation.iterations
     for name, key in names.items():
-        if key in values:
-            out.set(name, _there(key, values[key]))
+        if key not in values:
+            continue
+        value = values[key]
+        if key in IN_BATCHES:
+            value = -(-value // iterations)
+            if value * iterations != values[key]:
+                out.left.append(
+                    f"{key}: {values[key]}: {trainer} counts batches of {iterations} steps, and gets {value} of them"
+                )
+        out.set(name, _there(key, value))
     if values["optimisation.schedule"] not in SCHEDULES:
         out.carried.discard("optimisation.schedule")
         out.set(next(name for name, key in names.items() if key == "optimisation.schedule"), "constant")
-    steps, iterations = config.optimisation.steps, config.optimisation.iterations
-    out.set(next(name for name, key in names.items() if key == "optimisation.steps"), -(-steps // iterations))
     for key, value in {"nnodes": nodes, "n_gpus_per_node": gpus}.items():
         out.set(f"trainer.{key}", value)
     out.set("trainer.logger", ["console", *config.run.report_to])
@@ -415,12 +424,21 @@ def _add_rows(out: Scaled, config: RunConfig) -> None:
 
 def _reward_file(config: RunConfig, trainer: str) -> str:
     reward = config.reward
-    params = "".join(f", {name}={value!r}" for name, value in reward.params.items())
-    preset = f"rewards.load({reward.preset!r}{params})" if reward.preset else "None"
-    if reward.functions:
-        functions = [(str(_absolute(one.path)), one.weight) for one in reward.functions]
+    presets = [(_loaded(reward.preset, reward.params), 1.0)] if reward.preset else []
+    presets += [(_loaded(one.preset, one.params), one.weight) for one in reward.functions if one.preset is not None]
+    functions = [(_absolute(one.path), one.weight) for one in reward.functions if one.preset is None]
+    preset = "None"
+    if len(presets) == 1 and presets[0][1] == 1.0:
+        preset = presets[0][0]
+    elif presets:
+        preset = f"rewards.combine([{', '.join(f'({loaded}, {weight!r})' for loaded, weight in presets)}])"
+    if functions:
         preset = f"rewards.from_functions({functions!r}, base={preset}, allow_shaping_above_correctness=True)"
     return REWARDS.format(config=config.run.id or "a run", trainer=trainer, expression=preset)
+
+
+def _loaded(name: str, params: Mapping[str, Any]) -> str:
+    return f"rewards.load({', '.join([repr(name), *(f'{key}={value!r}' for key, value in params.items())])})"
 
 
 def _absolute(path: str) -> str:

@@ -154,7 +154,7 @@ FILES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                   {"model.name": "Qwen/Qwen2.5-3B-Instruct", "model.lora.rank": 32, "optimisation.batch_size": 320,
                    "generation.num_generations": 5, "generation.max_completion_tokens": 1024, "optimisation.steps": 600,
                    "objective.reduction": "sequence_mean",
-                   "objective.regularizers": [{"name": "kl", "coef": 0.001}], "evaluation.every": 5}, []),
+                   "objective.regularizers": [{"name": "kl", "coef": 0.001}], "evaluation.every": 10, "run.save_every": 40}, []),
     "easyr1.yaml": (yaml.safe_dump(EASY),
                     {"model.name": "Qwen/Qwen2.5-7B-Instruct", "model.lora": None, "data.source": "hiyouga/math12k",
                      "data.split": "train", "data.prompt_column": "problem", "data.reference_column": "answer",

@@ -18,6 +18,7 @@ from kit.config.loading import leaves
 from kit.errors import ConfigError
 from kit.planning.importing import import_file
 from kit.planning.scaling import Scaled, scale
+from kit.runner.prepare import build_reward
 
 Tree = dict[str, Any]
 
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> Tree:
         "objective": {"recipe": "grpo"},
         "generation": {"num_generations": 4, "top_p": 0.9, "vllm": {"eager": True}},
         "optimisation": {"batch_size": 32, "steps": 30, "iterations": 2, "learning_rate": 2e-6, "schedule": "cosine"},
-        "evaluation": {"every": 5},
+        "evaluation": {"every": 6},
         "run": {"seed": 3, "save_every": 0},
     }
 
@@ -56,6 +57,27 @@ def test_what_scale_wrote_is_imported_as_the_same_run(run: Tree, tmp_path: Path)
     back = import_file(tmp_path / "out/verl.yaml")
     assert dict(leaves(load_config(back.tree).model_dump())) == dict(leaves(load_config(run).model_dump()))
     assert not back.mistakes or "at most 256 tokens" in back.mistakes[0]
+
+
+@pytest.mark.parametrize("trainer", ["verl", "easyr1"])
+def test_steps_are_counted_in_batches_there(trainer: str, run: Tree, tmp_path: Path) -> None:
+    run["optimisation"] |= {"steps": 40, "iterations": 4, "warmup_steps": 8}
+    run["evaluation"]["every"], run["run"]["save_every"] = 12, 20
+    out = scaled(run, trainer, tmp_path / "out")
+    out.write(tmp_path / "out", force=False)
+    assert out.left == []
+    there = dict(leaves(out.tree))
+    actor = "actor_rollout_ref.actor" if trainer == "verl" else "worker.actor"
+    steps, looks = ("total_training_steps", "test_freq") if trainer == "verl" else ("max_steps", "val_freq")
+    assert [there[f"trainer.{name}"] for name in (steps, looks, "save_freq")] == [10, 3, 5]
+    assert (there[f"{actor}.optim.lr_warmup_steps"], there[f"{actor}.ppo_epochs"]) == (2, 4)
+    back = load_config(import_file(tmp_path / f"out/{trainer}.yaml").tree)
+    assert (back.optimisation.steps, back.optimisation.iterations, back.optimisation.warmup_steps) == (40, 4, 8)
+    assert (back.evaluation.every, back.run.save_every) == (12, 20)
+    run["optimisation"]["warmup_steps"] = 9
+    assert scaled(run, trainer, tmp_path / "out").left == [
+        f"optimisation.warmup_steps: 9: {trainer} counts batches of 4 steps, and gets 3 of them"
+    ]
 
 
 @pytest.mark.parametrize("objective", [
@@ -112,6 +134,30 @@ def test_rows_and_reward_are_what_the_trainers_ask_for(
         assert total == pytest.approx(1.1 + 2.0 * 0.5)
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("first", ["gsm8k-hash", None])
+def test_further_presets_are_written_as_presets(first: str | None, own: bool, run: Tree, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(completions, **_):\n    return [0.5] * len(completions)\n")
+    further = {"path": "preset:length-target", "weight": 0.5, "params": {"target": 3, "tolerance": 2}}
+    functions = [further, {"path": f"{tmp_path}/mine.py:mine", "weight": 2.0}]
+    run["reward"] = {"preset": first, "functions": functions if own else [further]}
+    out = scaled(run, "verl", tmp_path / "out")
+    out.write(tmp_path / "out", force=False)
+    spec = importlib.util.spec_from_file_location("theirs", tmp_path / "out/grpo_kit_rewards.py")
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    row = pyarrow.parquet.read_table(tmp_path / "out/train.parquet").to_pylist()[0]
+    answer = row["reward_model"]["ground_truth"]
+    theirs = build_reward(load_config(run)).verl()
+    for text in (answer, "a b c", "no"):
+        given = (row["data_source"], text, answer, row["extra_info"])
+        found, expected = module.compute_score(*given), theirs(*given)
+        assert found["score"] == pytest.approx(expected["score"])
+        assert found.keys() >= {name for name in ("mine",) if own}
+    assert "preset:" not in (tmp_path / "out/grpo_kit_rewards.py").read_text()
+
+
 def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
     run["generation"]["min_p"] = 0.1
     run["selection"] = {"pods": {"keep": 2}}
@@ -136,6 +182,8 @@ def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
     ({"generation": {"tools": ["a.py:b"]}}, "verl", "generation.tools"),
     ({"objective": {"recipe": "ppo"}}, "verl", "advantage 'gae' needs values"),
     ({"objective": {"recipe": "vespo"}}, "easyr1", "verl takes any"),
+    ({"objective": {"recipe": "vespo", "clip": {"sampler_cap": 2.0}, "weights": ["sampler_correction"]}}, "verl",
+     "bounds them once"),
     ({"optimisation": {"batch_size": 400}}, "verl", "32 rows to train on, and a step takes 100"),
     ({}, "nemo", "known are verl, easyr1"),
 ])  # fmt: skip
