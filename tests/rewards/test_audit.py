@@ -197,7 +197,10 @@ def test_the_command_line_without_the_kit(tmp_path: Path, capsys: pytest.Capture
     assert told["passed"] is False
     assert [(one["attack"], one["paid"]) for one in told["results"]][::2] == [("right", 4), ("near-misses", 4)]
     assert main(["audit", "gsm8k-hash", "--data", str(rows)]) == 2
-    assert "Columns: question, final, prompt. Name another one (on the command line: --reference)" in capsys.readouterr().err
+    assert (
+        "Columns: question, final, prompt. Name another one (on the command line: --reference)"
+        in capsys.readouterr().err
+    )
     assert main(["audit", "gsm8k-hash", *given, "-o", "format_weight"]) == 2
     assert main(["list"]) == main(["show", "math-verify"]) == 0
     assert "math-dapo" in capsys.readouterr().out
