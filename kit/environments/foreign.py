@@ -5,13 +5,14 @@
     ...@PYTHON                the interpreter that has the package, when it is another one than this
 
 One process serves all completions of a run: this file, run by that interpreter, speaks lines of JSON. Nothing of the package is
-imported here. Where it dies the next `reset` starts another; completions that were open get an error as the tool's answer,
-and no reward. After `DEATHS` in a row the run ends as failed, with a checkpoint. Standard library only.
+imported here. Where it dies, or gives no answer in time, the next `reset` starts another; completions that were open get an error
+as the tool's answer, and no reward. After `DEATHS` in a row the run ends as failed, with a checkpoint. Standard library only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import importlib
 import importlib.util
@@ -19,15 +20,26 @@ import inspect
 import itertools
 import json
 import os
+import queue
+import selectors
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 PREFIXES = ("verifiers:", "process:")
 DEATHS = 3
 """Processes that may end one after the other before the run does."""
+ANSWER_SECONDS = 300.0
+"""How long one answer may take."""
+LOADING_SECONDS = 1800.0
+"""The same for a process that has not loaded its environment yet, and for the environment's rows: both may download data."""
 TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
@@ -36,7 +48,11 @@ class EnvironmentProcessError(RuntimeError):
 
 
 class EnvironmentDied(EnvironmentProcessError):
-    """The process of an environment ended in the middle of something."""
+    """The process of an environment ended in the middle of something, or had to be ended."""
+
+
+class EnvironmentLost(EnvironmentProcessError):
+    """The process was started anew since this completion began, and knows nothing of it."""
 
 
 class EnvironmentProcess:
@@ -45,34 +61,68 @@ class EnvironmentProcess:
     def __init__(self, spec: str) -> None:
         self.spec, _, self.python = spec.partition("@")
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded = False
         self._deaths = 0
+        self._requests = itertools.count()
         self.numbers = itertools.count()
+        self.forgotten: deque[int] = deque()
+        """Numbers of completions that are no more; the process is told with the next request."""
+        atexit.register(self._at_exit, os.getpid())
 
     def ask(self, **request: Any) -> Any:
-        """The answer to a request. Raises `EnvironmentDied`, or `EnvironmentProcessError` with what the other side says."""
+        """The answer to a request.
+
+        Raises:
+            EnvironmentDied: the process ended, or had to be ended.
+            EnvironmentLost: it knows nothing of this completion.
+            EnvironmentProcessError: with what the other side says.
+        """
         with self._lock:
             if self._process is None:
                 self._start()
-            assert self._process is not None
-            stdin, stdout = self._process.stdin, self._process.stdout
-            assert stdin is not None
-            assert stdout is not None
+            request["request"] = next(self._requests)
+            request["forget"] = [self.forgotten.popleft() for _ in range(len(self.forgotten))]
             try:
-                stdin.write(json.dumps(request, default=str) + "\n")
-                stdin.flush()
-                line = stdout.readline()
-            except OSError:
-                line = ""
-            if not line:
-                code = self._process.wait()
+                answer = self._exchange(request)
+            except EnvironmentDied:
                 self.close()
                 self._deaths += 1
-                raise EnvironmentDied(f"The process of {self.spec} ended (exit code {code}); what it said is above.")
+                raise
+            if "error" not in answer:
+                self._loaded = True
+                return answer["answer"]
+        raise (EnvironmentLost if answer.get("lost") else EnvironmentProcessError)(f"{self.spec}: {answer['error']}")
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for its answer. Raises `EnvironmentDied`, and leaves the process as it is."""
+        limit = ANSWER_SECONDS if self._loaded and request["do"] != "rows" else LOADING_SECONDS
+        process = self._process
+        assert process is not None
+        try:
+            line = _line_for(process, json.dumps(request, default=str).encode() + b"\n", limit)
+        except TimeoutError:
+            raise EnvironmentDied(
+                f"The process of {self.spec} gave no answer to '{request['do']}' within {limit:g} s and was ended."
+            ) from None
+        except (OSError, ValueError):  # ValueError: closed by another thread
+            line = b""
+        if not line:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            raise EnvironmentDied(
+                f"The process of {self.spec} ended (exit code {process.poll()}); what it said is above."
+            )
+        try:
             answer = json.loads(line)
-        if "error" in answer:
-            raise EnvironmentProcessError(f"{self.spec}: {answer['error']}")
-        return answer["answer"]
+            if answer["request"] == request["request"] and ("answer" in answer or "error" in answer):
+                return answer  # type: ignore[no-any-return]
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise EnvironmentDied(
+            f"The process of {self.spec} was ended: to request {request['request']} it answered {line[:200]!r}. The environment "
+            "must not write to descriptors that it did not open."
+        )
 
     def reset(self, **request: Any) -> Any:
         """The answer to `reset`, by another process where this one is gone. Raises `EnvironmentProcessError`."""
@@ -89,24 +139,64 @@ class EnvironmentProcess:
             return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, and what it has started."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()
             process.wait()
 
+    def _at_exit(self, owner: int) -> None:
+        if os.getpid() == owner:  # a fork of this process leaves it alone
+            self.close()
+
     def _start(self) -> None:
         command = [self.python or sys.executable, os.path.abspath(__file__), self.spec]
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or not self.python}
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept
+            process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=kept,
+                start_new_session=True,  # Ctrl-C is for the trainer, which may still finish its step
             )
         except OSError as error:
             raise EnvironmentProcessError(f"{self.spec}: {self.python} cannot be started ({error}).") from None
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._process, self._loaded = process, False
+
+
+def _line_for(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes:
+    """What a process answers to a request: a line, or nothing where it ended. Raises `TimeoutError`, `OSError`, `ValueError`."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    unsent, received, until = memoryview(request), b"", time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while b"\n" not in received:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready = {key.fileobj for key, _ in selector.select(min(left, 1.0))}
+            if process.stdout in ready:
+                said = os.read(process.stdout.fileno(), 1 << 16)
+                if not said:
+                    return b""
+                received += said
+            elif process.stdin in ready:
+                unsent = unsent[os.write(process.stdin.fileno(), unsent) :]
+                if not unsent:
+                    selector.unregister(process.stdin)
+            elif not ready and process.poll() is not None:  # a process that it forked holds the pipe open
+                return b""
+    return received
 
 
 @functools.cache
@@ -128,7 +218,7 @@ def environment_class(spec: str) -> type:
     described = process.ask(do="describe")
     methods: dict[str, Any] = {tool["name"]: _method(tool) for tool in described["tools"]}
     if described["rewards"]:
-        methods["get_reward"] = lambda self: process.ask(do="reward", id=self._id, messages=[])
+        methods["get_reward"] = lambda self: self._reward([])
     return type("ForeignEnvironment", (Foreign,), {**methods, "_process": process})
 
 
@@ -139,6 +229,7 @@ class Foreign:
 
     def __init__(self) -> None:
         self._id = next(self._process.numbers)
+        weakref.finalize(self, self._process.forgotten.append, self._id).atexit = False
 
     def reset(self, **columns: Any) -> str | None:
         """Begins a row anew; what is said to the model beside its prompt."""
@@ -147,19 +238,20 @@ class Foreign:
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return str(self._process.ask(do="call", id=self._id, name=name, arguments=dict(arguments)))
 
+    def _reward(self, messages: Sequence[Any]) -> float | None:
+        """What the completion is worth; None, which TRL leaves out, where the process that knew it has died."""
+        try:
+            return self._process.ask(do="reward", id=self._id, messages=list(messages))  # type: ignore[no-any-return]
+        except (EnvironmentDied, EnvironmentLost):
+            return None
+
 
 def rubric(completions: Sequence[Any], environments: Sequence[Any], **_: Any) -> list[float | None]:
     """The rewards of a verifiers environment's own rubric: `reward.functions: [{path: kit.environments.foreign:rubric}]`.
 
-    None for a completion whose process has died.
+    None for a completion whose process has died. Raises `EnvironmentProcessError` where the rubric fails.
     """
-    scores: list[float | None] = []
-    for messages, environment in zip(completions, environments, strict=True):
-        try:
-            scores.append(environment._process.ask(do="reward", id=environment._id, messages=list(messages)))
-        except EnvironmentProcessError:
-            scores.append(None)
-    return scores
+    return [environment._reward(messages) for messages, environment in zip(completions, environments, strict=True)]
 
 
 def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
@@ -319,8 +411,10 @@ class OfClass:
         answer = getattr(state, name)(**arguments)
         return str(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
 
-    def reward(self, state: Any, messages: list[dict[str, Any]]) -> float:
-        return float(state.get_reward())
+    def reward(self, state: Any, messages: list[dict[str, Any]]) -> float | None:
+        value = state.get_reward()
+        value = asyncio.run(value) if inspect.iscoroutine(value) else value
+        return None if value is None else float(value)
 
 
 def _described(function: Callable[..., Any]) -> dict[str, Any]:
@@ -344,33 +438,57 @@ def _described(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def serve(spec: str) -> None:
-    """Answers requests, a line each, until its input ends. What the environment prints goes to stderr."""
-    answers, sys.stdout = sys.stdout, sys.stderr
+    """Answers requests, a line each, and ends with its input, also in the middle of a call.
+
+    The pipes are moved away from descriptors 0 and 1, which every program that the environment starts inherits: those
+    read nothing, and what they and the environment print goes to stderr.
+    """
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdout = sys.stderr
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_until_the_end, args=(requests, lines), daemon=True).start()
     environment: OfVerifiers | OfClass | None = None
     states: dict[int, Any] = {}
-    for line in sys.stdin:
-        request = json.loads(line)
+    while True:
+        request = json.loads(lines.get())
+        said: dict[str, Any] = {"request": request["request"]}
         try:
+            for number in request["forget"]:
+                states.pop(number, None)
+            do, number = request["do"], request.get("id", -1)
+            if do in ("call", "reward") and number not in states:
+                raise EnvironmentLost("what it knew of this completion is lost: its process was started anew")
             kind, _, name = spec.partition(":")
             environment = environment or (OfVerifiers(name) if kind == "verifiers" else OfClass(name))
-            do, number = request["do"], request.get("id", -1)
             if do == "describe":
                 answer: Any = {"tools": environment.tools(), "rewards": environment.rewards}
             elif do == "rows":
                 answer = environment.rows()
             elif do == "reset":
                 answer, states[number] = environment.reset(request["row"])
-            elif number not in states:
-                raise RuntimeError("what it knew of this completion is lost: its process was started anew")
             elif do == "call":
                 answer = environment.call(states[number], request["name"], request["arguments"])
             else:
                 answer = environment.reward(states[number], request["messages"])
-            said = json.dumps({"answer": answer}, default=str)
+            line = json.dumps(said | {"answer": answer}, default=str)
         except Exception as error:
-            said = json.dumps({"error": str(error) or type(error).__name__})
-        answers.write(said + "\n")
+            lost = isinstance(error, EnvironmentLost)
+            line = json.dumps(said | {"error": str(error) or type(error).__name__, "lost": lost})
+        answers.write(line + "\n")
         answers.flush()
+
+
+def _read_until_the_end(requests: Iterable[str], lines: queue.SimpleQueue[str]) -> None:
+    """Hands requests on; when the trainer is gone this process ends at once, with what it has started."""
+    for line in requests:
+        lines.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -395,12 +395,12 @@ def play(config: RunConfig, request: Request) -> dict[str, Any]:
     beside = {} if environment is None else {"environments": environment}
     preset = build_reward(config)
     text = str(answer) if isinstance(prompt, str) else said
-    own = getattr(environment, "get_reward", None)
     row = {**row, "prompt": prompt}
     group = scored(preset, row, [str(answer)], config.run.seed, completions_as=[text], **beside)
+    own = getattr(environment, "get_reward", lambda: None)()
     return found | {
         "group": group | {"advantages": [None]},  # one completion is no group
-        "environment_reward": None if own is None else float(own()),
+        "environment_reward": None if own is None else float(own),
     }
 
 

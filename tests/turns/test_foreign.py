@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from kit.config import GenerationConfig
 from kit.environments import foreign
-from kit.environments.foreign import EnvironmentProcess, EnvironmentProcessError, environment_class, rubric
+from kit.environments.foreign import (
+    EnvironmentDied,
+    EnvironmentLost,
+    EnvironmentProcess,
+    EnvironmentProcessError,
+    environment_class,
+    rubric,
+)
 from kit.errors import ConfigError, DataError
+from kit.generation.multi_turn import environment_rewards
 from kit.generation.tools import load_tools
 
 GUESS = '''
-import os, sys
+import os, subprocess, sys, time
 class Guess:
     def reset(self, **row):
         if os.path.exists("DOOM"):
@@ -41,6 +55,26 @@ class Guess:
     def pid(self) -> int:
         """Which process."""
         return os.getpid()
+    def shell(self, command: str) -> str:
+        """Runs a program that reads and writes what it inherits.
+
+        Args:
+            command: What to run.
+        """
+        return f"exit code {subprocess.run(command, shell=True).returncode}"
+    def scribble(self) -> str:
+        """Writes a line to every descriptor."""
+        for number in range(3, 32):
+            try:
+                os.write(number, b'{"answer": "forged"}' + os.linesep.encode())
+            except OSError:
+                pass
+        return "scribbled"
+    def alive(self) -> int:
+        """How many environments the process keeps."""
+        import gc
+        gc.collect()
+        return sum(type(one).__name__ == "Guess" for one in gc.get_objects())
 '''
 
 
@@ -52,10 +86,10 @@ def spec(tmp_path: Path) -> str:
 
 def test_its_methods_are_tools_and_act_in_another_process(spec: str) -> None:
     setup = load_tools(GenerationConfig(environment=spec))
-    assert [tool.__name__ for tool in setup.all_tools()] == ["guess", "pid"]
+    assert [tool.__name__ for tool in setup.all_tools()] == ["alive", "guess", "pid", "scribble", "shell"]
     from transformers.utils import get_json_schema
 
-    schema = get_json_schema(setup.all_tools()[0])["function"]
+    schema = get_json_schema(setup.all_tools()[1])["function"]
     assert schema["description"] == "Says whether a number is too small or too large."
     assert schema["parameters"]["properties"]["number"] == {"type": "integer", "description": "The number."}
     assert schema["parameters"]["required"] == ["number"]
@@ -72,11 +106,13 @@ def test_a_process_that_dies_is_started_again_and_what_was_open_is_lost(spec: st
     one, other = environment_class(spec)(), environment_class(spec)()
     for environment in (one, other):
         environment.reset(reference="42", prompt=[])
-    with pytest.raises(EnvironmentProcessError, match="exit code 3"):
+    with pytest.raises(EnvironmentDied, match="exit code 3"):
         one.guess(-1)  # TRL answers the model with the exception
-    with pytest.raises(EnvironmentProcessError, match="its process was started anew"):
+    with pytest.raises(EnvironmentLost, match="its process was started anew"):
         other.guess(1)
     assert rubric([[], []], [one, other]) == [None, None]
+    assert [environment.get_reward() for environment in (one, other)] == [None, None]
+    assert environment_rewards([SimpleNamespace(environment=one)]) == [None]
     one.reset(reference="3", prompt=[])
     assert one.guess(3) == "right"
     foreign.process_of(spec).close()
@@ -90,6 +126,128 @@ def test_a_process_that_dies_at_every_reset_ends_the_run(spec: str, tmp_path: Pa
         one.reset(reference="1", prompt=[])
     (tmp_path / "doom").unlink()
     foreign.process_of(spec).close()
+
+
+def test_what_it_starts_neither_reads_requests_nor_writes_answers(spec: str) -> None:
+    """A program that echoes would shift every later answer by one; one that reads would take the next request."""
+    one = environment_class(spec)()
+    one.reset(reference="42", prompt=[])
+    assert one.shell("echo hello; cat") == "exit code 0"
+    assert [one.guess(41), one.guess(42)] == ["too small", "right"]
+    foreign.process_of(spec).close()
+
+
+def test_an_answer_to_no_request_ends_the_process(spec: str) -> None:
+    one = environment_class(spec)()
+    one.reset(reference="42", prompt=[])
+    with pytest.raises(EnvironmentDied, match="forged"):
+        one.scribble()
+    with pytest.raises(EnvironmentLost):
+        one.guess(42)
+    foreign.process_of(spec).close()
+
+
+def test_a_call_that_hangs_is_ended_with_what_it_started(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = environment_class(spec)()
+    one.reset(reference="42", prompt=[])
+    monkeypatch.setattr(foreign, "ANSWER_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(EnvironmentDied, match=r"no answer to 'call' within 0\.5 s"):
+        one.shell(f"sleep 60 & echo $! > {tmp_path}/started; wait")
+    assert time.monotonic() - began < 10
+    assert _ends(int((tmp_path / "started").read_text()))
+    one.reset(reference="3", prompt=[])
+    assert one.guess(3) == "right"
+    foreign.process_of(spec).close()
+
+
+def test_a_death_is_seen_where_a_process_that_it_left_holds_the_pipe(spec: str, tmp_path: Path) -> None:
+    """A process that the environment forked has copies of its descriptors, so the pipe does not end."""
+    text = (tmp_path / "guess.py").read_text()
+    forks = "if number < 0:\n            if os.fork() == 0: time.sleep(60)\n"
+    (tmp_path / "guess.py").write_text(text.replace("if number < 0:\n", forks))
+    one = environment_class(spec)()
+    one.reset(reference="42", prompt=[])
+    with pytest.raises(EnvironmentDied, match="exit code 3"):
+        one.guess(-1)
+
+
+def test_an_error_of_its_own_is_not_taken_for_a_death(spec: str) -> None:
+    """`rubric` raises, so that the component counts errors; here the class divides by no tries."""
+    one = environment_class(spec)()
+    one.reset(reference="42", prompt=[])
+    for asked in (one.get_reward, lambda: rubric([[]], [one])):
+        with pytest.raises(EnvironmentProcessError, match="division by zero") as caught:
+            asked()
+        assert not isinstance(caught.value, EnvironmentDied | EnvironmentLost)
+    assert one.guess(42) == "right"
+    assert rubric([[]], [one]) == [1.0]
+    foreign.process_of(spec).close()
+
+
+def test_completions_that_are_no_more_are_forgotten(spec: str) -> None:
+    made = environment_class(spec)
+    one, others = made(), [made() for _ in range(5)]
+    for environment in (one, *others):
+        environment.reset(reference="42", prompt=[])
+    assert one.alive() == "6"
+    del others, environment
+    gc.collect()
+    assert one.alive() == "1"
+    assert one.guess(42) == "right"
+    foreign.process_of(spec).close()
+
+
+@pytest.mark.parametrize("end", ["killed", "exit"])
+def test_ctrl_c_spares_it_and_it_does_not_outlive_the_trainer(end: str, spec: str) -> None:
+    """Its input ends with a trainer that is killed, here in a call; one that exits ends it even while it is stopped."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, spec, end],
+        env=os.environ | {"PYTHONPATH": str(Path(foreign.__file__).parent)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "right\n"
+        environment = int(trainer.stdout.readline())
+        if end == "killed":
+            trainer.kill()
+        trainer.wait(10)
+        assert _ends(environment)
+    finally:
+        trainer.kill()
+
+
+TRAINER = """
+import os, signal, sys
+import foreign
+one = foreign.environment_class(sys.argv[1])()
+one.reset(reference="42")
+signal.signal(signal.SIGINT, lambda *_: None)
+os.killpg(0, signal.SIGINT)  # as a terminal sends it
+print(one.guess(42), flush=True)
+print(one.pid(), flush=True)
+if sys.argv[2] == "killed":
+    one.shell("sleep 60")
+os.kill(int(one.pid()), signal.SIGSTOP)
+"""
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process is gone, or nobody's zombie, within some seconds; else it is killed."""
+    for _ in range(100):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    return False
 
 
 @pytest.mark.parametrize(("spec", "words"), [
