@@ -83,9 +83,7 @@ def check_size(path: Path) -> None:
             if len(parts) > MOST_PARTS or sum(part.file_size for part in parts) > MOST_UNPACKED:
                 raise DataError(too_much)
             left = MOST_UNPACKED
-            for (
-                part
-            ) in parts:  # zipfile gives no more than a part declares, and says so where there would have been more
+            for part in parts:  # of each zipfile gives no more than it declares, and says so where there is more
                 with archive.open(part) as stream:
                     while chunk := stream.read(CHUNK):
                         left -= len(chunk)

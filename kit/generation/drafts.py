@@ -134,13 +134,10 @@ class Drafts:
             kept, live = [], []
             for row, found, draft in zip(rows, sampled, drafts, strict=True):
                 good = next((n for n, guess in enumerate(draft) if guess != found[n]), len(draft))
-                sizes[row] = (
-                    min(LONGEST, 2 * sizes[row])
-                    if good == len(draft)
-                    else max(1, sizes[row] // 2)
-                    if not good
-                    else sizes[row]
-                )
+                if good == len(draft):
+                    sizes[row] = min(LONGEST, 2 * sizes[row])
+                elif good == 0:
+                    sizes[row] = max(1, sizes[row] // 2)
                 new = found[: good + 1]
                 new = new[: next((n + 1 for n, token in enumerate(new) if token in ending), len(new))]
                 made[row] += new

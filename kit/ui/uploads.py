@@ -6,6 +6,7 @@ that is done by a child process, as rows of any source are, once the configurati
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -108,11 +109,10 @@ def safe(name: str) -> str:
 def _place(root: Path, name: str, fresh: Path) -> Path:
     """Moved under its name, or with a number behind it where another file has that. The name is made first, which fails where
     it is taken: another page on the same folder of runs may do the same."""
-    content = fresh.read_bytes()
     path = Path(name)
     for number in range(1, 1000):
         target = folder(root) / (name if number == 1 else f"{path.stem}-{number}{path.suffix}")
-        if target.is_file() and target.read_bytes() == content:
+        if target.is_file() and filecmp.cmp(fresh, target, shallow=False):
             return target
         with suppress(FileExistsError):
             target.touch(exist_ok=False)

@@ -53,7 +53,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05 and 09 need one'
 #
 # The preset `countdown`, with another engine and room to think. vLLM shares the GPU with training (`colocate`).
 # `gpu_memory_utilization` is its share; with `standby` it sleeps while the weights are updated, and its memory is free for the
-# update. With weights in 4-bit it is Unsloth that drives vLLM, so the backend is named. Completions of up to 4,096 tokens: those
+# update. Unsloth drives vLLM here, on the weights in 4-bit that it trains. Completions of up to 4,096 tokens: those
 # that are cut there weigh 0 in the update (`drop_truncated`), since nobody knows where they would have ended.
 #
 # Lengths differ from step to step, and memory with them. `token_budget` bounds it: one pass holds at most 9,216 tokens, be

@@ -37,6 +37,11 @@ FOR_A_MACHINE = ("01_quickstart", "02_gsm8k_unsloth_t4", "05_long_context_vllm",
 
 def test_there_are_nine() -> None:
     assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 10)]
+    assert "[nine notebooks]" in (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^[|] `(\d\d_\w+)` [|]", (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert rows == NAMES
 
 
 @pytest.mark.parametrize("name", FOR_A_MACHINE)
