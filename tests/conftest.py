@@ -153,7 +153,7 @@ def attempt(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*overrides: str, draw: bool = False) -> Attempt:
-        monkeypatch.setattr("kit.runner.console.draw_report", draw_report if draw else lambda *_: None)
+        monkeypatch.setattr("kit.runner.console.draw_report", draw_report if draw else lambda *_, **__: None)
         config = load_config(copy.deepcopy(tree), overrides)
         request, report = tmp_path / "request.json", tmp_path / "error.json"
         report.unlink(missing_ok=True)

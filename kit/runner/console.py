@@ -182,13 +182,13 @@ def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | 
     return path
 
 
-def draw_report(run: RunDir, state: str, reason: str | None) -> Path | None:
-    """Writes `report.html` of a run that is about to end in `state`. Failing to write it is logged, not raised."""
+def draw_report(run: RunDir, **ending: Any) -> Path | None:
+    """Writes `report.html` of a run whose status is about to say `ending`. Failing to write it is logged, not raised."""
     try:
         from kit.report.run_report import write_report
 
         run.check_free_space(REPORT_SPACE)
-        return write_report(run, ending={"state": state, "reason": reason, "ended": time.time()})
+        return write_report(run, ending={**ending, "ended": time.time()})
     except Exception as error:  # whatever is odd about a run's files, its result matters more
         log.warning("no report: %s: %s", type(error).__name__, error)
         return None

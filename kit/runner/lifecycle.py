@@ -75,27 +75,30 @@ def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[
                     raise
     except KeyboardInterrupt:
         clear_up(folder)
-        _end(folder, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
+        _end(folder, stop, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
         raise
     except BaseException as error:
         clear_up(folder)
         code = getattr(error, "exit_code", 1)
         with suppress(RunError):  # the error itself matters more; without a last word the run reads `interrupted`
-            _end(folder, "failed", f"{type(error).__name__}: {error}", code)
+            _end(folder, stop, "failed", f"{type(error).__name__}: {error}", code)
         raise
     clear_up(folder)
     ended = stop.reason or stop.ended
-    _end(folder, "stopped" if stop.reason else "finished", ended, 130 if stop.reason else 0)
+    _end(folder, stop, "stopped" if stop.reason else "finished", ended, 130 if stop.reason else 0)
 
 
-def _end(folder: RunDir, state: str, reason: str | None, code: int) -> None:
+def _end(folder: RunDir, stop: StopSignal, state: str, reason: str | None, code: int) -> None:
     """Writes the report, then the final status: whoever reads that the run has ended finds its report."""
     from kit.runner.console import draw_report
 
+    ending: dict[str, Any] = {"state": state, "reason": reason}
+    if stop.step is not None:  # that of the last heartbeat may be some steps behind
+        ending["step"] = stop.step
     try:
-        draw_report(folder, state, reason)
+        draw_report(folder, **ending)
     finally:
-        folder.write_status(state, reason=reason, exit=code)
+        folder.write_status(**ending, exit=code)
 
 
 @contextmanager
@@ -142,6 +145,7 @@ class StopSignal:
         self.reason: str | None = None
         self.echo = 0.0  # seconds in which a launcher passes on a signal that this process has heard itself
         self.ended: str | None = None  # why training ended before its last step, although nobody asked
+        self.step: int | None = None  # the last one that was done, for the final status
         self.until: int | None = None  # the step after which this turn of the run is over, its evaluation included
 
     def asked(self) -> bool:

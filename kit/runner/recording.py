@@ -278,6 +278,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.advance(state.global_step, state.max_steps, self.note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stop.step = state.global_step
         now, done = time.monotonic(), state.global_step - self.first_step
         if now - self.beat >= HEARTBEAT_SECONDS or state.global_step >= state.max_steps:
             self.beat = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +80,12 @@ def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineE
     if is_whole(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
         return
     _set_random_state(before)
-    # The engine's failure is what has to be told; without this checkpoint an earlier one stands.
-    with suppress(Exception):
+    try:
         trainer._save_checkpoint(trainer.model, None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         log.info("saved a checkpoint after step %d, because generation failed: %s", step, error)
+    except Exception as second:  # the engine's failure is what has to be told
+        log.warning("no checkpoint after step %d, an earlier one stands (%s: %s)", step, type(second).__name__, second)
 
 
 def computed_in(args: Any) -> str:

@@ -8,10 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from kit.errors import RewardError
 from kit.runner.console import LogCapture, Reporter, draw_report
 from kit.runner.lifecycle import lifecycle
+from kit.runner.recording import Recorder
 from kit.runs.store import RunDir
 
 Make = Callable[..., RunDir]
@@ -46,6 +48,20 @@ def test_a_run_that_is_stopped_at_once_leaves_a_report(make_run: Make) -> None:
     assert run.status()["state"] == "stopped"
 
 
+def test_the_steps_since_the_last_heartbeat_count(make_run: Make) -> None:
+    """Three steps within a second write no heartbeat of their own."""
+    run, state, control = make_run(), TrainerState(max_steps=20), TrainerControl()
+    with suppress(RewardError), lifecycle(run, LogCapture(), Reporter(quiet=True)) as stop:
+        recorder = Recorder(run, stop, lambda *_: None)
+        recorder.on_train_begin(TrainingArguments(max_steps=20, report_to=[]), state, control)
+        for state.global_step in (1, 2, 3):
+            recorder.on_step_end(None, state, control)
+        assert run.status()["step"] == 0
+        raise RewardError("the judge is down")
+    assert run.status()["step"] == 3
+    assert "failed after 3 of 20 steps" in (run.path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("error", [RuntimeError("odd"), MemoryError(), RecursionError()])
 def test_a_report_that_cannot_be_made_ends_no_run(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -78,5 +94,5 @@ def test_the_last_word_is_written_even_when_the_report_is_interrupted(
 def test_on_a_full_disk_the_space_is_left_to_the_last_word(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     monkeypatch.setattr("kit.runs.store.free_bytes", lambda path: 100_000)
-    assert draw_report(run, "failed", "no space") is None
+    assert draw_report(run, state="failed", reason="no space") is None
     assert not (run.path / "report.html").exists()
