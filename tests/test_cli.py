@@ -50,6 +50,7 @@ def write(name: str, text: str) -> str:
         (["validate", "nowhere.yaml"], "There is no file"),
         (["config", "show", "nowhere.yaml"], "There is no file"),
         (["init", "--preset", "nothing"], "no preset of that name"),
+        (["init", "gsm8k"], "grpo-kit init gsm8k.yaml --preset gsm8k"),
         (["data", "preview", "quickstart", "-o", "data.source=missing.jsonl"], "missing.jsonl"),
         (["reward", "show", "gsm8k-resoning"], "gsm8k-reasoning"),
         (["objective", "show", "ppo_clp"], "Did you mean 'ppo_clip'"),

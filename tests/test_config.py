@@ -164,6 +164,12 @@ def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tm
     assert "bad.yaml" in message
 
 
+def test_data_in_the_place_of_a_configuration_is_told_where_it_belongs(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("question,answer\n1+1,2\n")
+    assert f"data, not a configuration. Give a preset its rows: my-data -o data.source={file}" in refusal(file)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_bytes(b"\xff\xfe\x00")

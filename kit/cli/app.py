@@ -143,11 +143,15 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a YAML file with every key and its meaning."""
-    from kit.config import load_config
+    from kit.config import load_config, preset_names
     from kit.config.schema import commented_yaml
     from kit.errors import ConfigError
     from kit.runs.files import write_atomic
 
+    if str(path) in preset_names():
+        raise ConfigError(
+            f"{path} is a preset, and init names the file to write: grpo-kit init {path}.yaml --preset {path}"
+        )
     text = commented_yaml(load_config(preset))
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file name, e.g. {path / 'run.yaml'}.")

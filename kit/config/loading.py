@@ -30,6 +30,10 @@ def _parse(text: str) -> Any:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds; an empty file holds an empty one. Raises `ConfigError`."""
+    if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"):
+        raise ConfigError(
+            f"{path.name} is data, not a configuration. Give a preset its rows: my-data -o data.source={path}"
+        )
     try:
         tree = _parse(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
