@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, EnvironmentUnsupported, ObjectiveError, RewardError
+from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError
 from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
 from kit.models.backend import UNSLOTH, choose_backend
@@ -203,7 +203,10 @@ def find_model(config: RunConfig) -> ModelFiles:
 
 
 def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
-    """The files of another model that teaches. Raises `ModelError` for another tokenizer, `ConfigError` beside pictures."""
+    """The files of another model that teaches.
+
+    Raises `ModelError` for one that is not there or has another tokenizer, and `ConfigError` beside pictures.
+    """
     from kit.models.loading import find_model
     from kit.trainer.teacher import SELF, check_vocabulary
 
@@ -212,7 +215,10 @@ def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelF
         raise ConfigError("teacher.model reads text only, and the prompts hold pictures. Set data.image_column: none.")
     if teacher.model in (None, SELF):
         return None
-    files = find_model(teacher_model(config), chat=config.data.chat)
+    try:
+        files = find_model(teacher_model(config), chat=config.data.chat)
+    except ModelError as error:
+        raise ModelError(f"teacher.model: {str(error).removeprefix('model.name: ')}") from error
     check_vocabulary(tokenizer, files.tokenizer, str(teacher.model))
     return files
 

@@ -291,6 +291,15 @@ def test_another_tokenizer_is_refused(tokenizer: Any) -> None:
         check_vocabulary(tokenizer, Other(), "there")
 
 
+def test_another_model_that_is_not_there_is_named_by_the_teachers_key(tokenizer: Any) -> None:
+    from kit.config import load_config
+    from kit.runner.prepare import find_teacher
+
+    config = load_config("quickstart", ["objective={recipe: opd}", "teacher={model: ./models/none}"])
+    with pytest.raises(ModelError, match=r"^teacher.model: there is no folder ./models/none"):
+        find_teacher(config, tokenizer, pictures=False)
+
+
 def test_another_model_is_loaded_before_the_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
