@@ -257,13 +257,13 @@ def shared_memory() -> Iterator[Check]:
 
 
 def sandbox() -> Iterator[Check]:
-    """The strongest level at which generated programs can be run here."""
+    """The level at which generated programs can be run here."""
     from rewards.sandbox import describe, level
 
-    strongest = level()
-    if strongest is not None:
-        reason = next(found.reason for found in describe() if found.level == strongest)
-        yield Check("sandbox", "ok", f"{strongest}: {reason}")
+    chosen = level()
+    if chosen is not None:
+        reason = next(found.reason for found in describe() if found.level == chosen)
+        yield Check("sandbox", "ok", f"{chosen}: {reason}")
         return
     yield Check(
         "sandbox",

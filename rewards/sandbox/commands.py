@@ -9,10 +9,21 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from rewards.sandbox.records import Job, Level, SandboxError
+from rewards.sandbox.records import Job, SandboxError
 from rewards.sandbox.seccomp import filter_program
 
-__all__ = ["Interpreter", "MissingTool", "bwrap_command", "interpreter", "launcher_command", "python", "unsafe_command"]
+__all__ = [
+    "Interpreter",
+    "MissingTool",
+    "bwrap_command",
+    "environment",
+    "interpreter",
+    "landlock_command",
+    "python",
+    "resource_limits",
+    "server_command",
+    "unsafe_command",
+]
 
 _TOOL_DIRECTORIES = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -88,16 +99,9 @@ def interpreter(path: str) -> Interpreter:
     return Interpreter(executable, version, tuple(outside))
 
 
-def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
-    """setpriv, when there is a slot's user id to change to, then prlimit.
-
-    The number of processes is limited here only for a slot's own user: for anyone else it would count all that the user
-    runs outside too. `helpers` are the sandbox's own processes.
-    """
-    command = []
-    if uid is not None:
-        command = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
-    limits = {
+def resource_limits(job: Job) -> dict[str, int]:
+    """Limits of each process, under the names that prlimit has for them."""
+    return {
         "cpu": math.ceil(job.seconds) + 1,
         "as": job.memory_mb * _MIB,
         "fsize": job.disk_mb * _MIB,
@@ -105,22 +109,44 @@ def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
         "core": 0,
         "msgqueue": 0,
     }
+
+
+def _as_user(uid: int | None) -> list[str]:
+    """setpriv, when there is a slot's user id to change to."""
+    if uid is None:
+        return []
+    return [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
+
+
+def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
+    """setpriv, then prlimit.
+
+    The number of processes is limited here only for a slot's own user: for anyone else it would count all that the user
+    runs outside too. `helpers` are the sandbox's own processes.
+    """
+    limits = resource_limits(job)
     if uid is not None:
         limits["nproc"] = job.processes + helpers
-    return [*command, tool("prlimit"), *(f"--{name}={value}" for name, value in limits.items())]
+    return [*_as_user(uid), tool("prlimit"), *(f"--{name}={value}" for name, value in limits.items())]
 
 
-def _interpreter(job: Job, script: str) -> list[str]:
-    if job.python is None:
-        return [python(), "-X", "utf8", "-I", "-S", script]
-    # With its packages; numerical ones would start a thread for each core, whose stacks count as memory.
-    single = [f"{name}=1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")]
-    return [tool("env"), *single, interpreter(job.python).path, "-X", "utf8", "-I", "-B", script]
+def environment(python: str | None) -> dict[str, str]:
+    """Of an interpreter with packages: numerical ones would start a thread for each core, whose stacks count as memory."""
+    if python is None:
+        return {}
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def _binds(job: Job) -> tuple[str, ...]:
+def _interpreter(path: str | None) -> list[str]:
+    if path is None:
+        return [python(), "-X", "utf8", "-I", "-S"]
+    single = [f"{name}={value}" for name, value in environment(path).items()]
+    return [tool("env"), *single, interpreter(path).path, "-X", "utf8", "-I", "-B"]
+
+
+def _binds(path: str | None) -> tuple[str, ...]:
     """What a program may read: the system's directories, and those of its own interpreter."""
-    return system_paths()[0] + (() if job.python is None else interpreter(job.python).directories)
+    return system_paths()[0] + (() if path is None else interpreter(path).directories)
 
 
 def bwrap_command(
@@ -143,7 +169,7 @@ def bwrap_command(
     if version >= (0, 7):
         command += ["--size", str(job.disk_mb * _MIB)]
     command += ["--perms", "0700", "--tmpfs", "/tmp"]
-    for path in _binds(job)[len(system_paths()[0]) :]:  # an interpreter's own, which may lie below /tmp
+    for path in _binds(job.python)[len(system_paths()[0]) :]:  # an interpreter's own, which may lie below /tmp
         command += ["--ro-bind", path, path]
     for name, fd in file_fds.items():
         command += ["--file", str(fd), f"/tmp/{name}"]
@@ -152,37 +178,38 @@ def bwrap_command(
     command += ["--remount-ro", "/", "--chdir", "/tmp", "--json-status-fd", str(status_fd)]
     if seccomp_fd is not None:
         command += ["--seccomp", str(seccomp_fd)]
-    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter(job, "/box/main.py")]
+    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter(job.python), "/box/main.py"]
 
 
-def launcher_command(level: Level, job: Job, uid: int | None, *, box: str, status_fd: int) -> list[str]:
+def server_command(path: str | None, uid: int | None, control_fd: int) -> list[str]:
+    """setpriv → python3 launcher, which forks a process for each program, in the interpreter at `path`."""
+    config = {"binds": _binds(path), "links": system_paths()[1], "control_fd": control_fd}
+    return [*_as_user(uid), *_interpreter(path), "-c", _launcher_source(), repr(config | _filter(namespaces=True))]
+
+
+def landlock_command(job: Job, uid: int | None, *, box: str, status_fd: int) -> list[str]:
     """setpriv → prlimit → python3 launcher → python3; `box` is a directory with main.py and the files."""
-    binds, links = _binds(job), system_paths()[1]
-    namespaces = level == "namespaces"
+    config = {
+        # Landlock looks behind symbolic links: these are already below the directories that may be read.
+        "binds": [path for path in _binds(job.python) if not os.path.islink(path)],
+        "box": box,
+        "status_fd": status_fd,
+        "argv": [*_interpreter(job.python), f"{box}/main.py"],
+    }
+    launcher = [python(), "-I", "-S", "-c", _launcher_source(), repr(config | _filter(namespaces=False))]
+    return [*_limited(job, uid, helpers=3), *launcher]
+
+
+def _filter(namespaces: bool) -> dict[str, object]:
     code = filter_program(namespaces=namespaces)
     if code is None:
         raise MissingTool(f"no filter of system calls for {os.uname().machine} (x86_64 and aarch64 are known)")
-    config = {
-        "namespaces": namespaces,
-        "binds": binds,
-        "links": links,
-        "box": box,
-        "files": list(job.files),
-        "disk_mb": job.disk_mb,
-        "processes": job.processes + 3,
-        "seccomp": code.hex(),
-        "status_fd": status_fd,
-        "argv": _interpreter(job, "/box/main.py" if namespaces else f"{box}/main.py"),
-    }
-    if not namespaces:
-        # Landlock looks behind symbolic links: these are already below the directories that may be read.
-        config["binds"] = [path for path in binds if not os.path.islink(path)]
-    return [*_limited(job, uid, helpers=3), python(), "-I", "-S", "-c", _launcher_source(), repr(config)]
+    return {"namespaces": namespaces, "seccomp": code.hex()}
 
 
 def unsafe_command(job: Job, uid: int | None, *, box: str) -> list[str]:
     """prlimit → python3: limits, and nothing that keeps the program from the machine."""
-    return [*_limited(job, uid, helpers=0), *_interpreter(job, f"{box}/main.py")]
+    return [*_limited(job, uid, helpers=0), *_interpreter(job.python), f"{box}/main.py"]
 
 
 @functools.cache

@@ -1,8 +1,10 @@
-"""Locks its own process up and becomes the program: for machines without bwrap.
+"""Locks its own process up and becomes the program, or goes on to fork a process for each program that is asked for.
 
 Runs on its own (`python3 -I -S -c SOURCE CONFIG`), under a user id that may not even read this file: nothing but the
-standard library, and of that as little as possible. Reports on the status pipe: `{"child-pid": n}`, then `ready` right
-before the program starts, or a line that begins with `failed`.
+standard library, and of that as little as possible.
+
+With Landlock it becomes one program, and reports on the status pipe: `ready` right before the program starts, or a line
+that begins with `failed`. With namespaces it is a fork server, see `serve`, and reports on a socket.
 """
 
 from __future__ import annotations
@@ -14,22 +16,31 @@ import sys
 
 TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ARM = os.uname().machine == "aarch64"
 _PIVOT_ROOT, _CAPSET, _MOUNT_SETATTR = (41, 91, 442) if _ARM else (155, 126, 442)
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_PIDFD_OPEN, _OPEN_TREE, _MOVE_MOUNT = 434, 428, 429
+_CLONED, _EMPTY_PATH = 1 | 0x8000 | 0x80000, 4  # OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC; MOVE_MOUNT_F_EMPTY_PATH
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _AT_RECURSIVE, _AT_FDCWD = 1, 2, 4, 0x8000, -100
-# CLONE_NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
-_NEW_NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000 | 0x2000000
+_NEW_USER, _NEW_PIDS = 0x10000000, 0x20000000
+_NEW_MOUNTS_AND_MORE = (
+    0x20000 | 0x40000000 | 0x8000000 | 0x4000000 | 0x2000000
+)  # NEWNS, NEWNET, NEWIPC, NEWUTS, NEWCGROUP
 _MNT_DETACH = 2
 _SIGKILL = 9
+_POLLIN, _POLLRDHUP = 1, 0x2000
 # Rights of Landlock ABI 3: execute 1, write 2, read file 4, read directory 8, then making, removing, moving, truncating.
 _ALL_RIGHTS = (1 << 15) - 1
 _READ_AND_RUN, _READ, _READ_WRITE_FILE = 1 | 4 | 8, 4 | 8, 2 | 4
+# What programs import most: loaded once, before the first fork.
+_PRELOADED = ["bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math", "operator"]
+_PRELOADED += ["random", "re", "string", "typing"]
 
 
 def call(name: str, result: int) -> int:
@@ -62,49 +73,45 @@ def read_only(path: str, recursive: bool = True) -> None:
     syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, 32)
 
 
-def enter_namespaces(status: int) -> None:
-    """Goes on in the first process of new namespaces; this one waits for it and ends as it does."""
+def enter_namespaces() -> int:
+    """Goes on in the first process of new namespaces; this one waits for it and ends as it does.
+
+    Returns:
+        A descriptor of the process namespace that it goes on in.
+    """
     uid, gid = os.getuid(), os.getgid()
-    call("unshare", _LIBC.unshare(_NEW_NAMESPACES))
+    call("unshare", _LIBC.unshare(_NEW_USER | _NEW_PIDS | _NEW_MOUNTS_AND_MORE))
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)  # again: new credentials have cleared it
     child = os.fork()
     if child:
-        os.write(status, b'{"child-pid": %d}\n' % child)
-        os.close(status)
-        _, ended = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(ended)
-        os._exit(code if code >= 0 else 128 - code)
+        os.closerange(0, 1 << 16)
+        os.waitpid(child, 0)
+        os._exit(0)
     os.setsid()  # out of the group of the process that waits: a group is signalled across namespaces
     prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
+    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def build_root(config: dict[str, Any]) -> None:
-    """A root of its own: system directories, the program in /box and a sized /tmp, all but the last read-only."""
+    """A root of its own, read-only: system directories, and places for a program's box and its /tmp."""
     root = "/proc"  # any directory that exists everywhere; the new root is mounted over it
     mount("", "/", "", _MS_REC | _MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
-    os.mkdir(root + "/tmp")
-    mount("tmpfs", root + "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={config['disk_mb']}m,mode=700")
+    for path in ("/tmp", "/box", "/old"):
+        os.mkdir(root + path)
     for link, target in config["links"]:
         os.symlink(target, root + link)
     for path in config["binds"]:
         _bind(path, root + path)
-    _bind(config["box"], root + "/box")
     for device in ("/dev/null", "/dev/urandom"):
         _bind(device, root + device, locked=False)
-    os.mkdir(root + "/old")
     syscall("pivot_root", _PIVOT_ROOT, root.encode(), (root + "/old").encode())
     os.chdir("/")
     call("umount", _LIBC.umount2(b"/old", _MNT_DETACH))
     os.rmdir("/old")
     read_only("/", recursive=False)
-    os.chdir("/tmp")
-    for name in config["files"]:
-        with open(f"/box/{name}", "rb") as source, open(f"/tmp/{name}", "wb") as copy:
-            copy.write(source.read())
 
 
 def _bind(source: str, target: str, locked: bool = True) -> None:
@@ -159,20 +166,110 @@ def filter_calls(program: bytes) -> None:
     prctl("seccomp", _PR_SET_SECCOMP, 2, ctypes.byref(loaded))
 
 
-def main(config: dict[str, Any]) -> None:
+def serve(config: dict[str, Any]) -> bytes:
+    """Forks a process for each program, which is locked up and returns the program's source, to be run as if it had just
+    been started. Ends when nobody is left at the other end of the socket.
+
+    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with its source and its
+    files. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up or `failed` and
+    why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that forks: the
+    next one would inherit it. Only one runs at a time, in process, mount, network, IPC, UTS and control-group namespaces of
+    its own, and without a capability in the user namespace that they share.
+    """
+    import gc
+    import select
+    import socket
+
+    control = socket.socket(fileno=config["control_fd"])
+    try:
+        for name in _PRELOADED:
+            __import__(name)
+        own_pids = enter_namespaces()
+        build_root(config)
+    except BaseException as failure:
+        _report(control, failure)
+        os._exit(125)
+    control.send(b"ready")
+    code = bytes.fromhex(config["seccomp"])
+    gc.collect()
+    gc.freeze()
+    while True:
+        message, rights, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(4 * 4))
+        if not message:
+            os._exit(0)
+        fds = [int.from_bytes(rights[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
+        call("setns", _LIBC.setns(own_pids, _NEW_PIDS))  # from where new ones can be made again
+        call("unshare", _LIBC.unshare(_NEW_PIDS))
+        child = os.fork()
+        if not child:
+            try:
+                return lock_up(config["binds"], eval(message), fds, control, code)
+            except BaseException as failure:
+                _report(control, failure)
+                os._exit(125)
+        for fd in fds:
+            os.close(fd)
+        process = syscall("pidfd_open", _PIDFD_OPEN, child, 0)
+        control.sendmsg([b"pid"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, process.to_bytes(4, sys.byteorder))])
+        ends = select.poll()
+        ends.register(process, _POLLIN)
+        ends.register(control, _POLLRDHUP)
+        if process not in [fd for fd, _ in ends.poll()]:
+            os.kill(child, _SIGKILL)  # nobody waits for it any more
+        os.close(process)
+        _, status = os.waitpid(child, 0)
+        ended = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        control.send(b"ended %d" % ended)
+
+
+def lock_up(binds: list[str], job: dict[str, Any], fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
+    """Makes this process, just forked, the one that a program may have; the program's source."""
+    if job["wait"]:
+        control.recv(16)  # until it is in its control group
+    call("unshare", _LIBC.unshare(_NEW_MOUNTS_AND_MORE))
+    os.setsid()
+    mount("tmpfs", "/box", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755")
+    below = {
+        path: syscall(path, _OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED) for path in binds if path[:5] == "/tmp/"
+    }
+    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={job['disk_mb']}m,mode=700")
+    for path, tree in below.items():  # of an interpreter that lies there
+        os.makedirs(path)
+        syscall(path, _MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _EMPTY_PATH)
+    os.chdir("/tmp")
+    with open(fds[3], "rb") as content:
+        source = content.read(job["size"])
+        with open("/box/main.py", "wb") as file:
+            file.write(source)
+        for name, size in job["files"]:
+            with open(f"/tmp/{name}", "wb") as file:
+                file.write(content.read(size))
+    read_only("/box", recursive=False)
+    drop_capabilities()
+    for kind, limit in job["limits"].items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind.upper()}"), (limit, limit))
+    prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
+    filter_calls(filter_code)
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    control.send(b"ready")
+    control.detach()
+    os.closerange(3, 1 << 16)
+    return source
+
+
+def _report(control: socket.socket, failure: BaseException) -> None:
+    control.send(f"failed {type(failure).__name__}: {failure}".encode("utf-8", "replace")[:500])
+
+
+def restrict_process(config: dict[str, Any]) -> None:
+    """Landlock and a filter of system calls, then the program in this process's place."""
     status = config["status_fd"]
     try:
         prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
-        if config["namespaces"]:
-            enter_namespaces(status)
-            build_root(config)
-            drop_capabilities()
-            resource.setrlimit(resource.RLIMIT_NPROC, (config["processes"],) * 2)
-            prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-        else:
-            os.chdir(config["box"])
-            prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-            restrict_files(config)
+        os.chdir(config["box"])
+        prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
+        restrict_files(config)
         filter_calls(bytes.fromhex(config["seccomp"]))
         os.set_inheritable(status, False)
         os.write(status, b"ready\n")
@@ -182,5 +279,47 @@ def main(config: dict[str, Any]) -> None:
         os._exit(125)
 
 
+def finish(space: dict[str, Any], code: int) -> None:
+    """What the interpreter does at the end of a program, without taking its modules apart: they lie in memory that is shared
+    with the server, and each page that is written to would be copied."""
+    import atexit
+    import gc
+
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()  # waits for threads, as the interpreter's end does
+    atexit._run_exitfuncs()
+    for name in [*space]:
+        if name != "__builtins__":
+            space[name] = None
+    gc.collect()
+    streams: list[Any] = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+    for stream in streams:
+        try:
+            if not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:
+            code = code or 120  # as the interpreter has it
+    _LIBC.fflush(None)
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    main(eval(sys.argv[1]))  # a repr that the library wrote; importing json would double the time
+    config = eval(sys.argv[1])  # a repr that the library wrote; importing json would double the time
+    if not config["namespaces"]:
+        restrict_process(config)
+    source = serve(config)
+    path = "/box/main.py"
+    program = type(sys)("__main__")
+    program.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"], sys.argv = program, [path]
+    code = 0
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        code = (end.code or 0) & 0xFF
+    except BaseException as failure:
+        sys.excepthook(type(failure), failure, failure.__traceback__ and failure.__traceback__.tb_next)
+        code = 1
+    finish(program.__dict__, code)

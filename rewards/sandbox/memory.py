@@ -55,6 +55,11 @@ class ControlGroup:
             return list(command)
         return ["/bin/sh", "-c", _ENTER, str(self.path / "cgroup.procs"), *command]
 
+    def add(self, pid: int) -> None:
+        """Puts a process into the group, in place of `joined`."""
+        if self.path is not None:
+            (self.path / "cgroup.procs").write_text(f"{pid}\n")
+
     def overran(self) -> bool:
         """Whether the kernel ended a process of the group for its memory."""
         if self.path is None:

@@ -1,4 +1,4 @@
-"""Running jobs, one or many at a time, at the strongest level that this machine has."""
+"""Running jobs, one or many at a time, at the best level that this machine has."""
 
 import functools
 import os
@@ -21,8 +21,8 @@ __all__ = ["SandboxError", "choose", "concurrently", "describe", "level", "run",
 _DEFAULTS = Job(program="")
 _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
 _MEANING: dict[Level, str] = {
+    "namespaces": "own namespaces without network, home or /proc, a filter of system calls, limits; forked from a warm Python",
     "bwrap": "bubblewrap: namespaces without network, home or /proc, a filter of system calls, limits",
-    "namespaces": "own namespaces without network, home or /proc, a filter of system calls, limits",
     "landlock": "Landlock, a filter of system calls, limits; no processes and no writable directory",
     "unsafe": "limits only: the program sees your files and your network; for allow_unsafe=True alone",
 }
@@ -32,12 +32,12 @@ R = TypeVar("R")
 
 
 def level() -> Level | None:
-    """The strongest level that works here, tried once in each process; None where none does."""
+    """The best level that works here, tried once in each process; None where none does."""
     return next((name for name in LEVELS[:-1] if _report(name).available), None)
 
 
 def describe() -> list[LevelReport]:
-    """Every level, strongest first: whether it works here, and what it does or why it does not work."""
+    """Every level, in the order of preference: whether it works here, and what it does or why it does not work."""
     return [_report(name) for name in LEVELS]
 
 
@@ -58,7 +58,7 @@ def run(
     """Runs a Python program and waits for its end; see `Job` for the limits.
 
     Args:
-        at: insist on one level; by default the strongest one.
+        at: insist on one level; by default the best one.
         allow_unsafe: run with mere limits where no level of isolation works.
 
     Raises:
@@ -150,12 +150,15 @@ def _run_at(name: Level, job: Job) -> Result:
 
 
 def _start(name: Level, job: Job, program: bytes, contents: Mapping[str, bytes]) -> Result:
-    from rewards.sandbox.process import watch
+    from rewards.sandbox.forkserver import run_forked
+    from rewards.sandbox.process import Limits, sealed_file, watch
     from rewards.sandbox.slots import uid_slot
 
+    if name == "namespaces":
+        return _result(run_forked(job, program, contents), job, _STARTED[name])
     with ExitStack() as stack:
         uid = stack.enter_context(uid_slot())
-        stdin = _sealed(stack, job.stdin.encode("utf-8", "replace"))
+        stdin = stack.enter_context(sealed_file(job.stdin.encode("utf-8", "replace")))
         fds: list[int] = []
         cwd = "/"
         status = None if name == "unsafe" else os.pipe()
@@ -165,23 +168,14 @@ def _start(name: Level, job: Job, program: bytes, contents: Mapping[str, bytes])
             else:
                 box = stack.enter_context(_box(program, contents, uid))
                 if status is not None:
-                    command = commands.launcher_command(name, job, uid, box=box, status_fd=status[1])
+                    command = commands.landlock_command(job, uid, box=box, status_fd=status[1])
                 else:
                     command, cwd = commands.unsafe_command(job, uid, box=box), box
         except BaseException:
             for fd in status or ():
                 os.close(fd)
             raise
-        ended = watch(
-            command,
-            stdin=stdin,
-            pass_fds=fds,
-            status=status,
-            seconds=job.seconds,
-            output_bytes=job.output_bytes,
-            memory_bytes=job.memory_mb << 20,
-            cwd=cwd,
-        )
+        ended = watch(command, stdin=stdin, pass_fds=fds, status=status, limits=Limits.of(job), cwd=cwd)
     return _result(ended, job, _STARTED[name])
 
 
@@ -215,22 +209,16 @@ def _result(ended: "Ended", job: Job, started: bytes) -> Result:
     )
 
 
-def _sealed(stack: ExitStack, content: bytes) -> int:
-    from rewards.sandbox.process import sealed_file
-
-    fd = sealed_file(content)
-    stack.callback(os.close, fd)
-    return fd
-
-
 def _bwrap(
     stack: ExitStack, job: Job, uid: int | None, program: bytes, contents: Mapping[str, bytes], status_fd: int
 ) -> tuple[list[str], list[int]]:
     """The command and the descriptors that it needs."""
+    from rewards.sandbox.process import sealed_file
+
     calls = filter_program(namespaces=True)
-    program_fd = _sealed(stack, program)
-    file_fds = {file: _sealed(stack, content) for file, content in contents.items()}
-    seccomp_fd = None if calls is None else _sealed(stack, calls)
+    program_fd = stack.enter_context(sealed_file(program))
+    file_fds = {file: stack.enter_context(sealed_file(content)) for file, content in contents.items()}
+    seccomp_fd = None if calls is None else stack.enter_context(sealed_file(calls))
     command = commands.bwrap_command(
         job, uid, program_fd=program_fd, file_fds=file_fds, seccomp_fd=seccomp_fd, status_fd=status_fd
     )

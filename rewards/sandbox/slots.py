@@ -9,38 +9,46 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
-__all__ = ["FIRST_UID", "SLOTS", "uid_slot"]
+__all__ = ["FIRST_UID", "SLOTS", "give_slot", "take_slot", "uid_slot"]
 
 # 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
 FIRST_UID = 60578
 SLOTS = 600
 
 _lock = threading.Lock()
-_free: list[tuple[int, socket.socket]] = []
+Slot: TypeAlias = tuple[int, socket.socket]  # the user id, and the socket that claims it
+_free: list[Slot] = []
 
 
 @contextmanager
 def uid_slot() -> Iterator[int | None]:
-    """A user id that no other program on this machine runs under meanwhile; None when this process is not root.
+    """A user id that no other program on this machine runs under meanwhile; None when this process is not root; raises like
+    `take_slot`."""
+    slot = take_slot()
+    try:
+        yield slot and slot[0]
+    finally:
+        give_slot(slot)
+
+
+def give_slot(slot: Slot | None) -> None:
+    """For the next to take; whatever ran under it is gone."""
+    if slot is not None:
+        with _lock:
+            _free.append(slot)
+
+
+def take_slot() -> Slot | None:
+    """A slot of ours that is free, or a new one; None when this process is not root. Slots are claimed across processes by the
+    name of a socket, which the kernel lets go of whenever its owner ends, and which leaves no file behind.
 
     Raises:
         OSError: all slots are taken.
     """
     if os.geteuid() != 0:
-        yield None
-        return
-    slot = _take()
-    try:
-        yield slot[0]
-    finally:
-        with _lock:
-            _free.append(slot)
-
-
-def _take() -> tuple[int, socket.socket]:
-    """A slot of ours that is free, or a new one. Slots are claimed across processes by the name of a socket, which the
-    kernel lets go of whenever its owner ends, and which leaves no file behind."""
+        return None
     with _lock:
         if _free:
             return _free.pop()
@@ -53,3 +61,13 @@ def _take() -> tuple[int, socket.socket]:
                 continue
             return FIRST_UID + number, claim
     raise OSError(f"all {SLOTS} sandbox user ids are taken; run fewer programs at the same time")
+
+
+def _forget() -> None:
+    """In a child of this process: the slots are its parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _free.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

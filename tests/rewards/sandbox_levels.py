@@ -6,7 +6,7 @@ import pytest
 
 from rewards import sandbox
 
-LEVELS = ("bwrap", "namespaces", "landlock")
+LEVELS = ("namespaces", "bwrap", "landlock")
 
 
 def need(level: str) -> None:

@@ -114,7 +114,7 @@ def test_levels_fall_back_in_order_and_then_refuse(monkeypatch):
     for name in LEVELS:
         seen.append(sandbox.level())
         missing.add(name)
-    assert seen == ["bwrap", "namespaces", "landlock"]
+    assert seen == ["namespaces", "bwrap", "landlock"]
     assert sandbox.level() is None
     with pytest.raises(sandbox.SandboxError, match=r"bwrap is out.*apt-get install bubblewrap.*allow_unsafe=True"):
         sandbox.run("print(1)")
@@ -195,15 +195,12 @@ def test_each_program_has_a_user_id_of_its_own():
 
 @pytest.mark.skipif(not LINUX, reason="needs Linux")
 def test_sealed_files_cannot_be_changed():
-    fd = sealed_file(b"content")
-    try:
+    with sealed_file(b"content") as fd:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.write(fd, b"x")
         with pytest.raises(OSError, match="not permitted"):
             os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_TRUNC)
         assert os.read(fd, 100) == b"content"
-    finally:
-        os.close(fd)
 
 
 def _verdict(program: bytes, machine: int, number: int, argument: int = 0, second: int = 0) -> int:

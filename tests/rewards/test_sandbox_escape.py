@@ -5,9 +5,11 @@ import ctypes
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from sandbox_levels import need
 
 from rewards import sandbox
-from rewards.sandbox import slots
+from rewards.sandbox import forkserver, slots
 from rewards.sandbox.slots import FIRST_UID, SLOTS
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
@@ -254,16 +256,21 @@ def survivors(zombies=True, starter=None):
 
 
 def processes(zombies, starter=None):
-    """Name, process id and state of those that are the sandbox's or this process's children. Other tests, and others on
-    this machine, run sandboxes under user ids of theirs."""
+    """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers (each is a
+    process and its child). Other tests, and others on this machine, run sandboxes under user ids of theirs."""
     found = []
-    uids = {uid for uid, _ in slots._free} if starter is None else {FIRST_UID + (starter + n) % SLOTS for n in range(8)}
+    servers = [server for idle in forkserver._idle.values() for server in idle]
+    uids = {uid for uid, _ in [*slots._free, *(server.slot for server in servers if server.slot)]}
+    if starter is not None:
+        uids = {FIRST_UID + (starter + n) % SLOTS for n in range(8)}
+    pids = {server.process.pid for server in servers}
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
             ours = int(fields["Uid"].split()[0]) in uids
             dead = fields["State"].startswith("Z")
-            if (ours or int(fields["PPid"]) == os.getpid()) and (zombies or not dead):
+            server = pids & {int(fields["Pid"]), int(fields["PPid"])}
+            if (ours or int(fields["PPid"]) == os.getpid()) and (zombies or not dead) and not server:
                 found.append((fields["Name"], fields["Pid"], fields["State"]))
     return found
 
@@ -381,6 +388,143 @@ def test_what_processes_share_is_counted_once():
     )
     result = sandbox.run(program, memory_mb=512)
     assert result.status == "ok", result.reason
+
+
+# What a program may try on the fork server it comes from, and on the next. {server} is a process id as this machine sees it.
+LEAVE = """
+import builtins, ctypes, fcntl, json, os, signal, socket, sys, threading, time
+builtins.sum, json.loads = None, None
+open("/tmp/left", "w").write("left")
+os.chmod("/tmp", 0o777)
+os.umask(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+kept = socket.socket(socket.AF_UNIX)
+kept.bind("\\0left")
+lock = open("/usr/bin/env")
+fcntl.flock(lock, fcntl.LOCK_EX)
+libc = ctypes.CDLL(None)
+for pid in (os.getppid(), {server}, {server} + 1, 2):
+    for number in (0, signal.SIGSTOP, signal.SIGKILL) if pid else ():
+        try:
+            os.kill(pid, number)
+            sys.stdout.write("ESCAPED signal %d to %d" % (number, pid))
+        except OSError:
+            pass
+    for call in ((101, 16, pid, 0, 0), (310, pid, 0, 0, 0, 0, 0), (311, pid, 0, 0, 0, 0, 0), (438, pid, 4, 0)):
+        if libc.syscall(*call) >= 0:
+            sys.stdout.write("ESCAPED call %d on %d" % (call[0], pid))
+for fd in range(3, 1024):
+    try:
+        os.fstat(fd)
+        if fd not in (kept.fileno(), lock.fileno()): sys.stdout.write("ESCAPED descriptor %d" % fd)
+    except OSError:
+        pass
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        while True: time.sleep(0.01)
+    os._exit(0)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+sys.stdout.write("done")
+"""
+LOOK = """
+import fcntl, json, os, signal, socket
+assert os.listdir("/tmp") == [] and os.listdir("/box") == ["main.py"], (os.listdir("/tmp"), os.listdir("/box"))
+assert os.stat("/tmp").st_mode & 0o777 == 0o700 and os.umask(0) == 0o022
+assert sum([1, 2]) == 3 and json.loads("[1]") == [1] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+assert os.getpid() == 1 and os.getppid() == 0
+kept = socket.socket(socket.AF_UNIX)
+kept.bind("\\0left")
+fcntl.flock(open("/usr/bin/env"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+for pid in range(2, 5000):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        continue
+    print("ESCAPED: a process stayed", pid)
+print("clean")
+"""
+
+
+@pytest.fixture
+def server():
+    """The process id of one fork server, which runs all programs of the test."""
+    need("namespaces")
+    forkserver.close_idle()
+    sandbox.run("print(1)", at="namespaces")
+    [[only]] = forkserver._idle.values()
+    waiting = Path(f"/proc/{only.process.pid}/task/{only.process.pid}/children")
+    yield int(waiting.read_text())
+    forkserver.close_idle()
+    assert not Path(f"/proc/{only.process.pid}").exists()
+
+
+def test_no_program_reaches_the_fork_server_or_the_next_program(server):
+    for _ in range(2):
+        left = sandbox.run(LEAVE.format(server=server), at="namespaces")
+        assert (left.status, left.stdout) == ("ok", "done"), left
+        assert survivors() == []
+        found = sandbox.run(LOOK.format(), at="namespaces")
+        assert (found.status, found.stdout) == ("ok", "clean\n"), found
+    status = Path(f"/proc/{server}/status").read_text()
+    assert "S (sleeping)" in status  # neither stopped nor replaced
+    assert "SigIgn:\t0000000001001000" in status  # SIGPIPE and SIGXFSZ, as Python has it
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to read another process's memory")
+def test_nothing_of_a_program_is_in_the_memory_that_the_next_inherits(server):
+    def memory():
+        held = b""
+        with open(f"/proc/{server}/mem", "rb") as file:
+            for line in Path(f"/proc/{server}/maps").read_text().splitlines():
+                start, end = (int(edge, 16) for edge in line.split()[0].split("-"))
+                if " rw" in line:
+                    file.seek(start)
+                    held += file.read(end - start)
+        return held
+
+    halves = "of_the_program", "of_its_input", "of_its_file", "of_its_name"
+    program = f"secret_{halves[0]} = input()\nprint(secret_{halves[0]})\nraise SystemExit(3)"
+    files = {f"secret_{halves[3]}": f"secret_{halves[2]}"}
+    result = sandbox.run(program, f"secret_{halves[1]}\n", files=files, at="namespaces")
+    assert result.stdout == f"secret_{halves[1]}\n"
+    held = memory()
+    # The names of files are all that a server is told; they are this library's own.
+    assert [f"secret_{half}".encode() in held for half in halves] == [False, False, False, True]
+
+
+def test_a_fork_server_that_dies_is_replaced_and_costs_its_program_no_verdict(server):
+    def kill():
+        time.sleep(0.3)
+        os.kill(server, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    start = time.monotonic()
+    result = sandbox.run("import time; time.sleep(60)", seconds=50, at="namespaces")
+    killer.join()
+    assert (result.status, result.reason) == ("infra", "the sandbox's fork server ended")
+    assert time.monotonic() - start < 10
+    assert survivors() == []
+    sandbox.run("print(1)", at="namespaces")
+    [[other]] = forkserver._idle.values()
+    other.process.kill()  # and one that dies while it waits
+    other.process.wait()
+    assert sandbox.run("print(2)", at="namespaces").stdout == "2\n"
+
+
+def test_a_forked_child_of_the_trainer_has_servers_of_its_own(server):
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            fine = not forkserver.idle_processes() and sandbox.run("print(3)", at="namespaces").stdout == "3\n"
+            forkserver.close_idle()
+            os._exit(0 if fine else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(forkserver.idle_processes()) == 1
+    assert sandbox.run("print(4)", at="namespaces").stdout == "4\n"
 
 
 def test_there_are_more_than_25_programs():

@@ -1,0 +1,220 @@
+"""Warm interpreters in namespaces of their own, which fork a locked-up process for each program, see `launcher.serve`.
+
+A program costs a fork and its namespaces, and neither the start of an interpreter nor its imports: a third of what it takes
+to start one. Each server has a user id of its own where this process is root, and runs one program at a time.
+"""
+
+import atexit
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+from rewards.sandbox import commands
+from rewards.sandbox.memory import ControlGroup
+from rewards.sandbox.process import Ended, Limits, Watched, close_all, output_pipes, sealed_file
+from rewards.sandbox.records import Job
+from rewards.sandbox.slots import give_slot, take_slot
+
+__all__ = ["close_idle", "idle_processes", "run_forked"]
+
+_START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
+_ANSWER_SECONDS = 5.0  # until it says that a process was forked, or is gone
+_MESSAGE = 4096
+
+_lock = threading.Lock()
+_idle: dict[str | None, list["_Server"]] = {}
+
+
+def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
+    """Runs a program in a process that a server of its interpreter forks, until it ends or passes a limit.
+
+    Raises:
+        OSError: no server can be started, or it ended.
+    """
+    limits = Limits.of(job)
+    ended = Ended()
+    start = time.monotonic()
+    with _server(job.python) as server, ControlGroup(limits.memory_bytes) as group, ExitStack() as stack:
+        stdin, content = (
+            stack.enter_context(sealed_file(part))
+            for part in (job.stdin.encode("utf-8", "replace"), b"".join((program, *contents.values())))
+        )
+        outputs, writes = output_pipes()
+        request = {
+            "size": len(program),
+            "files": [(name, len(text)) for name, text in contents.items()],
+            "disk_mb": job.disk_mb,
+            "limits": commands.resource_limits(job) | {"nproc": job.processes + 3},
+            "wait": group.path is not None,
+        }
+        try:
+            process = server.fork(request, (stdin, *writes, content), ended)
+        except BaseException:
+            close_all(outputs)
+            raise
+        finally:
+            close_all(writes)
+        with closing(_Forked(server, process, outputs, limits, ended)) as forked:
+            if group.path is not None:
+                group.add(forked.pid)
+                server.control.send(b"go")
+            forked.follow(start + limits.seconds)
+        ended.seconds = time.monotonic() - start
+        if not ended.stopped and group.overran():
+            ended.stopped, ended.returncode = "memory", None
+    return ended
+
+
+class _Server:
+    """One server; `control` is the socket to it."""
+
+    def __init__(self, python: str | None) -> None:
+        self.slot = take_slot()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read, write = os.pipe()
+        try:
+            with theirs, sealed_file(b"") as nothing:
+                # Its streams are of the kinds that a program gets in their place: Python has looked at them by then.
+                self.process = subprocess.Popen(
+                    commands.server_command(python, self.slot and self.slot[0], theirs.fileno()),
+                    env=commands.environment(python),
+                    cwd="/",
+                    stdin=nothing,
+                    stdout=write,
+                    stderr=write,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                )
+        except BaseException:
+            os.close(read)
+            self.control.close()
+            give_slot(self.slot)
+            raise
+        finally:
+            os.close(write)
+        with open(read, "rb") as said:
+            try:
+                answer, _ = self.answer(_START_SECONDS)
+                if answer != b"ready":
+                    raise OSError(answer.decode("utf-8", "replace"))
+            except OSError as failure:
+                self.close()
+                written = said.read(_MESSAGE).decode("utf-8", "replace").strip()
+                raise OSError(f"{failure} {written[-200:]}".strip()) from None
+
+    def fork(self, request: Mapping[str, object], fds: Sequence[int], ended: Ended) -> int:
+        """A descriptor of the process that was forked for a program."""
+        socket.send_fds(self.control, [repr(request).encode()], fds)
+        while True:
+            answer, process = self.answer(_ANSWER_SECONDS)
+            if process:
+                return process[0]
+            ended.status += answer + b"\n"  # the process itself may be the first to say something
+
+    def answer(self, seconds: float) -> tuple[bytes, list[int]]:
+        """What it says next, and the descriptors that come with it.
+
+        Raises:
+            OSError: it ended, or says nothing in time.
+        """
+        with selectors.PollSelector() as heard:
+            heard.register(self.control, selectors.EVENT_READ)
+            if not heard.select(seconds):
+                raise OSError(f"the sandbox's fork server did not answer within {seconds:g} s")
+        message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 1)
+        if not message:
+            raise OSError("the sandbox's fork server ended")
+        return message, fds
+
+    def close(self) -> None:
+        """Ends it; it does so by itself when nobody holds the other end of its socket."""
+        self.control.close()
+        try:
+            self.process.wait(_ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        give_slot(self.slot)
+
+
+class _Forked(Watched):
+    """A process that a server forked."""
+
+    def __init__(self, server: _Server, process: int, outputs: Sequence[int], limits: Limits, ended: Ended) -> None:
+        self.server = server
+        self.process = process
+        self.code: int | None = None
+        told = Path(f"/proc/self/fdinfo/{process}").read_text()
+        pid = int(next(line for line in told.splitlines() if line.startswith("Pid:")).split()[1])
+        super().__init__(pid, outputs, [server.control.fileno()], limits, ended)
+        self.owned.append(process)
+
+    def hear(self, fd: int) -> bool:
+        answer, _ = self.server.answer(_ANSWER_SECONDS)
+        if not answer.startswith(b"ended "):
+            self.ended.status += answer + b"\n"
+            return False
+        self.code = int(answer.split()[1])
+        return True
+
+    def finish(self) -> int | None:
+        if self.code is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.process, signal.SIGKILL)
+            while not self.hear(self.process):
+                pass
+        return self.code
+
+
+@contextmanager
+def _server(python: str | None) -> Iterator[_Server]:
+    """A server that nobody else uses meanwhile; one that fails is not used again."""
+    while True:
+        with _lock:
+            waiting = _idle.get(python)
+            server = waiting.pop() if waiting else None
+        if server is None:
+            server = _Server(python)
+        if server.process.poll() is None:
+            break
+        server.close()
+    try:
+        yield server
+    except BaseException:
+        server.close()
+        raise
+    with _lock:
+        _idle.setdefault(python, []).append(server)
+
+
+def idle_processes() -> list[int]:
+    """Process ids of the servers that wait for a program."""
+    with _lock:
+        return [server.process.pid for servers in _idle.values() for server in servers]
+
+
+@atexit.register
+def close_idle() -> None:
+    """Ends the servers that wait for a program."""
+    with _lock:
+        servers = [server for servers in _idle.values() for server in servers]
+        _idle.clear()
+    for server in servers:
+        server.close()
+
+
+def _forget() -> None:
+    """In a child of this process: the servers are its parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
