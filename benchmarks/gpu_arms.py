@@ -1,9 +1,10 @@
 """What the processes of benchmarks/gpu_check.py do: a trainer, rollouts for it, and what is measured of each row.
 
 `python benchmarks/gpu_arms.py REQUEST ANSWERS` works through the rows of REQUEST (JSON) and appends an answer a line to
-ANSWERS. All rows of a process have one backend and one precision. Weights and token ids are random, and every arm of a
-model has the same adapters and the same rollouts: its first gradient is compared, number by number, with the one that the
-first arm of that model and work has left in the folder.
+ANSWERS. All rows of a process have one model, backend, precision and loss: ours puts its own head and attention under TRL for
+the rest of a process. Weights and token ids are random, and every arm of a model has the same adapters and the same rollouts:
+its first gradient is compared, number by number, with the one that the first arm of that model and work has left in the
+folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 import random_models  # noqa: E402
 
-LIMITS = {"float32": 1e-3, "bfloat16": 0.05}
+LIMITS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """Of the difference between a gradient and the one it is held against, relative to its norm: both round, in bfloat16 by a
 percent or two."""
+GPU_LOST = 75
+"""What a process exits with whose GPU is of no use to it any more: rows that it has not answered are for another."""
+LOSS_SCALE = 1024.0
+"""Of float16. GradScaler begins at 65,536, and would overflow for as many steps as it takes to come down."""
 PROBLEM = 48
 """Tokens of the longest of chain_sum's problems."""
 SPREAD = 0.02
@@ -98,9 +103,9 @@ class Row:
         return f"{self.stage} {self.kind} {', '.join([*named.get(self.kind, [*arm, self.work]), *differs])}".strip()
 
     @property
-    def process(self) -> tuple[str, str]:
+    def process(self) -> tuple[str, ...]:
         """Rows of which this is the same can share one."""
-        return self.backend, self.dtype
+        return self.backend, self.dtype, self.loss, self.model
 
 
 def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int]) -> dict[str, Any]:
@@ -186,22 +191,17 @@ class Bench:
         loaded = load_model(self.files, config.model, loading(config, self.files.backend, self.files.context))
         from trl import GRPOTrainer
 
-        from kit.scoring.head import install_torch_logprob_kernel
-        from kit.trainer.trainer import HookedGRPOTrainer
-
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
-        install_torch_logprob_kernel()
         settings = config.optimisation
         ours = {"objective": "dapo", "packing": settings.packing, "share_prompts": settings.share_prompts}
-        make, given = (HookedGRPOTrainer, ours | switches(config)) if row.loss == "ours" else (GRPOTrainer, {})
-        self.trainer = make(
+        self.trainer = trainer_class(row.loss, on_gpu=loaded.backend.device == "cuda")(
             loaded.model,
             random_models.placed_ids,
             args,
             train_dataset=Dataset.from_dict({"prompt": ["1 + 2 ="] * 64}),
             processing_class=loaded.tokenizer,
             peft_config=loaded.peft_config,
-            **given,
+            **(ours | switches(config) if row.loss == "ours" else {}),
         )
         if row.loss == "ours":
             self.trainer.generator.fast_decoding = True  # as in a run
@@ -218,7 +218,14 @@ class Bench:
         if hasattr(self.trainer.model, "for_training"):
             self.trainer.model.for_training()
         self.trainer.model.train()
-        self.on_gpu = self.trainer.accelerator.device.type == "cuda"
+        accelerator = self.trainer.accelerator
+        self.model = accelerator.prepare_model(
+            self.trainer.model
+        )  # as `Trainer.train()` does: autocast is in its forward
+        if accelerator.scaler is not None:
+            accelerator.scaler.scale(torch.zeros((), device=accelerator.device))  # makes it
+            accelerator.scaler.update(LOSS_SCALE)
+        self.on_gpu = accelerator.device.type == "cuda"
 
     def batches(self, work: Work) -> list[dict[str, Any]]:
         """The rollouts of a step on the device, and the trainer told how many micro-batches they are."""
@@ -239,7 +246,7 @@ class Bench:
         started = time.perf_counter()
         for batch in batches:
             self.trainer._prepare_inputs = lambda _, batch=batch: dict(batch)  # in the place of a rollout
-            self.trainer.training_step(self.trainer.model, {}, None)
+            self.trainer.training_step(self.model, {}, None)
         self.wait()
         return time.perf_counter() - started
 
@@ -257,6 +264,21 @@ class Bench:
 
         if self.on_gpu:
             torch.cuda.synchronize()
+
+
+def trainer_class(loss: str, *, on_gpu: bool) -> Any:
+    """Ours, or the one that TRL or Unsloth has, which is left as it is; TRL's head needs a GPU, and gets ours without one."""
+    from trl import GRPOTrainer
+
+    if loss == "ours" or not on_gpu:
+        from kit.scoring.head import install_torch_logprob_kernel
+
+        install_torch_logprob_kernel()
+    if loss != "ours":
+        return GRPOTrainer
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    return HookedGRPOTrainer
 
 
 def recompute_activations(trainer: Any, backend: str) -> None:
@@ -278,9 +300,10 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
     batches = bench.batches(work)
     found: dict[str, Any] = {"trainer": bench.base, "changed": bench.changed}
     if row.backend == "unsloth":  # which differs by what is installed beside it
-        from unsloth.utils.attention_dispatch import select_attention_backend
+        with suppress(ImportError):  # as other versions may name it otherwise
+            from unsloth.utils.attention_dispatch import select_attention_backend
 
-        found["attention"] = select_attention_backend(use_varlen=True)
+            found["attention"] = select_attention_backend(use_varlen=True)
     if row.loss == "ours" and row.stage == 2:
         found["nats_off_plain_logits"] = nats_off(trainer, batches[0])
     memory = torch.cuda if bench.on_gpu else None
@@ -288,11 +311,24 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
         memory.reset_peak_memory_stats()
     forwarded: list[int] = []
     embeddings = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings()
-    handle = embeddings.register_forward_pre_hook(lambda _, given: forwarded.append(given[0].numel()))
+    precisions: set[str] = set()
+
+    def seen(_: Any, given: Any) -> None:
+        kind = given[0].device.type
+        forwarded.append(given[0].numel())
+        precisions.add(str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "none")
+
+    handle = embeddings.register_forward_pre_hook(seen)
     found["first_seconds"] = bench.step(batches)
     handle.remove()
     gradient = bench.gradient()
-    found |= compared(gradient, bench.folder / f"{row.model}-{row.bits}-{row.work}.gradient")
+    found["autocast"] = sorted(precisions)
+    place = bench.folder / f"{row.model}-{row.bits}-{row.work}.gradient"
+    first = place.with_suffix(".of")
+    if not place.is_file() or (first.is_file() and first.read_text() == row.key):  # done again: so is what it has left
+        place.unlink(missing_ok=True)
+        first.write_text(row.key)
+    found |= compared(gradient, place) | {"held_against": first.read_text()}
     found["without_gradient"] = len(bench.weights) - len(gradient)
     if memory is not None:
         found |= {"first_peak_bytes": memory.max_memory_allocated(), "held_bytes": memory.memory_allocated()}
@@ -310,7 +346,10 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
     if row.loss == "ours":
         found |= {"packing": trainer.packing_report, "savings": trainer.savings_report}
     if row.counts:
-        found |= counted(bench, batches)
+        try:
+            found |= counted(bench, batches)
+        except Exception as error:  # what was measured stands without it
+            found["not_counted"] = f"{type(error).__name__}: {error}"[:500]
     trainer.model.zero_grad()
     return found
 
@@ -325,17 +364,23 @@ def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
 
 def counted(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:
     """FLOPs of a step (matrix products and attention that torch knows), and on a GPU what its kernels take."""
+    import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as flops:
+    def product(_: Any, a: Any, b: Any, *__: Any, **___: Any) -> int:
+        """Of shapes. torch's formula for `addmm` does not take the overload with a precision of its own, which the head calls."""
+        return 2 * int(a[0]) * int(a[1]) * int(b[1])
+
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm: product}) as flops:
         bench.step(batches)
     found: dict[str, Any] = {"tflop": flops.get_total_flops() / 1e12}
     if not bench.on_gpu:
         return found
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         seconds = bench.step(batches)
-    kernels = [one for one in seen.key_averages() if one.self_device_time_total]
+    kernels = [one for one in seen.key_averages() if one.device_type == DeviceType.CUDA and one.self_device_time_total]
     kernels.sort(key=lambda one: -one.self_device_time_total)
     return found | {
         "kernels": sum(one.count for one in kernels),
@@ -346,14 +391,19 @@ def counted(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:
 
 def generate(bench: Bench, row: Row) -> dict[str, Any]:
     """Completion tokens a second of the trainer's own generation. Random weights end no completion."""
+    import torch
+
     trainer, work = bench.trainer, WORKS[row.work]
     batches = bench.batches(work)
     prompts = [
-        [int(token) for token in ids[mask.bool()]]
+        ids[mask.bool()].tolist()
         for batch in batches
         for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
     ]
+    prompts.sort()  # completions of a prompt lie behind one another, as in a rollout
     seconds = []
+    if bench.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         bench.wait()
         started = time.perf_counter()
@@ -362,6 +412,8 @@ def generate(bench: Bench, row: Row) -> dict[str, Any]:
         seconds.append(time.perf_counter() - started)
     tokens = sum(map(len, made))
     found = {"first_seconds": seconds[0], "seconds": seconds[1], "completion_tokens": tokens}
+    if bench.on_gpu:
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
     return found | {"tokens_per_second": tokens / seconds[1]}
 
 
@@ -417,7 +469,8 @@ class Desk:
         if self.bench is None or arm != self.arm:
             self.bench = None  # its memory first
             gc.collect()
-            torch.cuda.empty_cache()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             self.bench, self.arm = Bench(row, self.folder / row.model, self.folder, self.longest), arm
         return self.bench
 
@@ -431,6 +484,7 @@ def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
     """An answer a row, in order; fewer where the GPU is lost to this process."""
     from kit.config import load_config
     from kit.models.backend import activate_backend, choose_backend
+    from kit.models.failures import is_out_of_memory
 
     desk = Desk(rows, folder)
     anywhere = load_config(configuration(rows[0], folder, folder, desk.longest))
@@ -441,7 +495,8 @@ def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
                 yield desk.answer(row)
             except Exception as error:
                 desk.bench = None
-                yield {"error": "".join(traceback.format_exception(error))[-2000:]}
+                told = {"error": "".join(traceback.format_exception(error))[-2000:]}
+                yield told | ({"out_of_memory": True} if is_out_of_memory(error) else {})
                 if "CUDA error" in str(error):
                     return
             finally:
@@ -452,10 +507,13 @@ def main() -> None:
     request, place = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rows = [Row(**row) for row in request["rows"]]
     say_where_it_hangs(rows[0])  # imports may, too
+    count = 0
     with place.open("a") as file:
         for answer in answers(rows, Path(request["folder"])):
-            file.write(json.dumps(answer) + "\n")
+            file.write(json.dumps(answer, default=str) + "\n")
             file.flush()
+            count += 1
+    sys.exit(0 if count == len(rows) else GPU_LOST)
 
 
 if __name__ == "__main__":

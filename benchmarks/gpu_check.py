@@ -11,17 +11,20 @@
     6  generation
 
 Models have random weights in the shapes of `random_models.py`, rollouts random tokens of drawn lengths (`WORKS` in
-gpu_arms.py), so that no time goes into sampling them. Rows are done in processes of their own (gpu_arms.py), and filed in
-FILE one by one. A row that takes longer than its limit is ended, with the stack that it stood on. Rows that FILE has are
-not done again, unless they failed. Stages take turns of two minutes until the budget is gone or all is done. Prints a table;
-exits with 1 if a row failed. `--cpu-smoke` does the same with a tiny model on the CPU, transformers only: it shows that this
-file works, no more.
+gpu_arms.py), so that no time goes into sampling them. Rows are done in processes of their own (gpu_arms.py), one for each
+model and loss, so that nothing of one arm is left in another; this process never touches the GPU. They are filed in FILE one
+by one. A row that takes longer than its limit is ended with all that it has started, and the stack that it stood on is kept.
+Rows that FILE has are not done again, unless they failed. Stages take turns of two minutes until the budget is gone or all is
+done. Prints a table; exits with 1 if a row failed. `--cpu-smoke` does the same with a tiny model on the CPU, transformers
+only: it shows that this file works, no more.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -41,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import random_models  # noqa: E402
-from gpu_arms import LIMITS, WORKS, Row, configuration  # noqa: E402
+from gpu_arms import GPU_LOST, LIMITS, WORKS, Row, configuration  # noqa: E402
 
 TURN = 120.0
 """Seconds of a stage, after which the next one has its turn; the row in progress is finished."""
@@ -49,13 +52,14 @@ LEAST = 20.0
 """Seconds without which no process is begun."""
 MODELS = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-3b")
 SMALL = "qwen2.5-0.5b"
-LOSSES = ("ours", "own")
+LOSSES = ("own", "ours")
+"""The first to compute a gradient is the one that the others are held against."""
 COMMANDS = ("doctor", "quickstart", "train", "plan")
 """Kinds of rows that `grpo-kit` itself does."""
 WORKER = Path(__file__).with_name("gpu_arms.py")
-NATS = {"float32": 2e-3, "bfloat16": 0.15}
+NATS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.15}
 """Of scores off plain logits: those of kit/trainer/sanity_checks.py."""
-MEASURED = {"bf16_tflops": None, "copy_tb_per_second": None, "launch_microseconds": None}
+MEASURED = {"half_tflops": None, "copy_tb_per_second": None, "launch_microseconds": None}
 """Of a machine; differs from time to time."""
 PACKAGES = (
     "torch",
@@ -81,8 +85,11 @@ ENVIRONMENT = {
 # --- what is done -----------------------------------------------------------------------------------------------------
 
 
-def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
-    """Everything that a machine with a GPU can do, by stage, most telling first. has: whether a package is installed."""
+def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat16") -> list[Row]:
+    """Everything that a machine with a GPU can do, by stage, most telling first.
+
+    has: whether a package is installed. half: the 16-bit precision that the GPU computes in.
+    """
     backends = ["transformers", *(["unsloth"] if has("unsloth") else [])]
     bits = [*([4] if has("bitsandbytes") else []), 16]
     first, least = models[0], bits[0]
@@ -93,8 +100,8 @@ def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
     doctor, quickstart = Row(1, "doctor"), Row(1, "quickstart", limit=240)
 
     ways: list[dict[str, Any]] = [{"loss": "own"}, {}, {"more": {"packing": False}}]
-    exact = [Row(2, "update", "ragged", SMALL, bits=b, dtype="float32", **way) for b in bits for way in ways]
-    rounded = [Row(2, "update", "ragged", SMALL, one, loss, b) for one in backends for b in bits for loss in LOSSES]
+    exact = [Row(2, "update", "ragged", SMALL, bits=b, dtype="float32", **way) for way in ways for b in bits]
+    rounded = [Row(2, "update", "ragged", SMALL, one, loss, b) for one in backends for loss in LOSSES for b in bits]
 
     arms = list(itertools.product(backends, LOSSES))
     short = [
@@ -122,7 +129,8 @@ def rows(models: Sequence[str], has: Callable[[str], bool]) -> list[Row]:
     samples = [
         Row(6, "generate", "gsm8k", one, backend, bits=least, limit=150) for one in models for backend in backends
     ]
-    return [doctor, *runs, quickstart, *exact, *rounded, *short, *long, *plans, *kernels, *variants, *samples]
+    everything = [doctor, *runs, quickstart, *exact, *rounded, *short, *long, *plans, *kernels, *variants, *samples]
+    return [dataclasses.replace(row, dtype=half) if row.dtype == "bfloat16" else row for row in everything]
 
 
 def smoke_rows() -> list[Row]:
@@ -130,9 +138,12 @@ def smoke_rows() -> list[Row]:
     like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "limit": 600}
     ours: tuple[dict[str, Any], ...] = ({}, {"packing": False}, {"token_budget": 40}, {"fused": False})
     return [
+        Row(1, "doctor"),
         Row(1, "train", model="tiny", **like),
+        Row(1, "plan", model="tiny", **like),
         Row(2, "update", model="tiny", loss="own", counts=True, **like),
         *(Row(2, "update", model="tiny", more=more, **like) for more in ours),
+        Row(2, "update", model="tiny", **like | {"dtype": "bfloat16"}),
         Row(2, "generate", model="tiny", **like),
         Row(2, "attention", more={"way": "packed"}, **like),
         Row(2, "head", more={"way": "kit"}, **like),
@@ -176,9 +187,9 @@ def worked(todo: Sequence[Row], folder: Path, turn: float, end: float) -> Iterat
         if some[0].kind in COMMANDS:
             answers: Iterator[dict[str, Any]] = iter([by_command(some[0], folder, end)])
         else:
-            for name in sorted({row.model for row in some if row.model}):
-                build_apart(name, folder)
-            answers = in_a_process(some, folder, turn, end)
+            failure = build_apart(some[0].model, folder, end)
+            failed = iter([failure] * len(some)) if failure else None
+            answers = failed or in_a_process(some, folder, turn, end)
         done = 0
         for row, answer in zip(some, answers, strict=False):
             yield row, answer | {"wrong": wrong(row, answer)}
@@ -203,32 +214,60 @@ def in_a_process(some: Sequence[Row], folder: Path, turn: float, end: float) -> 
         answers.touch()
         command = [sys.executable, str(WORKER), str(request), str(answers)]
         with log.open("w") as output, answers.open() as lines:
-            process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
             try:
                 for number, row in enumerate(some):
                     if number and time.monotonic() > turn:
                         return
-                    limit = min(time.monotonic() + row.limit, end)
-                    while not (text := lines.readline()):
-                        if process.poll() is not None and not (text := lines.readline()):
-                            yield {"error": f"the process ended with {process.returncode}: {tail(log)}"}
+                    limit, text = min(time.monotonic() + row.limit, end), ""
+                    while not text.endswith("\n"):
+                        ended = process.poll()
+                        if more := lines.readline():  # a long line comes in pieces
+                            text += more
+                        elif ended is not None:
+                            if not (ended == GPU_LOST and number):
+                                yield {"error": f"the process ended with {ended}: {tail(log)}"}
                             return
-                        if text:
-                            break
-                        if time.monotonic() > limit:
+                        elif time.monotonic() > limit:
                             if limit < end:
                                 yield {"error": f"ended after {row.limit:g} s: {tail(log)}"}
                             return
-                        time.sleep(0.1)
+                        else:
+                            time.sleep(0.1)
                     yield json.loads(text)
             finally:
-                process.kill()
-                process.wait()
+                end_all(process)
 
 
-def build_apart(name: str, folder: Path) -> None:
-    """The model's folder, built in a process of its own: the memory of the GPU is another's afterwards."""
-    subprocess.run([sys.executable, random_models.__file__, name, str(folder)], check=True, capture_output=True)
+def environment() -> dict[str, str]:
+    """Of every process: offline, and on one GPU, the first of those that may be used."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": path}
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and all that it has started, whose memory on the GPU the next one needs."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.kill()
+    process.wait()
+
+
+def build_apart(name: str, folder: Path, end: float) -> dict[str, Any] | None:
+    """The model's folder, built in a process of its own: the memory of the GPU is another's afterwards. None, or why not."""
+    if not name:
+        return None
+    command, limit = [sys.executable, random_models.__file__, name, str(folder)], max(1.0, end - time.monotonic())
+    try:
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"error": f"{name} was not built in the {limit:.0f} s that were left"}
+    return {"error": f"{name} was not built: {done.stderr[-1500:]}"} if done.returncode else None
 
 
 def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
@@ -242,26 +281,26 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
         "plan": ["plan", str(place), "--probe", "--json"],
     }
     if row.model:
-        build_apart(row.model, folder)
+        if failure := build_apart(row.model, folder, end):
+            return failure
         work = WORKS[row.work]
         longest = (work.prompt, work.longest)
         place.write_text(json.dumps(configuration(row, folder / row.model, folder, longest)))
-    limit, began = min(row.limit, end - time.monotonic()), time.monotonic()
-    environment = (
-        os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    )
+    limit, began = max(1.0, min(row.limit, end - time.monotonic())), time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kit.cli", *commands[row.kind]],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "kit.cli", *commands[row.kind]],
-            env=environment, capture_output=True, text=True, timeout=limit,
-        )  # fmt: skip
+        output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired as late:
+        end_all(process)  # the run is in a process of its own, which would go on
         return {"error": f"ended after {limit:.0f} s: {(late.stdout or b'')[-1500:]!r}"}
-    if done.returncode:
-        return {"error": (done.stdout + done.stderr)[-2000:]}
+    if process.returncode:
+        return {"error": (output + errors)[-2000:]}
     found: dict[str, Any] = {"process_seconds": time.monotonic() - began}
     if row.kind == "plan":
-        plan = json.loads(done.stdout)
+        plan = json.loads(output)
         return found | {"planned_bytes": plan["memory"]["peak_bytes"]} | plan["probe"]
     if row.kind in ("train", "quickstart"):
         found |= trained(run, folder / "runs")
@@ -288,6 +327,8 @@ def trained(run: str, root: Path) -> dict[str, Any]:
 
 def wrong(row: Row, answer: dict[str, Any]) -> str | None:
     """Why a row fails; None where it does not."""
+    if answer.get("out_of_memory") and row.loss == "own":
+        return None  # another's loss at a size that it does not fit: a finding
     if "error" in answer:
         return str(answer["error"]).strip().splitlines()[-1]
     if row.kind in ("train", "quickstart"):
@@ -315,19 +356,44 @@ def handed_over(seen: Sequence[float], steps: int, limit: float = 0.01) -> str |
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def machine() -> dict[str, Any]:
-    """The GPU, what it reaches on large operands, and the packages."""
+    """The GPU, what it reaches, and the packages."""
     import torch
 
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES if find_spec(name) is not None}
+    versions = {name: version(name) for name in PACKAGES if find_spec(name) is not None}
     found: dict[str, Any] = {"gpu": None, "python": platform.python_version(), "packages": versions}
     if not torch.cuda.is_available():
         return found
+    asked = [sys.executable, __file__, "--describe"]
+    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"The GPU does not work here: {done.stderr[-2000:]}")
+    found |= json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def version(name: str) -> str:
+    """Of an installed package; some builds come without any."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def describe() -> dict[str, Any]:
+    """The GPU, and what it reaches on large operands. In a process of its own, which takes 4 GiB of it."""
+    import torch
+
     card = torch.cuda.get_device_properties(0)
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(asked, capture_output=True, text=True).stdout.strip() if which("nvidia-smi") else None
-    found |= {"gpu": card.name, "gib": round(card.total_memory / 2**30), "capability": [card.major, card.minor]}
-    found |= {"driver": driver, "cuda": torch.version.cuda}
+    driver = subprocess.run(asked, capture_output=True, text=True).stdout.split() if which("nvidia-smi") else []
+    found: dict[str, Any] = {"gpu": card.name, "gib": round(card.total_memory / 2**30)}
+    found |= {
+        "capability": [card.major, card.minor],
+        "driver": driver[0] if driver else None,
+        "cuda": torch.version.cuda,
+    }
 
     def seconds(call: Callable[[], Any], times: int) -> float:
         call()
@@ -338,9 +404,10 @@ def machine() -> dict[str, Any]:
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / times
 
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    half = torch.bfloat16 if card.major >= 8 else torch.float16
+    a = torch.randn(8192, 8192, device="cuda", dtype=half)
     b, one = torch.empty(2**30, device="cuda"), torch.ones(1, device="cuda")
-    found["bf16_tflops"] = 2 * 8192**3 / seconds(lambda: a @ a, 10) / 1e12
+    found["half_tflops"] = 2 * 8192**3 / seconds(lambda: a @ a, 10) / 1e12
     found["copy_tb_per_second"] = b.nbytes / seconds(lambda: b[: 2**29].copy_(b[2**29 :]), 10) / 1e12
     found["launch_microseconds"] = 1e6 * seconds(lambda: one.add_(1.0), 10000)
     return found
@@ -357,7 +424,10 @@ def cells(key: str, answer: dict[str, Any]) -> list[str]:
         return format(answer[name] * factor, form) if isinstance(answer.get(name), (int, float)) else "-"
 
     numbers = [shown("seconds", ".4g"), shown("tokens_per_second", ".0f"), shown("peak_bytes", ".2f", 2**-30)]
-    return [key, *numbers, shown("gradient_off", ".1e"), answer["wrong"] or "passed"]
+    verdict = answer["wrong"] or ("out of memory" if answer.get("out_of_memory") else "passed")
+    if answer.get("planned_bytes") and answer.get("peak_bytes"):
+        verdict += f", planned {answer['planned_bytes'] / answer['peak_bytes'] - 1:+.0%}"
+    return [key, *numbers, shown("gradient_off", ".1e"), verdict]
 
 
 def line(key: str, answer: dict[str, Any]) -> str:
@@ -371,6 +441,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", type=float, default=30.0, metavar="MINUTES", help="ends in time, also amid a stage")
     parser.add_argument("--stages", nargs="+", type=int, choices=range(1, 7), default=range(1, 7))
@@ -379,6 +450,7 @@ def main() -> int:
     parser.add_argument("--cpu-smoke", action="store_true", help="a tiny model on the CPU, transformers only")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "grpo-kit-gpu-check"))
+    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     import torch
 
@@ -387,9 +459,14 @@ def main() -> int:
     elif not torch.cuda.is_available():
         print(NEEDS_CUDA, file=sys.stderr)
         return 2
-    wanted = smoke_rows() if given.cpu_smoke else rows(given.models, lambda name: find_spec(name) is not None)
+    if given.describe:
+        print(json.dumps(describe()))
+        return 0
+    half = "bfloat16" if machine().get("capability", [8, 0]) >= [8, 0] else "float16"
+    wanted = smoke_rows() if given.cpu_smoke else rows(given.models, lambda name: find_spec(name) is not None, half)
     wanted = [row for row in wanted if row.stage in given.stages and given.only in row.key]
-    result = check(wanted, given.out, given.folder, 60 * given.budget, lambda text: print(text, flush=True))
+    left = 60 * given.budget - (time.monotonic() - began)
+    result = check(wanted, given.out, given.folder, left, lambda text: print(text, flush=True))
     print(table(result))
     failed = [key for key, answer in result["rows"].items() if answer["wrong"]]
     print(f"{len(failed)} of {len(result['rows'])} rows failed; {given.out}")

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 ON_GPU = torch.cuda.is_available()
-LIKE: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if ON_GPU else {"device": "cpu"}
+LIKE: dict[str, Any] = {"device": "cpu"}
+if ON_GPU:  # a T4 has no bfloat16
+    LIKE = {
+        "device": "cuda",
+        "dtype": torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16,
+    }
+HEADS = (32, 8, 128) if ON_GPU else (4, 2, 16)
+"""Of queries, of keys, and the size of one."""
+HEAD = (8192, 4096, 128256) if ON_GPU else (64, 32, 512)
+"""Tokens, hidden size, vocabulary."""
 
 
 def attention(way: str, prompt: int, lengths: Callable[[int], list[list[int]]], place: Path) -> dict[str, Any]:
@@ -29,7 +38,7 @@ def attention(way: str, prompt: int, lengths: Callable[[int], list[list[int]]], 
     from kit.scoring.packed_attention import Layout, packed_attention
     from kit.scoring.packing import Group
 
-    heads, shared, size = (32, 8, 128) if ON_GPU else (4, 2, 16)
+    heads, shared, size = HEADS
 
     def of(seed: int) -> tuple[Callable[[], Tensor], list[Tensor]]:
         groups, start = [], 0
@@ -71,16 +80,17 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Any]) -> 
 
 def head(way: str, place: Path) -> dict[str, Any]:
     """Log-probabilities of 8,192 tokens over 128,256 words by a frozen head, forward and backward: `TRL`'s kernel, or `kit`."""
-    from trl.trainer import utils
-
     from kit.scoring.head import DEFAULT_CHUNK, ChunkedLogProb
 
-    tokens, width, words = (8192, 4096, 128256) if ON_GPU else (64, 32, 512)
+    tokens, width, words = HEAD
     hidden, weight = drawn(0, tokens, width).requires_grad_(), drawn(1, words, width) / width**0.5
     targets = torch.randint(words, (tokens,), generator=torch.Generator().manual_seed(2)).to(LIKE["device"])
     function, chunk = ChunkedLogProb, DEFAULT_CHUNK
     if way == "TRL":
-        function, chunk = utils._ChunkedLogProbFunction, utils._CHUNKED_LOGPROB_CHUNK_SIZE
+        from trl.kernels import ChunkedLogProbFunction  # what `trl.trainer.utils` has may be the kit's by now
+        from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+        function, chunk = ChunkedLogProbFunction, _CHUNKED_LOGPROB_CHUNK_SIZE
     return timed(lambda: function.apply(hidden, weight, None, targets, 1.0, chunk)[0], [hidden], place)
 
 
@@ -108,6 +118,8 @@ def wait() -> None:
 def timed(call: Callable[[], Tensor], inputs: Sequence[Tensor], place: Path) -> dict[str, Any]:
     """Median seconds, peak memory beyond what was there, and how far the gradients are off those in `place`."""
     once(call, inputs)
+    for one in inputs:
+        one.grad = None
     held = torch.cuda.memory_allocated() if ON_GPU else 0
     if ON_GPU:
         torch.cuda.reset_peak_memory_stats()

@@ -37,15 +37,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def build_model(name: str, folder: Path) -> Path:
     """A model folder with random weights of this shape, in bfloat16, and the kit's tokenizer; once in each `folder`."""
+    place, shape = folder / name, dict(SHAPES[name])
+    if (place / "tokenizer_config.json").is_file():  # written last
+        return place
     import torch
     import transformers
 
     from kit.models.embedded import source_of
 
-    place = folder / name
-    if (place / "tokenizer_config.json").is_file():  # written last
-        return place
-    shape = dict(SHAPES[name])
     kind = shape.pop("kind")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source_of("embedded"))
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -60,6 +60,55 @@ def test_the_first_gradient_of_a_precision_is_trls_own_in_float32(gpu_check: Any
         assert (first.loss, first.dtype, first.backend) == ("own", "float32", "transformers")
 
 
+def test_no_loss_shares_a_process_with_another_nor_a_model_with_another(gpu_check: Any) -> None:
+    """Ours puts its head and its attention under TRL for the rest of a process; a model's memory stays in it."""
+    apart = [row for row in everything(gpu_check) if row.kind not in gpu_check.COMMANDS]
+    groups = list(gpu_check.alike(apart))
+    assert [row for some in groups for row in some] == apart
+    assert all(len({(row.loss, row.model, row.backend, row.dtype) for row in some}) == 1 for some in groups)
+    trls = next(row for row in apart if row.stage == 3)
+    assert (trls.loss, trls.backend) == ("own", "transformers")  # what the others are held against
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16(gpu_check: Any) -> None:
+    rows = gpu_check.rows(gpu_check.MODELS, lambda name: True, "float16")
+    assert {row.dtype for row in rows} == {"float16", "float32"}
+    assert len({row.key for row in rows}) == len(rows)
+
+
+def test_memory_that_anothers_loss_lacks_is_a_finding_and_ours_a_failure(gpu_check: Any) -> None:
+    answer = {"error": "torch.OutOfMemoryError: planted", "out_of_memory": True}
+    assert gpu_check.wrong(gpu_check.Row(3, "update", loss="own"), answer) is None
+    assert "planted" in gpu_check.wrong(gpu_check.Row(3, "update"), answer)
+
+
+def test_a_model_that_cannot_be_built_fails_its_rows_and_not_the_check(gpu_check: Any, tmp_path: Path) -> None:
+    row = gpu_check.Row(2, "update", model="no such shape")
+    later = time.monotonic() + 100
+    found = list(gpu_check.worked([row, dataclasses.replace(row, bits=4)], tmp_path, later, later))
+    assert ["no such shape" in answer["wrong"] for _, answer in found] == [True, True]
+
+
+def test_what_a_row_has_started_ends_with_it(gpu_check: Any, tmp_path: Path) -> None:
+    """A run is in a session of its own, and would go on using the GPU."""
+    import subprocess
+    import sys
+
+    import psutil
+
+    child = (
+        "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True); "
+        "print(p.pid, flush=True); p.wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = int(process.stdout.readline())
+    gpu_check.end_all(process)
+    process.stdout.close()
+    psutil.wait_procs([psutil.Process(started)] if psutil.pid_exists(started) else [], timeout=5)
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+
+
 def test_an_engines_run_moves_the_adapters_far_enough_to_see_stale_weights(gpu_check: Any, tmp_path: Path) -> None:
     row = next(row for row in everything(gpu_check) if row.more.get("engine") == "vllm")
     assert gpu_check.configuration(row, tmp_path, tmp_path, (48, 96))["optimisation"]["learning_rate"] == 5e-3
@@ -182,26 +231,30 @@ WORKER = """
 import faulthandler, json, sys, time
 rows = json.loads(open(sys.argv[1]).read())["rows"]
 with open(sys.argv[2], "a") as file:
-    file.write(json.dumps({"seconds": 1.0}) + "\\n")
+    line = json.dumps({"seconds": 1.0}) + "\\n"
+    for piece in (line[:5], line[5:]):  # as a long line comes
+        file.write(piece)
+        file.flush()
+        time.sleep(0.02)
 {end}
 """
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "limit", "told"),
     [
-        ("faulthandler.dump_traceback_later(0.2)\ntime.sleep(60)", "ended after 1 s"),
-        ("raise SystemExit('planted')", "the process ended with 1: planted"),
+        ("faulthandler.dump_traceback_later(0.2)\ntime.sleep(60)", 1, "ended after 1 s"),
+        ("sys.exit('planted')", 30, "the process ended with 1: planted"),
     ],
 )
 def test_a_row_that_hangs_or_kills_its_process_is_filed_and_the_rest_goes_on(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, told: str
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, limit: int, told: str
 ) -> None:
     """Each process of the stand-in answers its first row."""
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.replace("{end}", end))
     monkeypatch.setattr(gpu_check, "WORKER", worker)
-    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage, limit=1) for stage in (1, 2, 3)]
+    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage, limit=limit) for stage in (1, 2, 3)]
     later = time.monotonic() + 100
     found = list(gpu_check.worked(rows, tmp_path, later, later))
     assert [row for row, _ in found] == rows
@@ -228,6 +281,17 @@ def test_what_is_wrong_fails(gpu_check: Any) -> None:
         assert "log-probabilities" in gpu_check.wrong(run, ended | {"sampler_difference": seen})
 
 
+def test_a_gpu_that_is_lost_to_a_process_fails_the_row_on_which_it_was_lost_alone(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.replace("{end}", f"sys.exit({gpu_check.GPU_LOST})"))
+    monkeypatch.setattr(gpu_check, "WORKER", worker)
+    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage) for stage in (1, 2, 3)]
+    later = time.monotonic() + 100
+    assert [answer["wrong"] for _, answer in gpu_check.worked(rows, tmp_path, later, later)] == [None] * 3
+
+
 def test_a_gradient_is_held_against_the_first_one(gpu_check: Any, tmp_path: Path) -> None:
     import torch
     from gpu_kernels import compared
@@ -241,21 +305,27 @@ def test_a_gradient_is_held_against_the_first_one(gpu_check: Any, tmp_path: Path
 
 @pytest.mark.survival
 def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
-    """The smoke rows: a run, packed, padded, TRL's own loss, variants, generation, kernels; all of one gradient."""
+    """The smoke rows: a run, its plan, packed, padded, TRL's own loss, variants, generation, kernels; all of one gradient."""
     from gpu_arms import answers
     from random_models import build_model
 
     rows = gpu_check.smoke_rows()
+    by_command = [row for row in rows if row.kind in gpu_check.COMMANDS]
+    apart = rows[len(by_command) :]
     later = time.monotonic() + 1e6
-    found = [next(gpu_check.worked(rows[:1], tmp_path, later, later))[1]]  # by the command line
+    found = [next(gpu_check.worked([row], tmp_path, later, later))[1] for row in by_command]
     build_model("tiny", tmp_path)
-    found += answers(rows[1:], tmp_path)
+    found += answers(apart, tmp_path)
     assert [gpu_check.wrong(row, answer) for row, answer in zip(rows, found, strict=True)] == [None] * len(rows)
-    assert (found[0]["state"], found[0]["packing"]["packing"]) == ("finished", "packed")
-    own, ours, padded, parts, uncast = found[1:6]
+    doctor, trained, planned, own, ours, padded, parts, uncast, half, generated, *_ = found
+    assert doctor["process_seconds"] > 0
+    assert (trained["state"], trained["packing"]["packing"]) == ("finished", "packed")
+    assert planned["planned_bytes"] > 0 < planned["peak_bytes"]
     assert own["tflop"] > 0
     assert max(one["gradient_off"] for one in (ours, padded, parts, uncast)) < 1e-5
+    assert {one["held_against"] for one in (own, ours, half)} == {apart[0].key}
     assert ours["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
-    assert found[6]["completion_tokens"] == 8 * 16  # random weights end nothing
+    assert (own["autocast"], ours["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
+    assert generated["completion_tokens"] == 8 * 16  # random weights end nothing
     names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, found, strict=True)}
     assert all(name in gpu_check.table({"rows": names}) for name in names)
