@@ -70,6 +70,12 @@ def evaluate(program, tests, prompt="p", **given):
             "def near(a, b):\n    return True\ndef f(n):\n    return 7",
         ),
         ("x = f(2)\nassert f(x) == 8", DOUBLE, "def f(n):\n    return 4 if n == 2 else 0"),  # asks again with what came out
+        (
+            "import math\ndef check(candidate):\n    for n in range(1, 40):\n"
+            "        assert math.fabs(math.sqrt(candidate(n)) - n) < 1e-4",
+            "def f(n):\n    return n * n",
+            "def f(n):\n    return n * n if n < 39 else 0",
+        ),
         ("assert f(2) == f(1) + 2", DOUBLE, "def f(n):\n    return n"),
         ("assert sorted(f({3, 1})) == ['1', '3']", "def f(s):\n    return [str(n) for n in s]", "def f(s):\n    return []"),
     ],
