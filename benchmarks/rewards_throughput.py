@@ -166,7 +166,7 @@ def programs(size: int) -> Measure:
     assert set(statuses) == {"ok"}, (set(statuses), next(iter(evaluation.infos.values()))[0])
     from rewards import sandbox
 
-    return Measure("code-stdio", speed, "programs/s", 30, False, f"sandbox level: {sandbox.level()}")
+    return Measure("code-stdio", speed, "programs/s", 100, False, f"sandbox level: {sandbox.level()}")
 
 
 def slow_texts(whole: bool) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Are two single expressions equal? By math-verify, confirmed by their values, since it accepts too much."""
 
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from rewards.components.math_form import worked_out
@@ -39,7 +40,7 @@ def _same(left: Any, right: Any) -> bool:
     if computable and not _confirmed(left, right):
         return False
     if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
-        return _is_one_equation(left, right) or _same_constant(left, right)
+        return _is_one_equation(left, right) or _same_constant(left, right) or _same_logarithm(left, right)
     return computable or _confirmed(left, right)
 
 
@@ -63,6 +64,32 @@ def _same_constant(left: Any, right: Any) -> bool:
         return False
     size = max(abs(one), abs(other))
     return bool(1e-20 < size < 1e20 and abs(one - other) <= size * sympy.Float("1e-50", 60))
+
+
+def _same_logarithm(left: Any, right: Any) -> bool:
+    """Logarithms of products and powers taken apart, where both have values for the same signs of their letters:
+    `\\log_2 x^{3/2}` and `\\frac32\\log_2 x`, not `\\ln x^2` and `2\\ln x`."""
+    import sympy
+
+    if not all(
+        isinstance(side, sympy.Expr) and side.has(sympy.log) and not side.has(*_slow_to_evaluate())
+        for side in (left, right)
+    ):
+        return False
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    if not 0 < len(symbols) <= 3:
+        return False
+    for signs in product((1, -1), repeat=len(symbols)):
+        point = {
+            symbol: sign * sympy.Rational(7 + 4 * at, 5 + at)
+            for at, (symbol, sign) in enumerate(zip(symbols, signs, strict=True))
+        }
+        one, other = _value(left.subs(point)), _value(right.subs(point))
+        if one is None or other is None or one.is_real != other.is_real:
+            return False
+    positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
+    difference = sympy.expand_log((left - right).subs(positive).doit())
+    return bool(difference.expand() == 0)
 
 
 def _confirmed_equation(left: Any, right: Any) -> bool:

@@ -21,6 +21,9 @@ EQUAL = [
     (r"\frac{1}{2^{99}}", "2^{-99}"), (r"\log_2 8", "3"), (r"\binom{5}{2}", "10"), ("1+2i", "2i+1"), ("√8", r"2\sqrt2"),
     # percent
     (r"50\%", "0.5"), ("50", r"50\%"), ("0.5", r"50\%"), (r"12.5\%", "12.5"), (r"\frac{1}{8}", r"12.5\%"),
+    # logarithms of powers
+    (r"\log_2(x^{3/2})", r"\frac32\log_2 x"), (r"\frac{3}{2}\log_2 x", r"\log_2(x^{3/2})"), (r"\ln x^3", r"3\ln x"),
+    (r"\log_4 x", r"\frac12 \log_2 x"),
     # names and chains
     ("7", "x=7"), ("x=7", "7"), ("7", "3+4=7"), ("7", "x=3+4=7"), ("f(x)=x^2", "x^2"), ("y=2x+1", "y-2x=1"),
     (r"\sqrt{2}", r"\sqrt{2}\approx 1.414"),
@@ -63,6 +66,9 @@ def test_answers_that_mean_the_same_are_equal(reference: str, answer: str) -> No
 
 
 DIFFERENT = [
+    # logarithms that have a value where the other has none, or another one
+    (r"\ln x^2", r"2\ln x"), (r"\log(x y)", r"\log x+\log y"), (r"\log_2(x^{3/2})", r"\frac52\log_2 x"),
+    (r"\log_2(x^{3/2})", r"\frac32\log_3 x"), (r"\frac32\log_2 x", "10000000000000"), ("123454321987", r"\log_2(x^{3/2})"),
     # an equation is right only when all its sides are
     ("7", "8=7"), ("7", "3=7"), ("7", "2x=7"), ("7", "x=8=7"), ("72", "72=70"), ("x=7", "y=7"), ("7", r"7 \approx 8"),
     # hedges and lists
