@@ -45,7 +45,12 @@ class Draft:
 
     @classmethod
     def read(cls, value: Any) -> Draft:
-        """From what a browser sent. Raises `ConfigError` for what no page of this kit sends."""
+        """From what a browser sent, `as_text` or a mapping. Raises `ConfigError` for what no page of this kit sends."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise ConfigError(UNREADABLE) from None
         if value is None:
             return cls()
         if not isinstance(value, Mapping):
@@ -68,8 +73,12 @@ class Draft:
                 aside = cls.read({name: kept[name] for name in ("preset", "changes", "trusted") if name in kept})
         return cls(preset, dict(changes), trusted if isinstance(trusted, str) else None, aside)
 
+    def as_text(self) -> str:
+        """For the browser to keep, which compares a text by what it says and a mapping by which copy it is."""
+        return json.dumps(self.as_dict())
+
     def as_dict(self) -> Tree:
-        """Plain, for the browser to keep."""
+        """Plain values."""
         found: Tree = {"preset": self.preset, "changes": self.changes, "trusted": self.trusted}
         return found | ({"aside": self.aside.as_dict()} if self.aside else {})
 

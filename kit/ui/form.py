@@ -26,7 +26,7 @@ from kit.config.loading import parse_value
 from kit.config.schema import document
 from kit.errors import ConfigError, KitError
 from kit.ui import markup as m
-from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, lookup, preset_tree, refuse_aliases
+from kit.ui.draft import FIRST, Draft, Tree, lookup, preset_tree, refuse_aliases
 from kit.ui.site import QUIET, Site
 
 NULL = "null"
@@ -196,14 +196,16 @@ def _refuse(key: Key, wanted: str, seen: str = "") -> Any:
 def kept_draft() -> gr.BrowserState:
     """The draft as the browser keeps it, for every screen that reads or sets it."""
     # The secret only has to be the same after a restart of the server; what is kept is no secret.
-    return gr.BrowserState(Draft().as_dict(), storage_key="grpo-kit-draft", secret="grpo-kit")
+    return gr.BrowserState(Draft().as_text(), storage_key="grpo-kit-draft", secret="grpo-kit")
 
 
 class Form:
     """The boxes of keys, wherever on a screen they stand, and the draft that they were filled from.
 
     `base` is that draft, as JSON. `draft` is what the boxes amounted to when one was last left: what is shown beside them
-    follows from it, and the browser keeps it over a reload. `said` is where a click says what it did.
+    follows from it. `kept` is the same in the browser, over a reload; nothing listens to its changes, as Gradio's script, which
+    copies a component's value between two places, takes the copies of two that come at once for changes, and does not end.
+    `said` is where a click says what it did.
     """
 
     def __init__(self, site: Site, blocks: gr.Blocks) -> None:
@@ -211,8 +213,8 @@ class Form:
         self.keys = {key.name: key for key in keys()}
         self.boxes: list[tuple[Key, Any]] = []
         self._later: list[Callable[[], Any]] = []
-        self.draft = kept_draft()
-        self.base = gr.Textbox(json.dumps(Draft().as_dict()), visible="hidden", elem_classes="hidden-box", label="base")
+        self.draft, self.kept = gr.State(), kept_draft()
+        self.base = gr.Textbox(Draft().as_text(), visible="hidden", elem_classes="hidden-box", label="base")
         self.preset: gr.Dropdown
         self.aside: gr.HTML
         self.back: gr.Button
@@ -232,10 +234,9 @@ class Form:
         return [shown(key, lookup(tree, key.name)) for key, _ in self.boxes]
 
     def follows(self, work: Callable[[Any], Any], *outputs: Any, **listen: Any) -> None:
-        """Fills `outputs` with `work(draft)`, when the page is loaded and whenever the draft is another."""
-        events = [self.draft.change, self.blocks.load]
+        """Fills `outputs` with `work(draft)`, whenever the draft is another; when the page is loaded it becomes one."""
         how = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
-        gr.on(events, work, [self.draft], list(outputs), **how, **listen)
+        self.draft.change(work, [self.draft], list(outputs), **how, **listen)
 
     @property
     def shown(self) -> list[Any]:
@@ -286,7 +287,11 @@ class Form:
             return work(sent, *given[: len(inputs)])
 
         boxes = [made for _, made in self.boxes]
-        event(call, [*inputs, self.base, *boxes], list(outputs), **{"api_visibility": "private"} | listen)
+        how = {"api_visibility": "private"} | listen
+        if how.get("show_progress") == "hidden":
+            # Gradio's script tells each output of every event how it stands, and looks each up in the whole tree.
+            how["show_progress_on"] = self.base
+        event(call, [*inputs, self.base, *boxes], list(outputs), **how)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
         """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft. Boxes that hold already what
@@ -300,8 +305,9 @@ class Form:
                 *(gr.skip() if old == new else new for old, new in zip(boxes, values, strict=True))]  # fmt: skip
 
     def wire(self, follow: Callable[..., Any], outputs: Sequence[Any]) -> None:
-        """Registers the events that steps have asked for, and `follow(sent, self.draft)`, which is called when a box is left, a
-        list or switch is used, or all is replaced: one call after the other, the last one with what stands there last."""
+        """Registers the events that steps have asked for, and `follow(sent)`, which is called when a box is left, a list or
+        switch is used, or all is replaced: one call after the other, the last one with what stands there last. It gives the
+        `outputs` and the draft's text, None for none."""
         triggers = [self.base.change]
         for key, made in self.boxes:
             # A text's own `input` knows of keys that were pressed, and nothing of pasting.
@@ -313,16 +319,23 @@ class Form:
                 self._fill_when_switched_on(key, made)
         for register in self._later:
             register()
-        self._listen(
-            functools.partial(gr.on, triggers), follow, [self.draft], outputs, trigger_mode="always_last", **QUIET
-        )
+        drafts = [self.draft, self.kept]
+        how = QUIET | {"queue": True}  # the changes of a state are told by the queue alone
+
+        def both(sent: Sent) -> list[Any]:
+            *found, text = follow(sent)
+            return [*found, *[gr.skip() if text is None else text] * len(drafts)]
+
+        everything = functools.partial(gr.on, triggers)
+        self._listen(everything, both, [], [*outputs, *drafts], trigger_mode="always_last", **how)
 
         def load(sent: Sent, kept: Any) -> list[Any]:
             draft = _kept(kept)
             base, *found = self.filled(draft, sent.boxes)
-            return [base, *found, *follow(Sent(self, base, self.values(draft)), kept)]
+            fresh = gr.skip() if sent.base == draft.as_text() else base  # a base that changes is followed once more
+            return [fresh, *found, *both(Sent(self, base, self.values(draft)))]
 
-        self._listen(self.blocks.load, load, [self.draft], [*self.shown, *outputs], **QUIET)
+        self._listen(self.blocks.load, load, [self.kept], [*self.shown, *outputs, *drafts], **how)
 
     def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
         """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""
@@ -348,10 +361,7 @@ class Sent:
 
     def before(self) -> Draft:
         """What the boxes were filled from. Raises `ConfigError` for what no page sends."""
-        try:
-            return Draft.read(json.loads(self.base) if isinstance(self.base, str) else None)
-        except (ValueError, RecursionError):
-            raise ConfigError(UNREADABLE) from None
+        return Draft.read(self.base if isinstance(self.base, str) else None)
 
     def edited(self) -> tuple[Draft, list[str]]:
         """What the boxes amount to, and what is wrong with those that hold no value of their key and are left out; one that

@@ -221,14 +221,14 @@ def _doors(site: Site) -> gr.Column:
     return doors
 
 
-def of_my_data(kept: Any) -> dict[str, Any]:
+def of_my_data(kept: Any) -> str:
     """The draft for data of one's own; one that was under way is put aside."""
     try:
         before = Draft.read(kept)
     except KitError:
         before = Draft()
     fresh = Draft.read({"preset": "my-data"})
-    return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_dict()
+    return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_text()
 
 
 def shown_example(site: Site) -> list[str]:

@@ -381,7 +381,7 @@ def _job(
 
     outputs = [seen, out, end, apply, change]
     form.on(start.click, begin, inputs, [key, *outputs], queue=False)
-    form.blocks.load(again, [form.draft], [key, *outputs], **QUIET)
+    form.blocks.load(again, [form.kept], [key, *outputs], **QUIET)
     poll(tick, [key, seen], outputs)
     end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
     named = dict(sliders or {})

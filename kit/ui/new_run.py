@@ -48,7 +48,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     form.replaces(form.preset.input, _from_preset, [form.preset])
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
-    form.wire(lambda sent, kept: written(sent, kept), [form.said, faults, state, command, yaml, form.draft])
+    form.wire(lambda sent: written(sent), [form.said, faults, state, command, yaml])
     blocks.load(site.benches.warm, [], [], **QUIET)
 
 
@@ -95,24 +95,24 @@ def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
     return from_yaml(str(text), sent.form.site.settings).instead_of(sent.valid()), ""
 
 
-def written(sent: Sent, kept: Any) -> list[Any]:
-    """[what the last click said, what is wrong with boxes, what is wrong with all or that nothing is, command, YAML, draft]."""
+def written(sent: Sent) -> list[Any]:
+    """[what the last click said, what is wrong with boxes, what is wrong with all or that nothing is, command, YAML, the
+    draft's text or None]."""
     settings = sent.form.site.settings
     try:
         draft, faults = sent.edited()
     except KitError as problem:
-        return ["", "", m.error(problem), "", "", gr.skip()]
+        return ["", "", m.error(problem), "", "", None]
     said = "" if faults or draft != sent.before() else gr.skip()
     wrong = "".join(map(m.error, faults))
-    fresh = gr.skip() if kept == draft.as_dict() else draft.as_dict()
     command = draft.command(settings)
     try:
         config = draft.config(settings)
     except KitError as problem:
-        return [said, wrong, m.error(problem), command, gr.skip(), fresh]
+        return [said, wrong, m.error(problem), command, gr.skip(), draft.as_text()]
     changes = len(draft.changes)
     text = f"{draft.preset}, {changes} change{'s' * (changes != 1)}. The schema accepts it."
-    return [said, wrong, m.page(m.note(text, "ok")), command, config.to_yaml(), fresh]
+    return [said, wrong, m.page(m.note(text, "ok")), command, config.to_yaml(), draft.as_text()]
 
 
 def measured(site: Site, value: Any) -> str:

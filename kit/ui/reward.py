@@ -133,11 +133,10 @@ def build(form: Form) -> None:
         further = _further(form)
     with gr.Accordion("The parameters as YAML", open=False):
         form.add("reward.params", label="Parameters", info="YAML, e.g. {format_weight: 0.1}")
-    changes = [form.draft.change, form.blocks.load]
     last = {**QUIET, "trigger_mode": "always_last"}
-    gr.on(changes, filled, [form.draft, shown], [shown, *everything], **last)
+    form.draft.change(filled, [form.draft, shown], [shown, *everything], show_progress_on=shown, **last)
     seen = gr.State("")
-    gr.on(changes, functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
+    form.draft.change(functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
           **(last | {"queue": True, "concurrency_limit": 4}))  # fmt: skip
     used = [one.input for kind in ("weight", "choice") for one in inputs[kind]]  # of a slider: by mouse and by keyboard
     used += [event for one in inputs["text"] for event in (one.blur, one.submit)]

@@ -425,7 +425,7 @@ FILTER = """(text) => {
     one.dataset.out = words.every(word => said.includes(word)) ? '' : 'yes';
     one.style.display = one.dataset.out ? 'none' : '';
   }
-  for (const box of document.querySelectorAll('#every-key .key-row, #every-key .key-section')) {
+  for (const box of document.querySelectorAll('#every-key .key-section')) {
     const keys = [...box.querySelectorAll('[id^="key-"]')];
     box.style.display = keys.length && keys.every(one => one.dataset.out) ? 'none' : '';
   }
@@ -462,12 +462,11 @@ def breakable(name: str) -> str:
 
 
 def _section(form: Form, section: str) -> None:
-    """All keys of a section, two in a row."""
-    names = [key.name for key in form.keys.values() if key.section == section]
-    for at in range(0, len(names), 2):
-        with gr.Row(elem_classes="key-row"):
-            for name in names[at : at + 2]:
-                form.add(name)
+    """All keys of a section, two beside each other."""
+    with gr.Row(elem_classes="key-rows"):
+        for key in form.keys.values():
+            if key.section == section:
+                form.add(key.name)
 
 
 MOST_LIVE = 8

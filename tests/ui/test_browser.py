@@ -18,6 +18,7 @@ from playwright.sync_api import Page as Tab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 PATIENCE = 120_000  # milliseconds: a busy machine imports torch for the first plan
+expect.set_options(timeout=30_000)
 QUICK = {
     "optimisation.steps": "2",
     "generation.num_generations": "4",

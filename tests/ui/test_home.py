@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -88,11 +89,11 @@ def test_an_example_that_cannot_be_unpacked_says_so(site: Site, monkeypatch: pyt
 
 
 def test_data_of_ones_own_puts_a_draft_aside() -> None:
-    fresh = home.of_my_data({"preset": "quickstart", "changes": {"run.seed": 3}})
+    fresh = json.loads(home.of_my_data({"preset": "quickstart", "changes": {"run.seed": 3}}))
     assert (fresh["preset"], fresh["aside"]["changes"]) == ("my-data", {"run.seed": 3})
     again = {"preset": "my-data", "changes": {"data.source": "x.csv"}}
-    assert home.of_my_data(again)["changes"] == again["changes"]
-    assert home.of_my_data("nonsense")["preset"] == "my-data"
+    assert json.loads(home.of_my_data(again))["changes"] == again["changes"]
+    assert json.loads(home.of_my_data("nonsense"))["preset"] == "my-data"
 
 
 def test_a_live_run_shows_phase_progress_reward_and_time_left(site: Site) -> None:

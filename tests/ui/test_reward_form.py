@@ -33,7 +33,7 @@ def form(tmp_path: Path) -> Form:
 
 def sent(form: Form, **changes: Any) -> Sent:
     draft = Draft.read({"preset": "my-data", "changes": {f"reward.{name}": value for name, value in changes.items()}})
-    return Sent(form, json.dumps(draft.as_dict()), form.values(draft))
+    return Sent(form, draft.as_text(), form.values(draft))
 
 
 def values(preset: str, params: dict[str, Any], **edits: Any) -> list[Any]:
@@ -105,7 +105,7 @@ def test_presets_are_added_with_a_weight_and_taken_out(form: Form) -> None:
     draft, _ = reward.added(sent(form), "preset:length-target", 0.25)
     assert draft.changes == {"reward.functions": [{"path": "preset:length-target", "weight": 0.25}]}
     assert draft.config(form.site.settings).reward.functions[0].preset == "length-target"
-    again = Sent(form, json.dumps(draft.as_dict()), form.values(draft))
+    again = Sent(form, draft.as_text(), form.values(draft))
     with pytest.raises(ConfigError, match="among them already"):
         reward.added(again, "preset:length-target", 1.0)
     assert reward.removed(again, "1. preset:length-target × 0.25")[0].changes == {}
