@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,3 +256,58 @@ def test_deepspeed_is_refused_with_what_to_do_instead(monkeypatch: pytest.Monkey
         join()
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
     assert join().size == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        ("MULTI_CPU", {"FSDP_VERSION": "2"}, "without a word.*Leave --use_fsdp out"),
+        ("MULTI_GPU", {}, "Add --fsdp_version 2"),
+        ("MULTI_GPU", {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "efficient_loading false"),
+        ("MULTI_GPU", {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}, None),
+    ],
+)
+def test_fsdp_that_would_be_left_out_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: str, given: dict[str, str], said: str | None
+) -> None:
+    import accelerate
+    import torch.distributed
+
+    from kit.runner.distributed import join
+
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "ACCELERATE_USE_FSDP": "true"}
+    for name, value in (launched | given).items():
+        monkeypatch.setenv(name, value)
+    state = SimpleNamespace(distributed_type=f"DistributedType.{kind}")
+    monkeypatch.setattr(accelerate, "PartialState", lambda **_: state)
+    for name, value in {"get_rank": 0, "get_world_size": 2, "new_group": None}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value, **__: value)
+    if said is None:
+        assert join().size == 2
+        return
+    with pytest.raises(EnvironmentUnsupported, match=said):
+        join()
+
+
+@pytest.mark.parametrize(
+    ("needs", "version", "vllm", "said"),
+    [
+        ({"values"}, 2, False, "values, read from weights that FSDP"),
+        (set(), 1, False, "--fsdp_version 2"),
+        (set(), 2, True, "generation.engine: hf"),
+    ],
+)
+def test_what_was_not_proven_with_spread_weights_is_refused(
+    needs: set[str], version: int, vllm: bool, said: str
+) -> None:
+    from kit.models.sharded import check_sharded
+
+    kinds: list[str] = []
+    plugin = SimpleNamespace(fsdp_version=version, set_state_dict_type=kinds.append)
+    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    with pytest.raises(KitError, match=said):
+        check_sharded(SimpleNamespace(accelerator=accelerator, needs=needs, use_vllm=vllm))
+    assert not kinds
+    plugin.fsdp_version = 2
+    check_sharded(SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False))
+    assert kinds == ["FULL_STATE_DICT"]

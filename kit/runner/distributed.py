@@ -107,14 +107,14 @@ class DistributedContext:
 def join() -> DistributedContext:
     """Connects the processes that a launcher has started; without a launcher, a context of one process.
 
-    Raises `EnvironmentUnsupported` for a launcher that names no rank, and for DeepSpeed.
+    Raises `EnvironmentUnsupported` for a launcher that names no rank, for DeepSpeed, and for FSDP where it would be left out.
     """
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes", "on"):
+    if _is_set("ACCELERATE_USE_DEEPSPEED"):
         raise EnvironmentUnsupported(
             "DeepSpeed takes over the backward pass and the optimiser, which the objective drives here, and no run was ever held "
             "against one without it. Start with accelerate launch --multi_gpu (each process holds the whole model); where that "
-            "does not fit, take model.load_in_4bit and optimisation.gradient_checkpointing: offload, or go on in a trainer that "
-            "shards: grpo-kit scale CONFIG --to verl."
+            "does not fit, take accelerate launch --use_fsdp --fsdp_version 2, model.load_in_4bit and "
+            "optimisation.gradient_checkpointing: offload, or go on in another trainer: grpo-kit scale CONFIG --to verl."
         )
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return DistributedContext()
@@ -127,8 +127,33 @@ def join() -> DistributedContext:
     import torch.distributed as dist
     from accelerate import PartialState
 
-    PartialState(cpu=not torch.cuda.is_available())  # chooses the GPU and the engine (NCCL or gloo) as the trainer will
+    # Chooses the GPU and the engine (NCCL or gloo) as the trainer will.
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if _is_set("ACCELERATE_USE_FSDP"):
+        _check_fsdp(state)
     return DistributedContext(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+def _check_fsdp(state: Any) -> None:
+    """Raises `EnvironmentUnsupported` where accelerate would leave FSDP out without a word, and for ways not tried here."""
+    if str(state.distributed_type).rpartition(".")[2] == "MULTI_CPU":
+        raise EnvironmentUnsupported(
+            "accelerate launch --use_fsdp: accelerate takes FSDP up on GPUs alone, and this machine has none that torch can use. "
+            "It would leave FSDP out without a word, and every process would hold the whole model. Leave --use_fsdp out."
+        )
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise EnvironmentUnsupported(
+            "accelerate launch --use_fsdp: no run of FSDP's first version was held against one process. Add --fsdp_version 2."
+        )
+    if _is_set("FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        raise EnvironmentUnsupported(
+            "accelerate launch --use_fsdp: with cpu_ram_efficient_loading, all processes but one would begin without weights, "
+            "and the checks before the first step read them. Add --fsdp_cpu_ram_efficient_loading false."
+        )
 
 
 def check_division(config: RunConfig, processes: int) -> None:

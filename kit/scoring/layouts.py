@@ -194,7 +194,7 @@ def score_padded(run: ModelPass, rows: Rows, size: int | None = None) -> Scores:
         labels[:, : chunk.width] = NO_LABEL
         found = run(input_ids=chunk.ids, attention_mask=chunk.mask, labels=labels, **chunk.model_inputs())
         parts.append(found.laid_out(lambda values: values[:, -rows.completion :]))
-    return _joined(parts)
+    return join_scores(parts)
 
 
 def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> Scores:
@@ -221,7 +221,7 @@ def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> S
         fields = {name: value.gather(1, pushed.places) for name, value in chunk.model_inputs().items()}
         found = run(input_ids=pushed.ids, attention_mask=pushed.mask, labels=pushed.labels, **fields)
         parts.append(found.laid_out(pushed.back))
-    return _joined(parts)
+    return join_scores(parts)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def score_trimmed(
         scored = live[batch, width:].nonzero()
         places.append(batch[scored[:, 0]] * rows.completion + scored[:, 1])
     order = to_device(torch.cat(together).argsort(), rows.ids.device)
-    return _joined(parts, places).laid_out(lambda values: values[order])
+    return join_scores(parts, places).laid_out(lambda values: values[order])
 
 
 def _like_lengths(live: Tensor, width: int, size: int, *, as_they_come: bool) -> Iterator[Tensor]:
@@ -318,7 +318,7 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
         )
         parts.append(found.laid_out(functools.partial(_at, places=labelled)))
     shape = (len(rows.ids), rows.completion)
-    return _joined(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
+    return join_scores(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
 
 
 def _layout_inputs(layout: Layout, device: torch.device, unsloths: bool) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def _spread(values: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:
     return empty.index_copy(0, places.to(values.device), values).view(shape)
 
 
-def _joined(parts: Sequence[Scores], places: Sequence[Tensor] | None = None) -> Scores:
+def join_scores(parts: Sequence[Scores], places: Sequence[Tensor] | None = None) -> Scores:
     """Parts of one scoring behind one another. places: where the live tokens of each stand, (N,), if not in that order."""
     first = parts[0]
     head = first.head

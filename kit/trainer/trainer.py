@@ -42,7 +42,7 @@ from kit.models.backend import active_backend, is_unsloths
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
-from kit.models.lora import lora_weight_norm
+from kit.models.sharded import check_sharded, whole_weights
 from kit.objective import LossScale, Objective
 from kit.objective.objective import to_regrouping
 from kit.scoring.head import install_torch_logprob_kernel
@@ -80,6 +80,7 @@ from kit.trainer.trl_compat import (
     check_on_policy,
     check_scoring,
     check_state,
+    check_weight_norm,
 )
 from kit.trainer.value_head import Critic
 
@@ -177,7 +178,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             packing=packing and objective is not None,
             share_prompts=share_prompts,
             half=accelerator.mixed_precision in ("bf16", "fp16"),
-            divided=self.is_deepspeed_enabled or self.is_fsdp_enabled,
+            divided=self.is_deepspeed_enabled,
+            sharded=self.is_fsdp_enabled,
             device=accelerator.device.type,
         )
         if theirs:  # its trainer turns the tokenizer round; generating needs the padding in front
@@ -200,10 +202,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         check_state(objective)
         if "greedy_rewards" in self.needs:
             check_greedy(self)
-        if "weight_norm" in self.needs and lora_weight_norm(self.model) is None:
-            raise ObjectiveError(
-                "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config."
-            )
+        check_weight_norm(self)
+        check_sharded(self)
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
         self.checks = SanityChecks(self) if checked else None
@@ -484,7 +484,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._state = before
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with self.metric_log.phases.measured("generation"):
+        with self.metric_log.phases.measured("generation"), whole_weights(self.model):
             result = super()._generate(prompts)
         if self._state is not None:
             self._state.prompt_ids, self._state.tool_mask = [list(ids) for ids in result[0]], result[2]

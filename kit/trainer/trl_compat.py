@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import UNSLOTH, is_unsloths
 from kit.models.libraries import TESTED_TRL
+from kit.models.lora import lora_weight_norm
 from kit.trainer.arguments import true_defaults
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def check_scoring(trainer: type, ours: type) -> None:
             f"{trainer.__name__} overrides {name}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
             "that the two would differ. Change trainer.scorer.score instead, which both take."
         )
+
+
+def check_weight_norm(trainer: Any) -> None:
+    """Refuses an objective that reads the norm of LoRA weights where there are none. Raises `ObjectiveError`."""
+    if "weight_norm" in trainer.needs and lora_weight_norm(trainer.model) is None:
+        raise ObjectiveError("A regularizer needs the norm of LoRA weights, but the model has none: set peft_config.")
 
 
 def check_on_policy(objective: Objective, args: Any) -> None:
