@@ -107,6 +107,7 @@ def check(
     previous = runner.resume.load_previous_run(config, adopt=adopt) if resume and first else None
     threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
     parts = runner.prepare.prepare(config, fresh=fresh)
+    runner.distributed.check_sharded_run(config, parts.files.backend.name)
     resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None
     return Checked(parts, threads, previous, resumption)
 
@@ -114,6 +115,7 @@ def check(
 def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
+    together = runner.distributed.FirstProcess(job.processes, trainer, folder.adapter)
     heldout = runner.evaluation.held_out(parts, memory)
     policy = runner.evaluation.make_policy(folder, config.evaluation, parts.checker, job.reporter.say)
     scores = runner.resume.earlier_scores(job.resumption) if job.resumption else {}
@@ -125,7 +127,8 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
                 stop.check()
                 advance(done, total)
 
-            scores[name] = heldout.score(model, progress, step=step)
+            with together.whole_weights():
+                scores[name] = heldout.score(model, progress, step=step)
         folder.write_json(f"eval/{name}.json", scores[name])
         return scores[name]
 
@@ -138,18 +141,21 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
                 trainer.add_callback(runner.evaluation.AlertCallback(policy))
                 trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop, job.processes.size))
                 trainer.add_callback(trackers)
-            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
-            job.processes.wait()
+            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder, together))
+            together.attend()
             try:
                 with suppress(runner.evaluation.TurnOver):
                     runner.resume.train_on(trainer, job.resumption)
             finally:
                 trainer.flush_sinks()  # after a failure, too: the saved completions help to find its cause
-        if first:
-            folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
-            folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-            runner.evaluation.conclude(policy, stop, trainer, score)
-            job.reporter.result(folder, config, stop.reason)
+        try:
+            if first:
+                folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
+                folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
+                runner.evaluation.conclude(policy, stop, trainer, score, together.save_model)
+                job.reporter.result(folder, config, stop.reason)
+        finally:
+            together.attend()
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:

@@ -289,6 +289,17 @@ def test_fsdp_that_would_be_left_out_is_refused(
         join()
 
 
+def test_what_no_run_tried_with_spread_weights_is_refused_before_it(monkeypatch: pytest.MonkeyPatch, tree: Any) -> None:
+    from kit.runner.distributed import check_sharded_run
+
+    config = load_config(tree, ["generation.replay_support=true"])
+    check_sharded_run(config, "transformers")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    check_sharded_run(load_config(tree), "transformers")
+    with pytest.raises(ConfigError, match=r"replay_support: not with accelerate launch --use_fsdp"):
+        check_sharded_run(config, "transformers")
+
+
 @pytest.mark.parametrize(
     ("needs", "version", "vllm", "said"),
     [

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import kit.errors
 from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, RunError
+from kit.models.backend import UNSLOTH
 from kit.runs.files import write_atomic
 from kit.runs.store import RunDir
 
@@ -171,6 +172,63 @@ def check_division(config: RunConfig, processes: int) -> None:
         f"processes{each}. Use {' or '.join(map(str, sorted(near)))}"
         + (f", or a micro_batch_size that divides {batch // processes}." if micro and batch % processes == 0 else ".")
     )
+
+
+def check_sharded_run(config: RunConfig, backend: str) -> None:
+    """Raises `ConfigError` for what was not held against one process under FSDP. backend: its name."""
+    found = {
+        "model.load_in_4bit": config.model.load_in_4bit,
+        "model.backend: unsloth": backend == UNSLOTH,
+        "generation.replay_support": config.generation.replay_support,
+        "teacher.model": config.teacher.model is not None,
+    }
+    if _is_set("ACCELERATE_USE_FSDP") and (refused := [name for name, there in found.items() if there]):
+        raise ConfigError(
+            f"{', '.join(refused)}: not with accelerate launch --use_fsdp, where no run of it was held against one process. "
+            "Start with accelerate launch --multi_gpu (each process holds the whole model), or leave it out."
+        )
+
+
+class FirstProcess:
+    """What the first process does at a time of its own and the others have a part in, each holding a part of the weights.
+
+    Until then the others stand in `attend`. adapter: where the result is saved.
+    """
+
+    def __init__(self, processes: DistributedContext, trainer: Any, adapter: Path) -> None:
+        self.processes, self.trainer, self.adapter = processes, trainer, adapter
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """In the first process: all weights, to score held-out problems with."""
+        self.processes.all_gather_object("whole_weights")
+        with self._whole_weights():
+            yield
+
+    @contextmanager
+    def _whole_weights(self) -> Iterator[None]:
+        from kit.models.sharded import whole_weights
+
+        with whole_weights(self.trainer.model):
+            try:
+                yield
+            finally:
+                self.processes.wait()
+
+    def save_model(self) -> None:
+        """In the first process: the result, put together from the parts of all."""
+        self.processes.all_gather_object("save_model")
+        self.trainer.save_model(str(self.adapter))
+
+    def attend(self, mine: Any = None) -> list[Any]:
+        """`all_gather_object`, before which the first process may have work for all."""
+        while isinstance((found := self.processes.all_gather_object(mine))[0], str):
+            if found[0] == "save_model":
+                self.trainer.save_model(str(self.adapter))
+            else:
+                with self._whole_weights():
+                    pass
+        return found
 
 
 class ReadOnlyRunDir(RunDir):

@@ -198,13 +198,13 @@ def make_policy(
     )
 
 
-def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score) -> None:
-    """The end of training: the result in adapter/, and unless somebody stopped the run its score and what follows."""
+def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score, save: Callable[[], None]) -> None:
+    """The end of training: `save` puts the result in adapter/, and unless somebody stopped the run its score follows."""
     run = policy.run
     step = trainer.state.global_step or max((step_of(path) for path in run.checkpoints), default=0)
     decision = policy.decision(step)
     if stop.asked() or not decision.rollback:
-        trainer.save_model(str(run.adapter))
+        save()
     if stop.asked():
         return
     if decision.standing.last is not None and decision.standing.last.step == step:
