@@ -40,7 +40,7 @@ def _same(left: Any, right: Any) -> bool:
     if computable and not _confirmed(left, right):
         return False
     if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
-        return _is_one_equation(left, right) or _same_constant(left, right) or _same_logarithm(left, right)
+        return _is_one_equation(left, right) or _same_constant(left, right) or _same_where_real(left, right)
     return computable or _confirmed(left, right)
 
 
@@ -66,30 +66,38 @@ def _same_constant(left: Any, right: Any) -> bool:
     return bool(1e-20 < size < 1e20 and abs(one - other) <= size * sympy.Float("1e-50", 60))
 
 
-def _same_logarithm(left: Any, right: Any) -> bool:
-    """Logarithms of products and powers taken apart, where both have values for the same signs of their letters:
-    `\\log_2 x^{3/2}` and `\\frac32\\log_2 x`, not `\\ln x^2` and `2\\ln x`."""
+def _same_where_real(left: Any, right: Any) -> bool:
+    """Logarithms and roots of products taken apart, where both have values, and the same ones, for the same signs of their
+    letters: `\\log_2 x^{3/2}` and `\\frac32\\log_2 x`, not `\\ln x^2` and `2\\ln x`, nor `\\sqrt{x^2}` and `x`."""
     import sympy
 
-    if not all(
-        isinstance(side, sympy.Expr) and side.has(sympy.log) and not side.has(*_slow_to_evaluate())
-        for side in (left, right)
-    ):
+    if not all(isinstance(side, sympy.Expr) and not side.has(*_slow_to_evaluate()) for side in (left, right)):
+        return False
+    if not (_of_products(left) and _of_products(right)):
         return False
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
     if not 0 < len(symbols) <= 3:
         return False
+    sizes = [sympy.Rational(7 + 4 * at, 5 + at) for at in range(len(symbols))]
     for signs in product((1, -1), repeat=len(symbols)):
-        point = {
-            symbol: sign * sympy.Rational(7 + 4 * at, 5 + at)
-            for at, (symbol, sign) in enumerate(zip(symbols, signs, strict=True))
-        }
+        point = {symbol: sign * size for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
         one, other = _value(left.subs(point)), _value(right.subs(point))
-        if one is None or other is None or one.is_real != other.is_real:
+        if one is None or other is None or one.is_real != other.is_real or (one.is_real and not _near(one, other)):
             return False
     positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
     difference = sympy.expand_log((left - right).subs(positive).doit())
     return bool(difference.expand() == 0)
+
+
+def _of_products(side: Any) -> bool:
+    """Whether it has logarithms or roots, all of them of products and powers: then signs decide where they are real."""
+    import sympy
+
+    powers = [power for power in side.atoms(sympy.Pow) if power.free_symbols]
+    inside = [log.args[0] for log in side.atoms(sympy.log)]
+    inside += [power.base for power in powers if not power.exp.is_Integer]
+    sums = {part for each in inside for part in each.atoms(sympy.Add, sympy.Function) if part.free_symbols}
+    return bool(inside) and not sums and all(power.exp.is_Rational for power in powers)
 
 
 def _confirmed_equation(left: Any, right: Any) -> bool:
@@ -136,10 +144,22 @@ def _confirmed(left: Any, right: Any) -> bool:
     one, other = _value(left.subs(point)), _value(right.subs(point))
     if one is None or other is None:
         return True
-    size = max(abs(one), abs(other))
     if left.has(sympy.Float) or right.has(sympy.Float):
-        return bool(abs(one - other) <= size / 1000)
-    return bool(size < sympy.Float("1e-100") or abs(one - other) <= size * sympy.Float("1e-12"))
+        return bool(abs(one - other) <= max(abs(one), abs(other)) / 1000)
+    return _near(one, other)
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Whether two values agree in 12 digits, or nothing is left of either, as of `\\sqrt2 \\sqrt2 - 2`."""
+    import sympy
+
+    size = max(abs(one), abs(other))
+    return (_is_nought(one) and _is_nought(other)) or bool(abs(one - other) <= size * sympy.Float("1e-12"))
+
+
+def _is_nought(value: Any) -> bool:
+    """Zero, or a number of which no digit is certain: 1 / 2004! has 30 digits that are."""
+    return all(part == 0 or (part.is_Float and part._prec < 10) for part in value.as_real_imag())
 
 
 def _value(expression: Any, digits: int = 30) -> Any:

@@ -24,6 +24,7 @@ EQUAL = [
     # logarithms of powers
     (r"\log_2(x^{3/2})", r"\frac32\log_2 x"), (r"\frac{3}{2}\log_2 x", r"\log_2(x^{3/2})"), (r"\ln x^3", r"3\ln x"),
     (r"\log_4 x", r"\frac12 \log_2 x"),
+    (r"2\pi\sqrt{\frac{m}{k}}", r"\frac{2\pi}{\sqrt{k/m}}"), (r"\frac{1}{\sqrt{x}}", r"\sqrt{\frac1x}"),
     # names and chains
     ("7", "x=7"), ("x=7", "7"), ("7", "3+4=7"), ("7", "x=3+4=7"), ("f(x)=x^2", "x^2"), ("y=2x+1", "y-2x=1"),
     (r"\sqrt{2}", r"\sqrt{2}\approx 1.414"),
@@ -67,6 +68,11 @@ def test_answers_that_mean_the_same_are_equal(reference: str, answer: str) -> No
 
 DIFFERENT = [
     # logarithms that have a value where the other has none, or another one
+    (r"\sqrt{x^2}", "x"), (r"\ln (x+3)^2", r"2\ln(x+3)"), (r"\sqrt{(x+3)^2}", "x+3"), ("(a^b)^c", "a^{bc}"),
+    (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"),
+    # numbers smaller than any rounding
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}"), (r"\frac{1}{2004!}", r"\frac{1}{2004!+2005!}"), ("10^{-200}", "10^{-201}"),
+    ("(x-a)^{6000}", "(x-a)^{5999}"),
     (r"\ln x^2", r"2\ln x"), (r"\log(x y)", r"\log x+\log y"), (r"\log_2(x^{3/2})", r"\frac52\log_2 x"),
     (r"\log_2(x^{3/2})", r"\frac32\log_3 x"), (r"\frac32\log_2 x", "10000000000000"), ("123454321987", r"\log_2(x^{3/2})"),
     # an equation is right only when all its sides are
