@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import importlib.util
 import json
@@ -30,6 +31,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: no child would ever hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Two workers of the whole suite need two times what the server has imported: they are forked from it."""
+    warm_processes.workers = config.args_source is config.ArgsSource.TESTPATHS
 
 
 def pytest_collectstart() -> None:
@@ -61,6 +67,10 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again."""
     gc.freeze()
     gc.enable()
+    if runner := sys.modules.get(
+        "typer.testing"
+    ):  # else the command line is built again for each call of a verb: 40 ms
+        runner._get_command = functools.cache(runner._get_command)
 
 
 @pytest.fixture

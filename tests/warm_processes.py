@@ -40,6 +40,8 @@ ROOT = Path(__file__).parents[1]
 PLACE = "GRPO_KIT_TESTS_WARM"
 """Environment variable: the folder of the server's socket and log. `none` switches all of this off."""
 MODULES = ("kit.", "ipykernel_launcher", "accelerate.commands.accelerate_cli")
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+"""The code with which a worker of pytest-xdist begins (execnet's `popen_bootstrapline`)."""
 PRELOADED = (
     "accelerate", "datasets", "gradio", "math_verify", "matplotlib.figure", "optuna",
     "pandas", "peft", "pyarrow.parquet", "rewards", "torch", "transformers.models.qwen3.modeling_qwen3",
@@ -66,7 +68,8 @@ RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SI
 
 # --- in a test, and in whatever was started warm ----------------------------------------------------------------------
 
-_cold = installed = False
+_cold = installed = workers = False
+"""`workers`: those of pytest-xdist are warm, too. For a few tests, which need little of it all, they would wait in vain."""
 _execute = subprocess.Popen._execute_child
 _names = list(inspect.signature(_execute).parameters)[1:]
 
@@ -174,6 +177,8 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     elif words[0].endswith(".py"):
         script = os.path.join(folder, words[0])
         kind, name, rest, first = "script", script, words[1:], os.path.dirname(os.path.realpath(script))
+    elif workers and words == ["-c", WORKER]:
+        kind, name, rest, first = "code", "-c", [], folder
     else:
         return None
     if not os.path.isdir(folder) or not _same_modules(environment, [first, *path]):
@@ -383,6 +388,8 @@ def _run(kind: str, name: str) -> None:
     try:
         if kind == "module":
             runpy._run_module_as_main(name)
+        elif kind == "code":
+            exec(WORKER, main)
         else:
             main["__file__"] = name
             exec(compile(Path(name).read_bytes(), name, "exec"), main)

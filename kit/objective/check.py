@@ -35,7 +35,7 @@ import contextlib
 import copy
 import functools
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,7 @@ class Subject:
             raise Fault(f"returned {type(out).__name__}, expected a tensor.{hint}")
         return out
 
-    def cases(self, keep: Collection[str] | None = None) -> list[inputs.Case]:
+    def cases(self, keep: Collection[str] | None = None) -> Iterator[inputs.Case]:
         """Calls that it must be able to take. `keep`: without optional fields of the batch but these."""
         return inputs.cases(self.kind, self.seed, keep)
 
@@ -220,7 +220,7 @@ def _needs(subject: Subject) -> str:
 
     def error_with(fields: set[str]) -> Exception | None:
         try:
-            subject(*subject.cases(fields)[0].arguments)
+            subject(*next(subject.cases(fields)).arguments)
         except Exception as error:
             return error
         return None
@@ -244,7 +244,7 @@ def _inputs(subject: Subject) -> str:
 
     for inference in (False, True):
         with torch.inference_mode(inference):
-            case = subject.cases()[0]
+            case = next(subject.cases())
             if isinstance(batch := case.arguments[0], TokenBatch):
                 batch.ratio, batch.sequence_ratio  # noqa: B018  (computed now; other hooks read them, too)
             tensors = case.tensors

@@ -6,7 +6,8 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,12 @@ def token_fields(
     seed: int, dtype: torch.dtype = torch.float64, *, off_policy: bool = True, per_token: bool = False
 ) -> Fields:
     """Every field of a `TokenBatch`. On-policy ones have little entropy, so that a floor under it is felt."""
+    return _copied(_token_fields(seed, dtype, off_policy, per_token))
+
+
+@functools.lru_cache(maxsize=32)  # a check asks for the same ones ten times
+@torch.inference_mode(False)
+def _token_fields(seed: int, dtype: torch.dtype, off_policy: bool, per_token: bool) -> Fields:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -119,6 +126,12 @@ def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
 
 def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
     """Every field of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards unknown, one without tokens."""
+    return _copied(_reward_fields(seed, dtype))
+
+
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _reward_fields(seed: int, dtype: torch.dtype) -> Fields:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -207,18 +220,17 @@ class Case:
         return {"per_token": per_token, "mask": mask, "window_tokens": scale.window_tokens}
 
 
-def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> list[Case]:
+def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator[Case]:
     """Calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
     if kind == "advantage":
-        return [_reward_case(reward_fields(seed, dtype), dtype, keep) for dtype in DTYPES]
-    if kind == "reduction":
-        inputs = [(*losses(seed, dtype), dtype) for dtype in DTYPES]
-        return [
-            Case((per_token, mask, scale), ((),), "a scalar ()", lambda out: out, f"in {dtype}")
-            for per_token, mask, dtype in inputs
-            for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS))
-        ]
-    return [_token_case(kind, fields, keep) for fields in variants(seed)]
+        yield from (_reward_case(reward_fields(seed, dtype), dtype, keep) for dtype in DTYPES)
+    elif kind == "reduction":
+        for dtype in DTYPES:
+            per_token, mask = losses(seed, dtype)
+            for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS)):
+                yield Case((per_token, mask, scale), ((),), "a scalar ()", lambda out: out, f"in {dtype}")
+    else:
+        yield from (_token_case(kind, fields, keep) for fields in variants(seed))
 
 
 def _reward_case(fields: Fields, dtype: torch.dtype, keep: Collection[str] | None = None) -> Case:
@@ -245,14 +257,12 @@ def _token_case(kind: str, fields: Fields, keep: Collection[str] | None = None) 
     )
 
 
-def variants(seed: int) -> list[Fields]:
+def variants(seed: int) -> Iterator[Fields]:
     """Float32 and float64, on and off policy, advantages (B, 1) and (B, T)."""
-    return [
-        token_fields(seed, dtype, off_policy=off_policy, per_token=per_token)
-        for dtype in DTYPES
-        for off_policy in (True, False)
-        for per_token in (False, True)
-    ]
+    for dtype in DTYPES:
+        for off_policy in (True, False):
+            for per_token in (False, True):
+                yield token_fields(seed, dtype, off_policy=off_policy, per_token=per_token)
 
 
 def kind_of(fields: Fields) -> str:
@@ -263,7 +273,7 @@ def kind_of(fields: Fields) -> str:
 
 def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """What a reduction is given: a per-token loss (B, T) that is 0 at padding, and the mask."""
-    mask = token_fields(seed)["mask"]
+    mask = _mask()
     return numbers(mask.shape, seed + 2).to(dtype).masked_fill(~mask, 0.0), mask
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -111,12 +112,17 @@ def check_command(words: list[str]) -> None:
         assert program in OUTSIDE or (ROOT / program).is_file(), words
 
 
-def parse(words: list[str]) -> None:
+@functools.cache
+def the_command() -> Any:
     from typer.main import get_command
 
     from kit.cli.app import app
 
-    command: Any = get_command(app)
+    return get_command(app)
+
+
+def parse(words: list[str]) -> None:
+    command = the_command()
     path, left = "grpo-kit", list(words)
     if left[:1] in (["--help"], ["--version"]):
         return
