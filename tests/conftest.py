@@ -71,6 +71,15 @@ def pytest_collection_finish() -> None:
         "typer.testing"
     ):  # else the command line is built again for each call of a verb: 40 ms
         runner._get_command = functools.cache(runner._get_command)
+    if "accelerate" in sys.modules:
+        from kit.models.libraries import remember_packages
+
+        remember_packages()
+    torch = sys.modules.get("torch")
+    if (
+        torch is not None and not torch.cuda.is_available()
+    ):  # each seed would be kept for CUDA's start, with its stack: 1 ms
+        torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ a run begins. Another eighth are garbage collections, which find nothing while m
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -50,6 +51,17 @@ def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool
 
         if training:
             import trl.trainer.grpo_trainer  # noqa: F401
+    remember_packages()
+
+
+def remember_packages() -> None:
+    """Accelerate looks for peft, and reads its metadata from the disk, whenever a model is unwrapped: several times a step,
+    1 ms each. From here on it asks once."""
+    from accelerate.utils import imports
+
+    ask = getattr(imports, "_is_package_available", None)
+    if ask is not None and not hasattr(ask, "cache_info"):
+        imports._is_package_available = functools.cache(ask)
 
 
 @contextmanager

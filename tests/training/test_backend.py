@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -301,16 +300,6 @@ def test_unsloth_after_trl_is_refused() -> None:
 def test_what_does_not_train_is_loaded_by_transformers() -> None:
     assert without_unsloth(UNSLOTH).name == without_unsloth(UNSLOTH_CPU).name == "transformers"
     assert without_unsloth(TRANSFORMERS) is TRANSFORMERS
-
-
-def test_preparing_a_run_leaves_trl_alone() -> None:
-    """Else Unsloth, imported after it, would come too late."""
-    code = (
-        "import sys, kit.train; print('transformers' in sys.modules); from kit.models import backend, loading, unsloth; "
-        "from kit.runner import lifecycle, prepare, resume, evaluation, recording; print('trl' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-2:] == ["False", "False"], "transformers is load_libraries' to import"
 
 
 @pytest.mark.parametrize(

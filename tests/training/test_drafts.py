@@ -179,9 +179,13 @@ def test_samplers_whose_probabilities_are_not_known_are_refused(key: str, words:
         load_config("quickstart", ["generation.drafts=true", key])
 
 
-def test_a_resumed_run_goes_on_with_its_drafts(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_its_drafts(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import kit.train
 
+    for drawing in ("draw_curves", "draw_report"):  # another's test, and a second each
+        monkeypatch.setattr(f"kit.runner.console.{drawing}", lambda *_: None)
     tree["data"] |= {"limit": 8, "heldout": 4}
     tree["optimisation"]["steps"] = 4
     tree["evaluation"]["every"] = 2

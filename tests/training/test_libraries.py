@@ -64,23 +64,42 @@ def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
     assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
+def test_accelerate_asks_once_for_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.utils import imports
+
+    looked_for: list[str] = []
+    monkeypatch.setattr(imports, "_is_package_available", lambda name: not looked_for.append(name))
+    libraries.remember_packages()
+    libraries.remember_packages()
+    assert imports.is_peft_available()
+    assert imports.is_peft_available()
+    assert looked_for == ["peft"]
+
+
 def test_in_a_process_of_the_kit(tmp_path: Path) -> None:
-    """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards."""
+    """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards. Nothing that prepares
+    a run imports transformers before `load_libraries` or TRL at all: else Unsloth, imported after it, would come too late."""
     code = f"""
 import gc, importlib.util, json, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="kit.train")
+import kit.train
+early = "transformers" in sys.modules
 from kit.config import ModelConfig
 from kit.models.libraries import load_libraries
 load_libraries(ModelConfig(name="embedded"), training=False)
 loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
 found = [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)]
 import peft
-print(json.dumps([loaded, found, gc.isenabled(), gc.get_freeze_count() > 100_000]))
+from kit.models import backend, loading, unsloth
+from kit.runner import evaluation, lifecycle, prepare, recording, resume
+early = early or "trl" in sys.modules
+print(json.dumps([loaded, found, early, gc.isenabled(), gc.get_freeze_count() > 100_000]))
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
-    loaded, found, collects, frozen = json.loads(done.stdout.splitlines()[-1])
+    loaded, found, early, collects, frozen = json.loads(done.stdout.splitlines()[-1])
     installed = [name for name in OPTIONAL if importlib.util.find_spec(name)]
     assert found == installed
     assert loaded == []
+    assert not early
     assert collects
     assert frozen
