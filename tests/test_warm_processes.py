@@ -129,3 +129,14 @@ def test_a_module_is_run_as_main_and_what_it_starts_is_warm(tmp_path: Path) -> N
     (tmp_path / "says.py").write_text("import sys; print('torch' in sys.modules, flush=True)")
     done = subprocess.run([sys.executable, "starts.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+def test_workers_of_the_whole_suite_are_warm_and_those_of_a_few_tests_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    execnet = pytest.importorskip("execnet.gateway_io")
+    assert execnet.popen_bootstrapline == warm_processes.WORKER
+    code = repr("print('trl' in sys.modules)") + "\n"  # the bootstrap evaluates a line and executes that
+    command = [sys.executable, "-u", "-c", execnet.popen_bootstrapline]
+    for whole in (True, False):
+        monkeypatch.setattr(warm_processes, "workers", whole)
+        done = subprocess.run(command, input=code, stdout=subprocess.PIPE, text=True, check=True)
+        assert done.stdout.split() == [str(whole)]
