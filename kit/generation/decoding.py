@@ -13,12 +13,15 @@ same tokens where they are chosen greedily, and samples from the same distributi
 Whatever this loop does not know (pictures, linear attention, beams, a processor of logits with a memory, a model with a
 `generate` of its own) goes through transformers' loop;
 with KIT_FAST_DECODING=0 in the environment everything does.
-So does everything on a GPU, which waits for launches, not for rows.
+So does everything on a GPU, which waits for launches, not for rows; but there, too, a prompt goes through the model once for
+its whole group (`prefilled_once`), under Unsloth's `generate` as well.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,19 +49,28 @@ ROW_WISE = {
 """Processors of logits that look at one row at a time and remember nothing."""
 ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+READS_EVERY_COPY = "_kit_reads_every_copy"
+"""On a model of which `prefilled_once` has seen that it cannot do it otherwise."""
+log = logging.getLogger("kit")
 
 
 @contextmanager
 def fast_decoding(model: Any, drafts: Drafts | None = None) -> Iterator[None]:
-    """Inside, `model.generate` decodes as the module says; `model` may carry adapters. Elsewhere than on a CPU: nothing.
+    """Inside, `model.generate` decodes as the module says; `model` may carry adapters.
 
-    drafts: sampled completions are guessed from earlier ones (`kit.generation.drafts`).
+    drafts: sampled completions are guessed from earlier ones (`kit.generation.drafts`); on a CPU alone.
     """
     from transformers import GenerationMixin
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    plain = getattr(type(base), "generate", None) is GenerationMixin.generate and "generate" not in vars(base)
-    if not plain or base.device.type != "cpu" or os.environ.get("KIT_FAST_DECODING") == "0":
+    if os.environ.get("KIT_FAST_DECODING") == "0":
+        yield
+        return
+    if base.device.type != "cpu":
+        with prefilled_once(base):
+            yield
+        return
+    if getattr(type(base), "generate", None) is not GenerationMixin.generate or "generate" in vars(base):
         yield
         return
     base.generate = functools.partial(_generate, base.generate, drafts)
@@ -109,10 +121,7 @@ def decode(
         )
     (batch, width), longest = input_ids.shape, generation_config.max_length
     mask, positions, cache = inputs.pop("attention_mask"), inputs.pop("position_ids"), inputs["past_key_values"]
-    asked = torch.cat([input_ids, mask], dim=1)
-    _, copy_of = torch.unique_consecutive(asked, dim=0, return_inverse=True)
-    first = torch.ones_like(copy_of, dtype=torch.bool)
-    first[1:] = copy_of[1:] != copy_of[:-1]
+    first, copy_of = distinct(input_ids, mask)
     out = input_ids.new_full((batch, longest), int(generation_config._pad_token_tensor))
     out[:, :width] = input_ids
 
@@ -149,6 +158,82 @@ def decode(
         ]
         next_position = next_position + 1
     return out
+
+
+def distinct(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, P) prompts and their mask -> (B,) whether a row differs from the one before it, and (B,) the number of that row."""
+    _, copy_of = torch.unique_consecutive(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
+    first = torch.ones_like(copy_of, dtype=torch.bool)
+    first[1:] = copy_of[1:] != copy_of[:-1]
+    return first, copy_of
+
+
+# --- prompts once, in transformers' loop ------------------------------------------------------------------------------
+
+
+@contextmanager
+def prefilled_once(model: Any) -> Iterator[None]:
+    """Inside, transformers' loop reads copies of a prompt that follow each other once, and copies keys, values and logits.
+
+    The completions are those of reading every copy, to the rounding of products of fewer rows: each row draws as before.
+    model: the bare one. Where its cache or its inputs are of another kind every copy is read, and the log says so once.
+    """
+    prefill = getattr(model, "_prefill", None)
+    if prefill is None:  # an earlier transformers, or no generating model
+        yield
+        return
+    model._prefill = functools.partial(_prefill_once, model, prefill)
+    try:
+        yield
+    finally:
+        del model._prefill
+
+
+def _prefill_once(
+    model: Any, prefill: Any, ids: Tensor, settings: Any, inputs: dict[str, Any], is_first_iteration: bool = True
+) -> Any:
+    """`_prefill` of transformers: the outputs of the model on the prompts, whose cache goes on."""
+    every = functools.partial(prefill, ids, settings, inputs, is_first_iteration=is_first_iteration)
+    mask, positions, cache = (inputs.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
+    if mask is None or mask.shape != ids.shape or getattr(model, READS_EVERY_COPY, False):
+        return every()
+    first, copy_of = distinct(ids, mask)
+    if bool(first.all()):
+        return every()
+    reason = _not_repeatable(cache, inputs, ids, settings)
+    if reason is None:
+        empty = copy.deepcopy(cache)
+        rows = {"attention_mask": mask[first], **({} if positions is None else {"position_ids": positions[first]})}
+        outputs = prefill(ids[first], settings, inputs | rows, is_first_iteration=is_first_iteration)
+        if outputs.get("past_key_values") is cache:
+            cache.batch_select_indices(copy_of)
+            outputs["logits"] = outputs.logits[copy_of, -1:]
+            return outputs
+        reason = f"its cache came back as {type(outputs.get('past_key_values')).__name__}"
+        inputs["past_key_values"] = empty
+    setattr(model, READS_EVERY_COPY, True)
+    log.info("every copy of a prompt is read: %s", reason)
+    return every()
+
+
+def _not_repeatable(cache: Any, inputs: dict[str, Any], ids: Tensor, settings: Any) -> str | None:
+    """Why what the model has read of one row cannot be another row's; None where it can."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    if type(cache) is not DynamicCache or cache.get_seq_length():
+        return f"the cache is {type(cache).__name__}"
+    kinds = {type(layer) for layer in cache.layers} or {cache.layer_class_to_replicate}
+    if unknown := kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"layers of the cache are {', '.join(sorted(kind.__name__ for kind in unknown))}"
+    positions = inputs.get("position_ids")
+    if positions is not None and positions.shape != ids.shape:
+        return f"positions are {tuple(positions.shape)}, of {tuple(ids.shape)} tokens"
+    if others := [name for name in inputs.keys() - INPUTS if isinstance(inputs[name], Tensor)]:
+        return f"the model is given {', '.join(sorted(others))}"
+    if settings.prefill_chunk_size is not None:
+        return "prompts are read in pieces"
+    return None
 
 
 def draw(scores: Tensor) -> Tensor:
