@@ -105,3 +105,44 @@ def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
 
     lines = next(lines for title, _, lines in SIMPLE if title == "Trainer against engine")
     assert all(names[0] in logged for names in lines.values())
+
+
+def test_the_engine_at_hand_does_not_tell_which_precision_suits_both() -> None:
+    """Why `model.dtype: auto` is not decided by the first batch: the engine's precision is fixed before there is one.
+
+    A trainer that is measured against an engine in bfloat16 looks best in bfloat16, and both in float16 are nearest.
+    """
+    from pathlib import Path
+
+    from transformers import AutoModelForCausalLM
+
+    import kit
+
+    folder = Path(kit.__file__).parent / "models" / "shipped" / "embedded"
+
+    def loaded(dtype: torch.dtype) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def trained(model: Any, half: torch.dtype) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=half):
+            logits = model(ids).logits[:, 7:-1].float()
+        return logits.log_softmax(-1).gather(-1, ids[:, 8:, None]).squeeze(-1)
+
+    def served(model: Any) -> torch.Tensor:
+        """Token by token from a cache, as an engine computes."""
+        found, out = [], model(ids[:, :8], use_cache=True)
+        for place in range(8, ids.shape[1]):
+            scores = out.logits[:, -1].float().log_softmax(-1)
+            found.append(scores.gather(-1, ids[:, place : place + 1]))
+            out = model(ids[:, place : place + 1], past_key_values=out.past_key_values, use_cache=True)
+        return torch.cat(found, 1)
+
+    torch.manual_seed(0)
+    models = {half: loaded(half) for half in (torch.bfloat16, torch.float16)}
+    with torch.no_grad():
+        ids = torch.randint(20, 400, (8, 24))
+        engine = {half: served(model) for half, model in models.items()}
+        scores = {half: trained(model, half) for half, model in models.items()}
+    off = {(one, other): float((scores[one] - engine[other]).abs().mean()) for one in models for other in models}
+    assert off[torch.float16, torch.float16] < 0.5 * off[torch.bfloat16, torch.bfloat16]
+    assert off[torch.float16, torch.bfloat16] > off[torch.bfloat16, torch.bfloat16]

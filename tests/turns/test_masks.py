@@ -54,6 +54,40 @@ def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
     assert trainer._metrics["train"]["completions/mean_length"] == [sum(own_lengths) / 4]
 
 
+def test_a_turn_goes_on_from_the_very_ids_that_were_sampled(scripted: Callable[..., Any]) -> None:
+    """Ids in which nobody would write the text: a turn that were tokenised anew would stand on others."""
+    rollouts: list[Any] = []
+    trainer = scripted(script=[], rollout_sinks=[rollouts.append])
+    tokenizer = trainer.processing_class
+
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def oddly(text: str) -> list[int]:
+        splits = (encoded(text[:cut]) + encoded(text[cut:]) for cut in range(1, len(text)))
+        return next(ids for ids in splits if ids != encoded(text) and tokenizer.decode(ids) == text)
+
+    turns = [[oddly(text) for text in texts] for texts in SCRIPT]
+    given: list[Any] = []
+
+    def single_turn(prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        given.append([list(ids) for ids in prompt_ids])
+        return [list(ids) for ids in turns[len(given) - 1]], None
+
+    trainer._generate_single_turn = single_turn
+    generated(trainer)
+    (rollout,) = rollouts
+    calling = [0, 2, 3]
+    for place, row in enumerate(calling):
+        began = given[0][row] + turns[0][row]
+        assert given[1][place][: len(began)] == began
+        tool = given[1][place][len(began) :]
+        assert tool
+        assert rollout.completion_ids[row] == turns[0][row] + tool + turns[1][place]
+        assert rollout.tool_mask[row] == [1] * len(turns[0][row]) + [0] * len(tool) + [1] * len(turns[1][place])
+    assert rollout.completion_ids[1] == turns[0][1]
+
+
 def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any]) -> None:
     from kit.runner.recording import columns
 
