@@ -1,4 +1,4 @@
-"""The page in a real browser: a newcomer's way to a run, and what may happen on it."""
+"""The page in a real browser: New run and Home, and what may happen on them."""
 
 from __future__ import annotations
 
@@ -111,75 +111,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.2)
     return found
-
-
-def test_a_newcomer_comes_to_a_run(page: Any, tab: Callable[..., Tab]) -> None:
-    home = tab(page)
-    sees(home, "No runs yet")
-    press(home, "Open the example")
-    home.wait_for_url("**/run?run=example")
-    sees(home, "24 of 24")
-    home.get_by_role("link", name="New run").click()
-    new = home
-    sees(new, "fits this machine")
-    press(new, "Next: Data →")
-    press(new, "Show rows")
-    sees(new, "training row 0")
-    press(new, "Next: Reward Lab →")
-    press(new, "Fill in examples for this row")
-    sees(new, "rewards differ: this group teaches")
-    sees(new, "accuracy read:")
-    step(new, "Try to cheat")
-    press(new, "Try all of them")
-    sees(new, re.compile(r"None of \d+ hacks"))
-    press(new, "Audit on my rows")
-    sees(new, "No attack is paid on any of 12 rows")
-    press(new, "Next: Settings →")
-    for key, value in QUICK.items():
-        fill(new, key, value)
-    press(new, "Next: Plan & start →")
-    name = new.locator("#run-name textarea, #run-name input").first
-    name.fill("first")
-    name.blur()
-    press(new, "Check and plan")
-    sees(new, "Everything checked; it can be started.")
-    press(new, "Start")
-    new.wait_for_url("**/run?run=first")
-    assert status(page, "first")["total_steps"] == 2
-    # By the command beside the form the same would have come.
-    wait_for(lambda: status(page, "first")["state"] in ("finished", "failed"))
-    assert status(page, "first")["state"] == "finished", status(page, "first").get("reason")
-    new.goto(page.url)
-    sees(new, "finished")
-
-
-def test_a_file_is_dropped_mapped_seen_and_rewarded(page: Any, tab: Callable[..., Tab], tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("topic,task,right\n" + "".join(f"sum,What is {i} + {i}?,{2 * i}\n" for i in range(9)))
-    new = tab(page, "/new?step=2")
-    new.locator("#drop-data input[type=file]").set_input_files(path)
-    sees(new, "No column can be told to be the prompt")
-    for role, column in (("prompt", "task"), ("reference", "right")):
-        new.locator(f"#key-data-{role}_column input").first.click()
-        new.get_by_role("option", name=column, exact=True).click()
-        expect(new.locator("#command textarea")).to_have_value(
-            re.compile(f'data.{role}_column="{column}"'), timeout=PATIENCE
-        )
-    press(new, "As the model sees it")
-    sees(new, "What is left out of 9 rows")
-    assert 'data.source="runs/.uploads/mine.csv"' in new.locator("#command textarea").input_value()
-    assert sorted(one.name for one in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
-    step(new, "3 Reward Lab")
-    new.locator("#reward-weight-0 input[type=range]").focus()
-    new.keyboard.press("ArrowRight")
-    expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'), timeout=PATIENCE)
-    sees(new, "All shaping together moves the total by at most 0.21")
-    step(new, "Play")
-    press(new, "Begin")
-    sees(new, "what the model is asked")
-    new.locator("#play-answer textarea").fill("<answer>0</answer>")
-    press(new, "Give this answer")
-    sees(new, "What you would be rewarded")
 
 
 def test_fresh_completions_and_the_signal_check(page: Any, tab: Callable[..., Tab]) -> None:

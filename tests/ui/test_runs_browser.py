@@ -39,16 +39,70 @@ def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
     return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
 
 
-def test_a_newcomers_whole_way_to_a_verified_adapter(page: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(page, "/new")
-    sees(new, "The schema accepts it")
-    step(new, "4 Settings")
+def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
+    page: Any, tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    """Of somebody who has a table of questions and answers, and no terminal."""
+    path = tmp_path / "mine.csv"
+    path.write_text("topic,task,right\n" + "".join(f"sum,What is {i} + {i}?,{2 * i}\n" for i in range(40)))
+    new = tab(page)
+    sees(new, "No runs yet")
+    press(new, "Bring my data")
+    new.wait_for_url("**/new?step=2")
+    new.go_back()
+    press(new, "Open the example")
+    new.wait_for_url("**/run?run=example")
+    sees(new, "24 of 24")
+    new.get_by_role("link", name="New run").click()
+    expect(new.locator("#command textarea")).to_have_value(re.compile("train my-data"))
+
+    choose(new, "key-model-name", "embedded")
+    sees(new, "fits this machine")
+    press(new, "Next: Data →")
+    new.locator("#drop-data input[type=file]").set_input_files(path)
+    sees(new, "No column can be told to be the prompt")
+    for role, column in (("prompt", "task"), ("reference", "right")):
+        choose(new, f"key-data-{role}_column", column)
+        expect(new.locator("#command textarea")).to_have_value(re.compile(f'data.{role}_column="{column}"'))
+    held = new.locator("#key-data-heldout textarea").first
+    held.fill("8")
+    held.blur()
+    press(new, "Show rows")
+    sees(new, "training row 0")
+    press(new, "As the model sees it")
+    sees(new, "What is left out of 40 rows")
+    assert 'data.source="runs/.uploads/mine.csv"' in new.locator("#command textarea").input_value()
+    assert sorted(one.name for one in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
+
+    press(new, "Next: Reward Lab →")
+    press(new, "Fill in examples for this row")
+    sees(new, "rewards differ: this group teaches")
+    sees(new, "accuracy read:")
+    step(new, "Try to cheat")
+    press(new, "Try all of them")
+    sees(new, re.compile(r"None of \d+ hacks"))
+    press(new, "Audit on my rows")
+    sees(new, "No attack is paid on any of 12 rows")
+    new.locator("#reward-weight-0 input[type=range]").focus()
+    new.keyboard.press("ArrowRight")
+    expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'))
+    sees(new, "All shaping together moves the total by at most 0.31")
+    step(new, "Play")
+    press(new, "Begin")
+    sees(new, "what the model is asked")
+    new.locator("#play-answer textarea").fill("<answer>0</answer>")
+    press(new, "Give this answer")
+    sees(new, "What you would be rewarded")
+
+    press(new, "Next: Settings →")
     for key, value in QUICK.items():
         fill(new, key, value)
-    step(new, "5 Plan & start")
+    press(new, "Next: Plan & start →")
     name = new.locator("#run-name textarea, #run-name input").first
     name.fill("way")
     name.blur()
+    press(new, "Check and plan")
+    sees(new, "Everything checked; it can be started.")
     press(new, "Start")
     new.wait_for_url("**/run?run=way")
     run = new
