@@ -32,11 +32,6 @@ class Evaluation:
     token_rewards: list[list[float]] | None = None
 
     @property
-    def failure_shares(self) -> dict[str, float]:
-        """Per component: the share of completions with status error, timeout or infra."""
-        return {name: _share([s in FAILURES for s in statuses]) for name, statuses in self.statuses.items()}
-
-    @property
     def failure_share(self) -> float:
         """The share of completions that at least one component failed to score (error, timeout or infra)."""
         return _share([any(s in FAILURES for s in row) for row in zip(*self.statuses.values(), strict=True)])

@@ -213,8 +213,7 @@ class MathMatch(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         reference = reference_text(sample.reference)
         if reference is None:
-            reason = f"reference cannot be read: {shown(sample.reference, 150)}"
-            return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
+            return _no_reference(sample)
         found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})

@@ -25,7 +25,7 @@ from rewards.sandbox.slots import give_slot, take_slot
 __all__ = ["close_idle", "idle_processes", "run_forked"]
 
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
-_ANSWER_SECONDS = 5.0  # until it says that a process was forked, or is gone
+_ANSWER_SECONDS = 10.0  # until it says that a process was forked, or is gone
 _MESSAGE = 4096
 
 _lock = threading.Lock()
@@ -40,8 +40,8 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
     """
     limits = Limits.of(job)
     ended = Ended()
-    start = time.monotonic()
     with _server(job.python) as server, ControlGroup(limits.memory_bytes) as group, ExitStack() as stack:
+        start = time.monotonic()  # not before: a server that has to be started is no time of the program's
         stdin, content = (
             stack.enter_context(sealed_file(part))
             for part in (job.stdin.encode("utf-8", "replace"), b"".join((program, *contents.values())))
