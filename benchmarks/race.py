@@ -4,7 +4,8 @@
     python benchmarks/race.py train [--root FOLDER]          one real race: 8 learning rates on the quickstart's task
     python benchmarks/race.py full [--root FOLDER]           the same 8 arms, all trained to the end, to see who is the best
 
-Results go to benchmarks/results/race.json, the tables into docs/sweep.md. `train` and `full` go on where they were stopped.
+Results go to benchmarks/results/race.json, the tables into docs/sweep.md. `train` and `full` go on where they were
+stopped; `full` makes what the results lack.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def simulate(races: int) -> list[dict[str, Any]]:
     return rows
 
 
-def arms(root: Path, *, race: bool) -> dict[str, Any]:
+def arms(root: Path, rates: list[float], *, race: bool) -> dict[str, Any]:
     """A sweep over learning rates on the quickstart's task: how it ended, arm by arm."""
     from kit.studies.sweep import carry_out
     from kit.studies.sweep_config import SweepConfig, check
@@ -122,11 +123,11 @@ def arms(root: Path, *, race: bool) -> dict[str, Any]:
             "run.save_completions=false", "evaluation.keep_best=false", f"run.save_every={STEPS}",
             *([] if race else ["evaluation.seed=null", f"evaluation.every={STEPS}"]),
         ],
-        "trials": len(LEARNING_RATES),
+        "trials": len(rates),
         "sampler": {"name": "grid"},
         "metric": "pass@1",
         "race": race,
-        "space": {"optimisation.learning_rate": LEARNING_RATES},
+        "space": {"optimisation.learning_rate": rates},
     })  # fmt: skip
     check(sweep)
     found = carry_out(sweep, root)
@@ -192,13 +193,21 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("simulate", "train", "full"))
     parser.add_argument("--races", type=int, default=2000)
+    parser.add_argument("--rates", type=float, nargs="+", default=LEARNING_RATES, help="learning rates of full")
     parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()) / "race")
     given = parser.parse_args(arguments)
     found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     if given.what == "simulate":
         found["simulated"] = simulate(given.races)
+    elif given.what == "train":
+        found["race"] = arms(given.root, LEARNING_RATES, race=True)
     else:
-        found["race" if given.what == "train" else "full"] = arms(given.root, race=given.what == "train")
+        full = found.setdefault("full", {"arms": []})
+        for rate in given.rates:
+            if rate not in {row["learning_rate"] for row in full["arms"]}:
+                full["arms"] += arms(given.root / f"{rate:g}", [rate], race=False)["arms"]
+                full["arms"].sort(key=lambda row: row["learning_rate"])
+                write(found)
     write(found)
 
 

@@ -1,6 +1,7 @@
 """What a teacher is worth: rollouts until GRPO's final held-out score is reached, on two embedded tasks.
 
     python benchmarks/teachers.py [--seeds 0 1 2 3 4] [--root DIR] [--minutes M] [--out FILE]
+    python benchmarks/teachers.py settings [--tasks rare]      the settings tried, on one seed that is not reported
 
 `sums` is the quickstart: the embedded model is right once in five times, and GRPO has something to learn from in every group.
 `rare` has sums of three and four terms, and a model that this script builds (`Reader`): it is careful four times in a
@@ -9,6 +10,7 @@ That is what self-teaching asks of a model, and what the embedded one was never 
 
 All arms take the same batches, learning rate, problems and seeds; GRPO makes 1,536 and 3,840 rollouts, every other arm a third.
 Each is held against GRPO at its end with the statistics of `grpo-kit compare`. Memory is the peak of a run's resident set.
+The settings of `grpo_sdpo` and `teacher_reweight` were chosen from `SETTINGS` by seed 5, which is not among those reported.
 A run that stands below --root is not made again, so that the script can be stopped (or stop after --minutes) and go on.
 It took 50 minutes on two cores that had much else to do, the model apart, whose building takes 3 minutes.
 """
@@ -20,10 +22,11 @@ import importlib
 import json
 import os
 import platform
+import re
 import shutil
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -71,20 +74,45 @@ class Reader(Recipe):
         return prompt + reply, [-100] * len(prompt) + reply
 
 
-SELF = f"teacher={{model: self, prompt: {json.dumps(HINT.format('{prompt}', '{reference}'))}}}"
-OTHER = "teacher={model: another}"
+SHOWN = json.dumps(HINT.format("{prompt}", "{reference}"))
+SELF = f"teacher={{model: self, prompt: {SHOWN}}}"
+OTHER = "teacher={model: ANOTHER}"
 TASKS: dict[str, list[str]] = {
     "sums": [],
     "rare": ["model.name=READER", "data.task_params={min_terms: 3, max_terms: 4, min_digits: 1, max_digits: 1}"],
 }
+BOTH = "objective={recipe: grpo_sdpo, advantage: {mix: 'linear(0, 1, STEPS)'}}"
+WEIGHED = "objective={recipe: grpo, advantage: {name: teacher_reweight, strength: 0.5, eps: 0.2}}"
+DISTILLED = "objective={recipe: sdpo, regularizers: [{name: distill, divergence: %s}]}"
+SETTINGS: dict[str, list[str]] = {
+    "sdpo, reverse KL": [DISTILLED % "reverse", SELF],
+    "sdpo, forward KL": [DISTILLED % "forward", SELF],
+    "sdpo with GRPO": ["objective={recipe: sdpo, advantage: group_zscore}", SELF],
+    "sdpo with GRPO, 10 to 0": [
+        "objective={recipe: sdpo, advantage: group_zscore, regularizers: [{name: distill, divergence: jensen_shannon, "
+        "coef: 'linear(10, 0, STEPS)'}]}",
+        SELF,
+    ],
+    "grpo_sdpo, mix 0.5": ["objective={recipe: grpo_sdpo, advantage: {mix: 0.5}}", SELF],
+    "grpo_sdpo, mix 0 to 1": [BOTH, SELF],
+    "grpo_sdpo, mix 0 to 1 in half": [BOTH.replace("STEPS", "HALF"), SELF],
+    "teacher_reweight, strength 0.5, eps 0.2": [WEIGHED, SELF],
+    "teacher_reweight, strength 1, eps 0.9": [WEIGHED.replace("0.5, eps: 0.2", "1.0, eps: 0.9"), SELF],
+}
+"""What was tried on seed `TRIED`. STEPS and HALF stand for the steps of the run, all and half of them."""
+TRIED = 5
 ARMS: dict[str, list[str]] = {
     "grpo": ["objective={recipe: grpo}"],
     "opd, another model": ["objective={recipe: opd}", OTHER],
+    "grpo_sdpo, another model": [BOTH, OTHER],
+    "teacher_reweight, another model": [WEIGHED, OTHER],
     "sdpo, itself with the answer": ["objective={recipe: sdpo}", SELF],
+    "grpo_sdpo, itself with the answer": [BOTH, SELF],
+    "teacher_reweight, itself with the answer": [WEIGHED, SELF],
 }
 COMPARED = {
-    "sums": ("grpo", "opd, another model"),
-    "rare": ("grpo", "opd, another model", "sdpo, itself with the answer"),
+    "sums": [arm for arm in ARMS if "itself" not in arm],
+    "rare": ["grpo", "opd, another model", *(arm for arm in ARMS if "itself" in arm)],
 }
 IMPORTED = (
     "trl",
@@ -165,13 +193,17 @@ class Bench:
         return folder
 
     def arm(self, task: str, arm: str, seed: int) -> str:
-        """The id of a run of an arm."""
-        changes = ["evaluation.before=false", *self.model(task), *ARMS[arm]]
+        """The id of a run of an arm, or of one of the settings."""
         share = 1 if arm == "grpo" else 3
-        changes += [f"optimisation.steps={STEPS[task] // share}", f"evaluation.every={3 * POINTS[task] // share}"]
-        if OTHER in changes:
-            changes[changes.index(OTHER)] = f"teacher={{model: {self.teacher(task)}}}"
-        name = f"{task} {arm} {seed}".replace(",", "").replace("_", "-").replace(" ", "-")
+        steps = STEPS[task] // share
+        changes = [
+            change.replace("STEPS", str(steps)).replace("HALF", str(steps // 2)) for change in {**ARMS, **SETTINGS}[arm]
+        ]
+        if any("ANOTHER" in change for change in changes):
+            changes = [change.replace("ANOTHER", str(self.teacher(task))) for change in changes]
+        changes = ["evaluation.before=false", *self.model(task), *changes]
+        changes += [f"optimisation.steps={steps}", f"evaluation.every={3 * POINTS[task] // share}"]
+        name = re.sub(r"[^a-z0-9]+", "-", f"{task} {arm} {seed}".lower())
         return self.train(name, seed, changes)
 
 
@@ -240,15 +272,47 @@ def table(rows: list[dict[str, Any]]) -> str:
         else:
             cells += ["", ""]
         cells += ["no" if row["reached"] is None else f"{row['reached']:,}", f"{row['memory_ratio']:.2f}"]
-        lines.append(f"| {row['arm'].replace('_', chr(92) + '_')} | {' | '.join(cells)} |")
+        lines.append(f"| {escaped(row['arm'])} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def tried(bench: Bench, task: str, settings: Iterable[str]) -> dict[str, Any]:
+    """Held-out score by rollouts of each setting, on seed `TRIED`."""
+    from kit.studies.scores import read_run
+
+    found = {}
+    for setting in settings:
+        scores = read_run(bench.arm(task, setting, TRIED), bench.root).heldout[METRIC]
+        found[setting] = {f"{BATCH * step:.0f}": score for step, score in scores}
+        print(f"{task}, {setting}: {found[setting]}", flush=True)
+    return found
+
+
+def settings_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Scores of the settings of one task by rollouts, the best at the end first."""
+    shown = list(next(iter(found.values())))
+    lines = [
+        f"| after rollouts | {' | '.join(f'{int(count):,}' for count in shown)} |",
+        "|---" * (len(shown) + 1) + "|",
+    ]
+    for setting, scores in sorted(found.items(), key=lambda one: -one[1][shown[-1]]):
+        lines.append(f"| {escaped(setting)} | {' | '.join(f'{scores[count]:.3f}' for count in shown)} |")
+    return "\n".join(lines)
+
+
+def escaped(name: str) -> str:
+    return name.replace("_", "\\_")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("arms", "settings"), default="arms")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="of those that a task has")
+    parser.add_argument(
+        "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="of those that a task has, beside grpo"
+    )
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--root", type=Path, default=Path("runs/teachers"))
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/teachers.json")
@@ -256,26 +320,38 @@ def main() -> None:
     root = options.root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     bench = Bench(root, time.monotonic() + 60 * options.minutes)
-    runs: dict[str, dict[str, list[str]]] = {
-        task: {arm: [] for arm in COMPARED[task] if arm in options.arms} for task in options.tasks
-    }
+    record = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     try:
-        for seed in options.seeds:
+        if options.what == "settings":
             for task in options.tasks:
-                for arm, made in runs[task].items():
-                    made.append(bench.arm(task, arm, seed))
+                found = record.setdefault("settings", {"seed": TRIED}).setdefault(task, {})
+                found |= tried(bench, task, options.settings)
+        else:
+            found = measured(bench, options.tasks, options.arms, options.seeds)
+            record |= found | {"tasks": record.get("tasks", {}) | found["tasks"]}
     except TimeIsUp:
         print("The time is up; the same call goes on from here.")
         raise SystemExit(3) from None
-    rows = {task: summary(task, runs[task], root) for task in options.tasks}
-    record = {
-        "seeds": options.seeds,
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(bench: Bench, tasks: Iterable[str], arms: Iterable[str], seeds: list[int]) -> dict[str, Any]:
+    """The record of the arms against GRPO, whose tables are printed."""
+    runs: dict[str, dict[str, list[str]]] = {
+        task: {arm: [] for arm in COMPARED[task] if arm in {"grpo", *arms}} for task in tasks
+    }
+    for seed in seeds:
+        for task, by_arm in runs.items():
+            for arm, made in by_arm.items():
+                made.append(bench.arm(task, arm, seed))
+    rows = {task: summary(task, by_arm, bench.root) for task, by_arm in runs.items()}
+    print("\n\n".join(table(found) for found in rows.values()))
+    return {
+        "seeds": seeds,
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
         "reader": {key: value for key, value in asdict(Reader()).items()},
         "tasks": rows,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print("\n\n".join(table(found) for found in rows.values()))
 
 
 if __name__ == "__main__":

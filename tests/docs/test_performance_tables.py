@@ -79,6 +79,9 @@ def test_teachers() -> None:
     for rows in found["tasks"].values():
         assert teachers.table(rows) in page
         assert all(row["memory_ratio"] <= 1.3 for row in rows)
+    tried = found["settings"]
+    assert tried["seed"] not in found["seeds"]
+    assert teachers.settings_table(tried["rare"]) in page
     assert found["reader"] == json.loads(json.dumps(asdict(teachers.Reader())))  # of the model that was measured
 
 
