@@ -320,6 +320,7 @@ if __name__ == "__main__":
             raise
         code = (end.code or 0) & 0xFF
     except BaseException as failure:
-        sys.excepthook(type(failure), failure, failure.__traceback__ and failure.__traceback__.tb_next)
+        trace = failure.__traceback__ and failure.__traceback__.tb_next  # without the frame below
+        sys.excepthook(type(failure), failure.with_traceback(trace), trace)
         code = 1
     finish(program.__dict__, code)

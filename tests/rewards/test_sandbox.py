@@ -54,6 +54,31 @@ def test_every_end_has_its_status(program, status, reason, level):
     assert (result.returncode is None) == (status in ("timeout", "output") or "Unicode" in reason)
 
 
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("import atexit\natexit.register(print, 'last')\nprint('first')", "first\nlast\n"),
+        ("class A:\n    def __del__(self): print('gone')\na = A()\na.loop = a", "gone\n"),
+        ("import sys\nprint(1)\nsys.stdout.close()", "1\n"),
+        ("import sys\nsys.stdout.buffer.write(b'1\\n')\nraise SystemExit(0)", "1\n"),
+        ("import io, sys\nout, sys.stdout = sys.stdout, io.StringIO()\nprint(1)\nout.write(sys.stdout.getvalue())", "1\n"),
+        ("import pickle, sys\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))), sys.argv == [__file__])",
+         "<class '__main__.A'> True\n"),
+        ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", "late\n"),
+        ("import sys\nprint(sys.stdin.readline(), end='')\nsys.stdin.seek(0)\nprint(open(0).read(), end='')", "a\na\nb\n"),
+    ],
+)  # fmt: skip
+def test_programs_end_as_they_do_elsewhere(program, printed, level):
+    result = sandbox.run(program, "a\nb\n", at=level)
+    assert (result.status, result.stdout, result.stderr) == ("ok", printed, "")
+
+
+def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(level):
+    lines = sandbox.run("def f():\n    1 / 0\nf()", at=level).stderr.splitlines()
+    assert [line.split(", ", 1)[1] for line in lines if "File" in line] == ["line 3, in <module>", "line 2, in f"]
+    assert "File" in sandbox.run("x = (", at=level).stderr.splitlines()[0]
+
+
 def test_output_before_a_timeout_is_kept(level):
     result = sandbox.run("print('first', flush=True)\nwhile True: pass", seconds=1, at=level)
     assert (result.status, result.stdout) == ("timeout", "first\n")
