@@ -5,7 +5,7 @@ What it measures, and the limits it holds, on two cores:
 - import rewards: at most 0.1 s, median of fresh processes
 - presets that only look at the layout: at least 50,000 completions of 1 kB a second
 - math-verify, workers warm, no two answers alike: at least 250 completions/s on two workers, and 1.7 times one worker
-- code-stdio: at least 30 programs/s
+- code-stdio: at least 100 programs/s
 - 1 MB of text made to be slow (spaces, tags, braces, nested boxes, ...): every extractor and every preset under 0.2 s
 
 Work of one process is timed by its CPU time, work of several by the clock, so run it where nothing else runs. Exits with 1
