@@ -112,7 +112,7 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
     """The run that `grpo-kit train` would make of this row. longest: prompt and completion, in tokens."""
     work, more = WORKS[row.work], dict(row.more)
     engine = more.pop("engine", "hf")
-    for switch in ("kernel", "fused"):
+    for switch in ("kernel", "fused", "way"):
         more.pop(switch, None)
     return {
         "model": {
