@@ -2,7 +2,8 @@
 
 A kind is a compute capability, `+4bit` behind it for 4-bit weights, `+wait` for a wait more in every micro-batch: `9.0+4bit`.
 For each the real trainer makes three steps of two micro-batches, of 8 and of 16 completions. What was seen is in
-FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted.
+FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted. `rehearse.py FOLDER gpu_check KIND ...` does the rows of
+benchmarks/gpu_check.py that have a process of their own instead, in small.
 """
 
 from __future__ import annotations
@@ -156,8 +157,47 @@ def watch(trainer: Any, gpu: PretendedGPU, *, planted: bool) -> list[int]:
     return waits
 
 
+def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
+    """The answer of every row, and why it is wrong; stages 2, 3, 5 and 6."""
+    import gpu_check
+    import random_models
+    from gpu_arms import Row, answers
+
+    capability, *options = kind.split("+")
+    major, minor = map(int, capability.split("."))
+    # Heads as wide as flash attention's, and layers as wide as bitsandbytes'.
+    random_models.SHAPES["tiny"] |= {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    random_models.build_model("tiny", folder)
+    like: dict[str, Any] = {
+        "work": "smoke", "model": "tiny", "bits": 4 if "4bit" in options else 16,
+        "dtype": "bfloat16" if major >= 8 else "float16",
+    }  # fmt: skip
+    rows = [Row(2, "update", loss="own", **like), Row(2, "update", **like)]
+    if not options:
+        rows += [
+            Row(3, "update", counts=True, **like),
+            *(Row(5, "update", more={"kernel": name}, **like) for name in ("efficient", "groups")),
+            *(Row(5, "attention", "smoke", more={"way": name}) for name in ("varlen", "packed", "efficient", "groups")),
+            Row(5, "head", "smoke", more={"way": "kit"}),
+            Row(6, "generate", **like),
+        ]
+    with pretended(PretendedGPU((major, minor))) as gpu:
+        import gpu_kernels
+
+        gpu_kernels.HEADS, gpu_kernels.HEAD = (4, 2, 16), (16, 32, 64)
+        done: dict[str, Any] = {}
+        for some in gpu_check.alike(rows):
+            for row, answer in zip(some, answers(some, folder), strict=True):
+                done[row.key] = answer | {"wrong": gpu_check.wrong(row, answer)}
+        attention = [[*key, count] for key, count in gpu.attention.items()]
+        return {"rows": done, "attention": attention, "mixed": [[*key, count] for key, count in gpu.mixed.items()]}
+
+
 if __name__ == "__main__":
     place, chosen = Path(sys.argv[1]), sys.argv[2]
     for one in sys.argv[3:]:
-        found = {size: rehearse(place, chosen, one, size) for size in SIZES}
+        if chosen == "gpu_check":
+            found: dict[Any, Any] = rehearse_gpu_check(place, one)
+        else:
+            found = {size: rehearse(place, chosen, one, size) for size in SIZES}
         (place / f"{chosen}-{one}.json").write_text(json.dumps(found))

@@ -18,13 +18,13 @@ import pytest
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
-KINDS = {"transformers": ["9.0", "8.9+4bit", "7.5", "9.0+wait"]}
-"""By process: runs of a backend."""
+KINDS = {"transformers": ["9.0", "8.9+4bit", "7.5", "9.0+wait"], "gpu_check": ["9.0", "7.5+4bit"]}
+"""By process: runs of a backend, or the rows of benchmarks/gpu_check.py."""
 WAITS = 4
 """Times that the host may wait for the device in a micro-batch, whatever its size."""
 FIRST = 3
 """Micro-batches whose values are asked for, to see that nothing wraps the loss."""
-RUNS = [(name.split()[0], kind) for name, kinds in KINDS.items() for kind in kinds if "wait" not in kind]
+RUNS = [(name, kind) for name, kinds in KINDS.items() for kind in kinds if "wait" not in kind and name != "gpu_check"]
 Seen = Callable[[str, str], dict[str, Any]]
 
 
@@ -32,21 +32,20 @@ Seen = Callable[[str, str], dict[str, Any]]
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What a backend was seen to do on a kind of GPU, by completions of a micro-batch."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    path = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE)))
+    path = os.pathsep.join(map(str, (HERE.parents[1], HERE.parents[1] / "benchmarks", HERE.parent, HERE)))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     build = "import sys, rehearse, pathlib; rehearse.build_model(pathlib.Path(sys.argv[1]) / 'model')"
     subprocess.run([sys.executable, "-c", build, str(folder)], env=environment, check=True, capture_output=True)
     done: set[str] = set()
 
     def seen(backend: str, kind: str) -> dict[str, Any]:
-        process = next(name for name, kinds in KINDS.items() if name.split()[0] == backend and kind in kinds)
-        if process not in done:
+        if backend not in done:
             command = [sys.executable, str(HERE / "rehearse.py"), str(folder), backend]
             run = subprocess.run(
-                [*command, *KINDS[process]], env=environment, cwd=folder, capture_output=True, text=True, timeout=290
+                [*command, *KINDS[backend]], env=environment, cwd=folder, capture_output=True, text=True, timeout=290
             )
             assert run.returncode == 0, run.stderr[-4000:]
-            done.add(process)
+            done.add(backend)
         found: dict[str, Any] = json.loads((folder / f"{backend}-{kind}.json").read_text())
         return found
 
@@ -93,3 +92,24 @@ def test_a_planted_wait_is_seen(rehearsed: Any) -> None:
     for size in plain:
         assert planted[size]["waits"] == [one + 1 for one in plain[size]["waits"]]
         assert planted[size]["losses"] == plain[size]["losses"]
+
+
+@pytest.mark.parametrize("kind", KINDS["gpu_check"])
+def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) -> None:
+    """Stages 2, 3, 5 and 6 in small; 1 and 4 are `grpo-kit` itself."""
+    seen = rehearsed("gpu_check", kind)
+    assert {key: answer["wrong"] for key, answer in seen["rows"].items()} == dict.fromkeys(seen["rows"])
+    assert seen["mixed"] == []
+    updates = {key: answer for key, answer in seen["rows"].items() if "update" in key}
+    assert {one for answer in updates.values() for one in answer["autocast"]} == {
+        "torch.float16" if kind.startswith("7.5") else "torch.bfloat16"
+    }
+    first, *others = updates.values()
+    assert first["trainer"] == "GRPOTrainer"
+    assert all(one["gradient_off"] < 0.02 for one in others)
+    if kind == "9.0":
+        counted = next(answer for key, answer in updates.items() if key.startswith("3"))
+        assert counted["tflop"] > 0, counted.get("not_counted")
+        assert {name for _, name, _, _ in seen["attention"]} >= {"flash by lengths", "efficient by lengths"}
+        made = next(answer for key, answer in seen["rows"].items() if "generate" in key)
+        assert made["completion_tokens"] == 8 * 16
