@@ -17,7 +17,11 @@ import sys
 TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from typing import Any
+
+# A copy for the functions below: a program may change the names that it shares with them.
+globals()["__builtins__"] = dict(vars(sys.modules["builtins"]))
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ARM = os.uname().machine == "aarch64"
@@ -39,8 +43,8 @@ _POLLIN, _POLLRDHUP = 1, 0x2000
 _ALL_RIGHTS = (1 << 15) - 1
 _READ_AND_RUN, _READ, _READ_WRITE_FILE = 1 | 4 | 8, 4 | 8, 2 | 4
 # What programs import most: loaded once, before the first fork.
-_PRELOADED = ["bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math", "operator"]
-_PRELOADED += ["random", "re", "string", "typing"]
+_PRELOADED = ["atexit", "bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math"]
+_PRELOADED += ["operator", "random", "re", "string", "typing"]
 
 
 def call(name: str, result: int) -> int:
@@ -279,48 +283,91 @@ def restrict_process(config: dict[str, Any]) -> None:
         os._exit(125)
 
 
-def finish(space: dict[str, Any], code: int) -> None:
-    """What the interpreter does at the end of a program, without taking its modules apart: they lie in memory that is shared
-    with the server, and each page that is written to would be copied."""
+def run(source: bytes) -> None:
+    """Runs a program as `__main__` and ends this process, step by step as Py_FinalizeEx does, but does not take apart the
+    modules that were there before: they lie in memory that is shared with the server, and each page that is written to would
+    be copied, which costs as much as all the rest of a short program.
+
+    What the end needs is bound before the program runs, which may change any name that it can reach.
+    """
     import atexit
     import gc
+    import io
 
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()  # waits for threads, as the interpreter's end does
-    atexit._run_exitfuncs()
-    for name in [*space]:
-        if name != "__builtins__":
-            space[name] = None
-    gc.collect()
-    streams: list[Any] = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
-    for stream in streams:
+    modules, leave, exits, collect, objects = sys.modules, os._exit, atexit._run_exitfuncs, gc.collect, gc.get_objects
+    hook, streams = sys.__excepthook__, (sys.stdout, sys.stderr)
+    files = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair
+    path, fflush = "/box/main.py", _LIBC.fflush
+    before = {*modules} - {"__main__"}
+    program = modules["__main__"] = type(sys)("__main__")
+    program.__dict__.update(__file__=path, __cached__=None, __annotations__={}, __builtins__=modules["builtins"])
+    sys.argv = [path]
+    # The frames of this function and of the module that calls it; the call of exec counted until Python 3.12.
+    sys.setrecursionlimit(sys.getrecursionlimit() + 2 + (sys.version_info < (3, 12)))
+
+    def flush_files() -> None:  # whoever holds them, such as a module that is not taken apart
+        for each in [*streams, *objects()]:
+            if issubclass(type(each), files):
+                _done(each.flush)
+
+    code = 0
+    try:
         try:
-            if not getattr(stream, "closed", False):
-                stream.flush()
-        except Exception:
-            code = code or 120  # as the interpreter has it
-    _LIBC.fflush(None)
-    os._exit(code)
+            exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
+        finally:
+            _flushed("stderr"), _flushed("stdout")
+    except SystemExit as end:
+        code = _exit_code(end.code)
+    except BaseException as failure:
+        code = 130 if isinstance(failure, KeyboardInterrupt) else 1
+        trace = failure.__traceback__
+        failure.__traceback__ = trace and trace.tb_next  # without the frame of this function
+        told = type(failure), failure, failure.__traceback__
+        if not _done(lambda: sys.excepthook(*told)):
+            _done(lambda: hook(*told))
+        del told, trace
+    del program
+    _done(lambda: modules["threading"]._shutdown())  # waits for threads
+    _done(exits)
+    if [_flushed("stdout"), _flushed("stderr")] != [True, True]:
+        code = code or 120
+    sys.stdout, sys.stderr = streams
+    _done(flush_files)
+    for name in {*modules} - before:
+        modules.pop(name)
+    _done(collect)  # a program's objects end while its globals still stand
+    _done(flush_files)
+    fflush(None)
+    leave(code)
+
+
+def _done(step: Callable[[], object]) -> bool:
+    """Whether a step was taken without an exception."""
+    try:
+        step()
+    except BaseException:
+        return False
+    return True
+
+
+def _flushed(name: str) -> bool:
+    """False when a standard stream fails to flush; one that is missing or closed has nothing to flush."""
+    stream: Any = getattr(sys, name, None)
+    closed = []
+    _done(lambda: closed.append(bool(stream.closed)))
+    return stream is None or closed == [True] or _done(lambda: stream.flush())
+
+
+def _exit_code(asked: Any) -> int:
+    """Of sys.exit(asked); a text is printed, as it is by the interpreter."""
+    if asked is None or isinstance(asked, int):
+        return (asked or 0) & 0xFF if -(1 << 63) <= (asked or 0) < 1 << 63 else 255
+    _done(lambda: print(asked, file=sys.stderr))
+    return 1
 
 
 if __name__ == "__main__":
     config = eval(sys.argv[1])  # a repr that the library wrote; importing json would double the time
     if not config["namespaces"]:
         restrict_process(config)
-    source = serve(config)
-    path = "/box/main.py"
-    program = type(sys)("__main__")
-    program.__dict__.update(__file__=path, __builtins__=__builtins__)
-    sys.modules["__main__"], sys.argv = program, [path]
-    code = 0
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
-    except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
-            raise
-        code = (end.code or 0) & 0xFF
-    except BaseException as failure:
-        trace = failure.__traceback__ and failure.__traceback__.tb_next  # without the frame below
-        sys.excepthook(type(failure), failure.with_traceback(trace), trace)
-        code = 1
-    finish(program.__dict__, code)
+    run(serve(config))

@@ -73,6 +73,67 @@ def test_programs_end_as_they_do_elsewhere(program, printed, level):
     assert (result.status, result.stdout, result.stderr) == ("ok", printed, "")
 
 
+# How the fast output of competitive programs is commonly written: a stream whose flush needs globals of the program.
+FAST_OUTPUT = """
+import os, sys
+from io import BytesIO, IOBase
+class Fast(IOBase):
+    def __init__(self, file):
+        self.fd, self.kept, self.writable = file.fileno(), BytesIO(), "r" not in file.mode
+        self.write = self.kept.write
+    def flush(self):
+        os.write(self.fd, self.kept.getvalue())
+        self.kept.truncate(0), self.kept.seek(0)
+class Wrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = Fast(file)
+        self.flush, self.write = self.buffer.flush, lambda text: self.buffer.write(text.encode())
+sys.stdout = Wrapper(sys.stdout)
+print("x")
+"""
+GONE = "class A:\n    def __del__(self): print('gone', len(X))\nX = [1]\n"
+OPENED = "open(1, 'w', closefd=False)"
+LATE = f"class A:\n    f = {OPENED}\n    def __del__(self): self.f.write('late')\nimport sys\nsys.kept, a = A.f, A()\n"
+UNREACHABLE = (
+    "import atexit, builtins, gc, os, sys\nos._exit = lambda code: None\ngc.collect = atexit._run_exitfuncs = None\n"
+)
+UNREACHABLE += "builtins.getattr = builtins.__import__ = builtins.isinstance = sys.modules['threading'] = None\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "printed", "code"),
+    [
+        (FAST_OUTPUT, "x\n", 0),
+        ("import sys\nprint(1)\nsys.stdout = None", "1\n", 0),
+        ("import sys\nprint(1)\ndel sys.stdout", "1\n", 0),
+        ("import os, sys\nclass W:\n    def flush(self): os.write(1, T)\nT = b'1'\nsys.stdout = W()", "11", 0),
+        ("import os, sys\nclass W:\n    def flush(self): 1 / 0\nsys.stderr = sys.stdout = W()", "", 120),
+        (GONE + "a = A()", "gone 1\n", 0),
+        (GONE + "import sys\nsys.exit(A())", "gone 1\n", 1),
+        (f"import builtins, functools\nbuiltins.print = functools.partial(print, file={OPENED})\nprint('x')", "x\n", 0),
+        (f"import sys\nsys.out = {OPENED}\nsys.out.write('x')", "x", 0),
+        (f"class O:\n    f = {OPENED}\nO.f.write('x')", "x", 0),
+        (LATE, "late", 0),
+        (UNREACHABLE + "print('x')", "x\n", 0),
+        (UNREACHABLE + "raise ValueError", "", 1),
+        ("import sys\nsys.exit(2**64)", "", 255),
+        ("import sys\nsys.exit(-1)", "", 255),
+        ("import sys\nsys.exit('why')", "", 1),
+        ("raise KeyboardInterrupt", "", 130),
+        ("import sys\nsys.excepthook = None\n1 / 0", "", 1),
+        ("print(__annotations__, __cached__, __name__, __file__ == __import__('sys').argv[0])", "{} None __main__ True\n", 0),
+        ("def deep(n):\n    try:\n        return deep(n + 1)\n    except RecursionError:\n        return n\nprint(deep(1))",
+         "999\n", 0),
+    ],
+)  # fmt: skip
+def test_a_forked_program_ends_as_one_that_was_started(program, printed, code):
+    need("namespaces")
+    need("bwrap")
+    for at in ("bwrap", "namespaces"):
+        result = sandbox.run(program, at=at)
+        assert (result.stdout, result.returncode) == (printed, code), (at, result)
+
+
 def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(level):
     lines = sandbox.run("def f():\n    1 / 0\nf()", at=level).stderr.splitlines()
     assert [line.split(", ", 1)[1] for line in lines if "File" in line] == ["line 3, in <module>", "line 2, in f"]
