@@ -185,7 +185,7 @@ def test_a_resumed_run_goes_on_with_its_drafts(
     import kit.train
 
     for drawing in ("draw_curves", "draw_report"):  # another's test, and a second each
-        monkeypatch.setattr(f"kit.runner.console.{drawing}", lambda *_: None)
+        monkeypatch.setattr(f"kit.runner.console.{drawing}", lambda *_, **__: None)
     tree["data"] |= {"limit": 8, "heldout": 4}
     tree["optimisation"]["steps"] = 4
     tree["evaluation"]["every"] = 2
