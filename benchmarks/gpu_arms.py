@@ -325,7 +325,7 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
     found["autocast"] = sorted(precisions)
     place = bench.folder / f"{row.model}-{row.bits}-{row.work}.gradient"
     first = place.with_suffix(".of")
-    if not place.is_file() or (first.is_file() and first.read_text() == row.key):  # done again: so is what it has left
+    if not (place.is_file() and first.is_file()) or first.read_text() == row.key:  # done again: so is what it has left
         place.unlink(missing_ok=True)
         first.write_text(row.key)
     found |= compared(gradient, place) | {"held_against": first.read_text()}

@@ -164,7 +164,7 @@ def check(
             raise SystemExit(f"{file} is of another machine, or of other packages: give --out another file.")
         result = before
     end = time.monotonic() + seconds
-    left = [row for row in todo if "error" in result["rows"].get(row.key, {"error": "not done"})]
+    left = [row for row in todo if result["rows"].get(row.key, {"wrong": "not done"})["wrong"]]
     folder.mkdir(parents=True, exist_ok=True)
     while left and end - time.monotonic() > LEAST:
         for stage in sorted({row.stage for row in left}):

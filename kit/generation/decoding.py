@@ -49,8 +49,10 @@ ROW_WISE = {
 """Processors of logits that look at one row at a time and remember nothing."""
 ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-READS_EVERY_COPY = "_kit_reads_every_copy"
-"""On a model of which `prefilled_once` has seen that it cannot do it otherwise."""
+EVERY_COPY_READ = "_kit_every_copy_read"
+"""On a model for which `prefilled_once` had to leave copies to be read: why, each told once."""
+CAME_BACK = "its cache came back as"
+"""The reason that holds for every batch of a model."""
 log = logging.getLogger("kit")
 
 
@@ -195,7 +197,8 @@ def _prefill_once(
     """`_prefill` of transformers: the outputs of the model on the prompts, whose cache goes on."""
     every = functools.partial(prefill, ids, settings, inputs, is_first_iteration=is_first_iteration)
     mask, positions, cache = (inputs.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
-    if mask is None or mask.shape != ids.shape or getattr(model, READS_EVERY_COPY, False):
+    told: set[str] = vars(model).setdefault(EVERY_COPY_READ, set())
+    if mask is None or mask.shape != ids.shape or any(reason.startswith(CAME_BACK) for reason in told):
         return every()
     first, copy_of = distinct(ids, mask)
     if bool(first.all()):
@@ -209,10 +212,11 @@ def _prefill_once(
             cache.batch_select_indices(copy_of)
             outputs["logits"] = outputs.logits[copy_of, -1:]
             return outputs
-        reason = f"its cache came back as {type(outputs.get('past_key_values')).__name__}"
+        reason = f"{CAME_BACK} {type(outputs.get('past_key_values')).__name__}"
         inputs["past_key_values"] = empty
-    setattr(model, READS_EVERY_COPY, True)
-    log.info("every copy of a prompt is read: %s", reason)
+    if reason not in told:
+        told.add(reason)
+        log.info("every copy of a prompt is read: %s", reason)
     return every()
 
 
@@ -228,7 +232,7 @@ def _not_repeatable(cache: Any, inputs: dict[str, Any], ids: Tensor, settings: A
         return f"layers of the cache are {', '.join(sorted(kind.__name__ for kind in unknown))}"
     positions = inputs.get("position_ids")
     if positions is not None and positions.shape != ids.shape:
-        return f"positions are {tuple(positions.shape)}, of {tuple(ids.shape)} tokens"
+        return "positions are not one a token"
     if others := [name for name in inputs.keys() - INPUTS if isinstance(inputs[name], Tensor)]:
         return f"the model is given {', '.join(sorted(others))}"
     if settings.prefill_chunk_size is not None:

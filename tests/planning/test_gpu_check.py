@@ -196,14 +196,16 @@ def doing(done: list[str], answer: dict[str, Any]) -> Any:
     return worked
 
 
+@pytest.mark.parametrize("found", [{"error": "none left", "out_of_memory": True, "wrong": None}, {"wrong": None}])
 def test_rows_that_are_filed_are_not_done_again_unless_they_failed(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, Any]
 ) -> None:
+    """A comparison that is wrong failed without an error; another's want of memory is an error and a finding."""
     rows, file = gpu_check.smoke_rows(), tmp_path / "found.json"
     done: list[str] = []
-    monkeypatch.setattr(gpu_check, "worked", doing(done, {"error": "planted", "wrong": "planted"}))
+    monkeypatch.setattr(gpu_check, "worked", doing(done, {"wrong": "planted"}))
     gpu_check.check(rows[:1], file, tmp_path, 100, lambda _: None)
-    monkeypatch.setattr(gpu_check, "worked", doing(done, {"wrong": None}))
+    monkeypatch.setattr(gpu_check, "worked", doing(done, found))
     for _ in range(2):
         gpu_check.check(rows[:3], file, tmp_path, 100, lambda _: None)
     assert done == [rows[0].key, *(row.key for row in rows[:3])]
