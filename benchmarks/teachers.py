@@ -321,6 +321,13 @@ def main() -> None:
     root.mkdir(parents=True, exist_ok=True)
     bench = Bench(root, time.monotonic() + 60 * options.minutes)
     record = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+    kept = {task: rows for task, rows in record.get("tasks", {}).items() if task not in options.tasks}
+    lost = {row["arm"] for task in options.tasks for row in record.get("tasks", {}).get(task, ())} - {
+        "grpo",
+        *options.arms,
+    }
+    if options.what == "arms" and (lost or (kept and record["seeds"] != options.seeds)):
+        parser.error(f"{options.out} has other arms or seeds, which this would drop; give --out another file.")
     try:
         if options.what == "settings":
             for task in options.tasks:
@@ -328,7 +335,7 @@ def main() -> None:
                 found |= tried(bench, task, options.settings)
         else:
             found = measured(bench, options.tasks, options.arms, options.seeds)
-            record |= found | {"tasks": record.get("tasks", {}) | found["tasks"]}
+            record |= found | {"tasks": kept | found["tasks"]}
     except TimeIsUp:
         print("The time is up; the same call goes on from here.")
         raise SystemExit(3) from None
