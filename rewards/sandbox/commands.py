@@ -181,9 +181,10 @@ def bwrap_command(
     return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter(job.python), "/box/main.py"]
 
 
-def server_command(path: str | None, uid: int | None, control_fd: int) -> list[str]:
-    """setpriv → python3 launcher, which forks a process for each program, in the interpreter at `path`."""
-    config = {"binds": _binds(path), "links": system_paths()[1], "control_fd": control_fd}
+def server_command(path: str | None, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
+    """setpriv → python3 launcher, which forks a process for each program, in the interpreter at `path`, until the process of
+    the descriptor `trainer_fd` ends."""
+    config = {"binds": _binds(path), "links": system_paths()[1], "control_fd": control_fd, "trainer_fd": trainer_fd}
     return [*_as_user(uid), *_interpreter(path), "-c", _launcher_source(), repr(config | _filter(namespaces=True))]
 
 

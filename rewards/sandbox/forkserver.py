@@ -1,7 +1,8 @@
 """Warm interpreters in namespaces of their own, which fork a locked-up process for each program, see `launcher.serve`.
 
 A program costs a fork and its namespaces, and neither the start of an interpreter nor its imports: a third of what it takes
-to start one. Each server has a user id of its own where this process is root, and runs one program at a time.
+to start one. The seed of hashes and the layout of addresses are its server's. Each
+server has a user id of its own where this process is root, and runs one program at a time.
 """
 
 import atexit
@@ -27,9 +28,11 @@ __all__ = ["close_idle", "idle_processes", "run_forked"]
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
 _ANSWER_SECONDS = 10.0  # until it says that a process was forked, or is gone
 _MESSAGE = 4096
+_MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 
 _lock = threading.Lock()
 _idle: dict[str | None, list["_Server"]] = {}
+_live: set["_Server"] = set()  # idle or in use
 
 
 def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
@@ -42,11 +45,6 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
     ended = Ended()
     with _server(job.python) as server, ControlGroup(limits.memory_bytes) as group, ExitStack() as stack:
         start = time.monotonic()  # not before: a server that has to be started is no time of the program's
-        stdin, content = (
-            stack.enter_context(sealed_file(part))
-            for part in (job.stdin.encode("utf-8", "replace"), b"".join((program, *contents.values())))
-        )
-        outputs, writes = output_pipes()
         request = {
             "size": len(program),
             "files": [(name, len(text)) for name, text in contents.items()],
@@ -54,8 +52,14 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
             "limits": commands.resource_limits(job) | {"nproc": job.processes + 3},
             "wait": group.path is not None,
         }
+        # In a file that the server does not read: the next program would find it in the server's memory.
+        whole = b"".join((repr(request).encode(), b"\n", program, *contents.values()))
+        stdin, content = (
+            stack.enter_context(sealed_file(part)) for part in (job.stdin.encode("utf-8", "replace"), whole)
+        )
+        outputs, writes = output_pipes()
         try:
-            process = server.fork(request, (stdin, *writes, content), ended)
+            process = server.fork((stdin, *writes, content), ended)
         except BaseException:
             close_all(outputs)
             raise
@@ -73,24 +77,27 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
 
 
 class _Server:
-    """One server; `control` is the socket to it."""
+    """One server; `control` is the socket to it. It is `lost` when a program of its does not go away."""
+
+    lost = False
 
     def __init__(self, python: str | None) -> None:
         self.slot = take_slot()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
+        trainer = os.pidfd_open(os.getpid())
         try:
             with theirs, sealed_file(b"") as nothing:
                 # Its streams are of the kinds that a program gets in their place: Python has looked at them by then.
                 self.process = subprocess.Popen(
-                    commands.server_command(python, self.slot and self.slot[0], theirs.fileno()),
+                    commands.server_command(python, self.slot and self.slot[0], theirs.fileno(), trainer),
                     env=commands.environment(python),
                     cwd="/",
                     stdin=nothing,
                     stdout=write,
                     stderr=write,
                     start_new_session=True,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), trainer],
                 )
         except BaseException:
             os.close(read)
@@ -99,19 +106,24 @@ class _Server:
             raise
         finally:
             os.close(write)
+            os.close(trainer)
+        _live.add(self)
         with open(read, "rb") as said:
             try:
                 answer, _ = self.answer(_START_SECONDS)
                 if answer != b"ready":
                     raise OSError(answer.decode("utf-8", "replace"))
-            except OSError as failure:
+            except BaseException as failure:
+                self.process.kill()
                 self.close()
+                if not isinstance(failure, OSError):
+                    raise
                 written = said.read(_MESSAGE).decode("utf-8", "replace").strip()
                 raise OSError(f"{failure} {written[-200:]}".strip()) from None
 
-    def fork(self, request: Mapping[str, object], fds: Sequence[int], ended: Ended) -> int:
+    def fork(self, fds: Sequence[int], ended: Ended) -> int:
         """A descriptor of the process that was forked for a program."""
-        socket.send_fds(self.control, [repr(request).encode()], fds)
+        socket.send_fds(self.control, [b"fork"], fds)
         while True:
             answer, process = self.answer(_ANSWER_SECONDS)
             if process:
@@ -134,8 +146,11 @@ class _Server:
         return message, fds
 
     def close(self) -> None:
-        """Ends it; it does so by itself when nobody holds the other end of its socket."""
+        """Ends it, also when a process forked from this one holds its socket too."""
+        with suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
+        _live.discard(self)
         try:
             self.process.wait(_ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
@@ -168,8 +183,13 @@ class _Forked(Watched):
         if self.code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.process, signal.SIGKILL)
-            while not self.hear(self.process):
-                pass
+            try:
+                while not self.hear(self.process):
+                    pass
+            except OSError:
+                if not self.ended.stopped:
+                    raise
+                self.server.lost = True  # the verdict stays: how long a program takes to go away is in its own hands
         return self.code
 
 
@@ -190,8 +210,14 @@ def _server(python: str | None) -> Iterator[_Server]:
     except BaseException:
         server.close()
         raise
+    over = server if server.lost else None
     with _lock:
-        _idle.setdefault(python, []).append(server)
+        if over is None:
+            _idle.setdefault(python, []).append(server)
+            if sum(map(len, _idle.values())) > _MOST_IDLE:
+                over = max(_idle.values(), key=len).pop(0)
+    if over is not None:
+        over.close()
 
 
 def idle_processes() -> list[int]:
@@ -214,6 +240,9 @@ def _forget() -> None:
     """In a child of this process: the servers are its parent's."""
     global _lock
     _lock = threading.Lock()
+    for server in _live:
+        server.control.close()  # a copy: while one is open, the server does not see its parent's close
+    _live.clear()
     _idle.clear()
 
 

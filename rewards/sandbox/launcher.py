@@ -42,6 +42,7 @@ _POLLIN, _POLLRDHUP = 1, 0x2000
 # Rights of Landlock ABI 3: execute 1, write 2, read file 4, read directory 8, then making, removing, moving, truncating.
 _ALL_RIGHTS = (1 << 15) - 1
 _READ_AND_RUN, _READ, _READ_WRITE_FILE = 1 | 4 | 8, 4 | 8, 2 | 4
+_FILES = 1 << 14  # in /tmp: millions would take long to clear away after the program
 # What programs import most: loaded once, before the first fork.
 _PRELOADED = ["atexit", "bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math"]
 _PRELOADED += ["operator", "random", "re", "string", "typing"]
@@ -172,19 +173,20 @@ def filter_calls(program: bytes) -> None:
 
 def serve(config: dict[str, Any]) -> bytes:
     """Forks a process for each program, which is locked up and returns the program's source, to be run as if it had just
-    been started. Ends when nobody is left at the other end of the socket.
+    been started. Ends when the other end of the socket is shut, and with the process that started it, whose forked children
+    may hold that end too.
 
-    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with its source and its
-    files. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up or `failed` and
-    why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that forks: the
-    next one would inherit it. Only one runs at a time, in process, mount, network, IPC, UTS and control-group namespaces of
-    its own, and without a capability in the user namespace that they share.
+    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with the request, its
+    source and its files. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up
+    or `failed` and why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that
+    forks: the next one would inherit it. Only one runs at a time, in process, mount, network, IPC, UTS and control-group
+    namespaces of its own, and without a capability in the user namespace that they share.
     """
     import gc
     import select
     import socket
 
-    control = socket.socket(fileno=config["control_fd"])
+    control, trainer = socket.socket(fileno=config["control_fd"]), config["trainer_fd"]
     try:
         for name in _PRELOADED:
             __import__(name)
@@ -197,8 +199,13 @@ def serve(config: dict[str, Any]) -> bytes:
     code = bytes.fromhex(config["seccomp"])
     gc.collect()
     gc.freeze()
+    asked = select.poll()
+    asked.register(control, _POLLIN)
+    asked.register(trainer, _POLLIN)
     while True:
-        message, rights, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(4 * 4))
+        if trainer in [fd for fd, _ in asked.poll()]:
+            os._exit(0)
+        message, rights, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4 * 4))
         if not message:
             os._exit(0)
         fds = [int.from_bytes(rights[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
@@ -207,7 +214,7 @@ def serve(config: dict[str, Any]) -> bytes:
         child = os.fork()
         if not child:
             try:
-                return lock_up(config["binds"], eval(message), fds, control, code)
+                return lock_up(config["binds"], fds, control, code)
             except BaseException as failure:
                 _report(control, failure)
                 os._exit(125)
@@ -218,6 +225,7 @@ def serve(config: dict[str, Any]) -> bytes:
         ends = select.poll()
         ends.register(process, _POLLIN)
         ends.register(control, _POLLRDHUP)
+        ends.register(trainer, _POLLIN)
         if process not in [fd for fd, _ in ends.poll()]:
             os.kill(child, _SIGKILL)  # nobody waits for it any more
         os.close(process)
@@ -226,28 +234,28 @@ def serve(config: dict[str, Any]) -> bytes:
         control.send(b"ended %d" % ended)
 
 
-def lock_up(binds: list[str], job: dict[str, Any], fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
+def lock_up(binds: list[str], fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
     """Makes this process, just forked, the one that a program may have; the program's source."""
+    with open(fds[3], "rb") as content:
+        job = eval(content.readline())
+        source = content.read(job["size"])
+        files = [(name, content.read(size)) for name, size in job["files"]]
     if job["wait"]:
         control.recv(16)  # until it is in its control group
     call("unshare", _LIBC.unshare(_NEW_MOUNTS_AND_MORE))
     os.setsid()
     mount("tmpfs", "/box", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755")
-    below = {
-        path: syscall(path, _OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED) for path in binds if path[:5] == "/tmp/"
-    }
-    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={job['disk_mb']}m,mode=700")
-    for path, tree in below.items():  # of an interpreter that lies there
-        os.makedirs(path)
+    inside = [path for path in binds if path[:5] == "/tmp/"]
+    below = {path: syscall(path, _OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED) for path in inside}
+    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={job['disk_mb']}m,nr_inodes={_FILES},mode=700")
+    for path, tree in below.items():  # of an interpreter that lies there; one may lie inside another
+        os.makedirs(path, exist_ok=True)
         syscall(path, _MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _EMPTY_PATH)
     os.chdir("/tmp")
-    with open(fds[3], "rb") as content:
-        source = content.read(job["size"])
-        with open("/box/main.py", "wb") as file:
-            file.write(source)
-        for name, size in job["files"]:
-            with open(f"/tmp/{name}", "wb") as file:
-                file.write(content.read(size))
+    for path, text in (("/box/main.py", source), *((f"/tmp/{name}", text) for name, text in files)):
+        with open(path, "wb") as file:
+            file.write(text)
+    del files
     read_only("/box", recursive=False)
     drop_capabilities()
     for kind, limit in job["limits"].items():

@@ -44,6 +44,7 @@ _DENIED = {
     "chroot": (161, 51),
     "open_tree": (428, 428),
     "move_mount": (429, 429),
+    "open_tree_attr": (467, 467),
     "fsopen": (430, 430),
     "fsconfig": (431, 431),
     "fsmount": (432, 432),

@@ -20,6 +20,7 @@ SLOTS = 600
 _lock = threading.Lock()
 Slot: TypeAlias = tuple[int, socket.socket]  # the user id, and the socket that claims it
 _free: list[Slot] = []
+_claims: list[socket.socket] = []  # of all slots of ours, also those in use
 
 
 @contextmanager
@@ -59,6 +60,7 @@ def take_slot() -> Slot | None:
             except OSError:
                 claim.close()
                 continue
+            _claims.append(claim)
             return FIRST_UID + number, claim
     raise OSError(f"all {SLOTS} sandbox user ids are taken; run fewer programs at the same time")
 
@@ -67,6 +69,9 @@ def _forget() -> None:
     """In a child of this process: the slots are its parent's."""
     global _lock
     _lock = threading.Lock()
+    for claim in _claims:
+        claim.close()  # a copy: the parent's holds
+    _claims.clear()
     _free.clear()
 
 

@@ -317,6 +317,7 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
         (0, 0, ALLOW, ALLOW),  # read
         (59, 0, ALLOW, ALLOW),  # execve
         (101, 0, EPERM, EPERM),  # ptrace
+        (467, 0, EPERM, EPERM),  # open_tree_attr
         (165, 0, EPERM, EPERM),  # mount
         (272, 0, EPERM, EPERM),  # unshare
         (435, 0, ENOSYS, ENOSYS),  # clone3
