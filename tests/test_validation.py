@@ -322,3 +322,14 @@ def test_what_was_not_proven_with_spread_weights_is_refused(
     plugin.fsdp_version = 2
     check_sharded(SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False))
     assert kinds == ["FULL_STATE_DICT"]
+
+
+def test_the_groups_of_a_spread_module_are_found_by_the_names_of_every_torch() -> None:
+    from kit.models.sharded import groups_of
+
+    for state, groups in (
+        ({"_fsdp_param_groups": ["a", "b"], "_fsdp_param_group": "a"}, ["a", "b"]),
+        ({"_fsdp_param_group": "a"}, ["a"]),
+        ({"_fsdp_param_group": None}, []),
+    ):
+        assert groups_of(SimpleNamespace(_get_fsdp_state=lambda state=state: SimpleNamespace(**state))) == groups

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
@@ -24,6 +25,23 @@ MARK = "_is_fsdp_managed_module"
 def parts_of(model: Any) -> list[FSDPModule]:
     """The modules that FSDP2 gathers one at a time; none where it has not taken the model."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def groups_of(part: FSDPModule) -> list[Any]:
+    """The parameter groups of such a module, none or more. torch 2.11 has one at most, under a name of its own."""
+    state: Any = part._get_fsdp_state()
+    if (groups := getattr(state, "_fsdp_param_groups", None)) is not None:
+        return list(groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def own_weights(model: Any) -> list[Tensor]:
+    """The weights as this process keeps them. Where a module is gathered, `parameters()` gives other tensors for a while."""
+    parts = parts_of(model)
+    if not parts:
+        return list(model.parameters())
+    groups = {id(group): group for part in parts for group in groups_of(part)}  # modules may share one
+    return [weight.sharded_param for group in groups.values() for weight in group.fsdp_params]
 
 
 def gather_head(model: Any) -> None:
@@ -48,7 +66,7 @@ def whole_weights(model: Any) -> Iterator[None]:
     _begin(model)
     with ExitStack() as after:
         for part in parts:
-            for group in part._get_fsdp_state()._fsdp_param_groups:
+            for group in groups_of(part):
                 after.callback(setattr, group, "post_forward_mesh_info", group.post_forward_mesh_info)
                 group.post_forward_mesh_info = None  # a pass keeps them
             part.unshard()

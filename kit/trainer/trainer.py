@@ -42,7 +42,7 @@ from kit.models.backend import active_backend, is_unsloths
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
-from kit.models.sharded import check_sharded, whole_weights
+from kit.models.sharded import check_sharded, own_weights, whole_weights
 from kit.objective import LossScale, Objective
 from kit.objective.objective import to_regrouping
 from kit.scoring.head import install_torch_logprob_kernel
@@ -574,9 +574,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _weights_now(self) -> tuple[int, int]:
         """A number that every optimiser step changes, and one that a change of a trained weight in place does."""
-        return self.state.global_step, sum(
-            weight._version for weight in self.model.parameters() if weight.requires_grad
-        )
+        trained = [weight for weight in own_weights(self.model) if weight.requires_grad]
+        return self.state.global_step, sum(weight._version for weight in trained)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.checkpoints.staging or super()._get_output_dir(trial))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,16 @@ def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, 
     if which != "last":
         with pytest.raises(RunError, match="Its checkpoints: 40"):
             weights_of(run, which)
+
+
+def test_a_rollback_leaves_behind_what_only_training_needs(run: RunDir) -> None:
+    from kit.runner.evaluation import roll_back
+
+    checkpoint(run, 10)
+    model = {"adapter_model.safetensors", "adapter_config.json"}
+    for name in (*model, "optimizer.bin", "rng_state_0.pth", "pytorch_model_fsdp.bin"):  # FSDP: the weights once more
+        (run.path / "checkpoint-10" / name).write_text("")
+    policy: Any = SimpleNamespace(run=run, on_message=lambda text: None)
+    decision: Any = SimpleNamespace(standing=SimpleNamespace(best_trained=Mark(10, 0.9)))
+    roll_back(policy, decision, 30)
+    assert {path.name for path in run.adapter.iterdir()} == model

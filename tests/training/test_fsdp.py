@@ -47,6 +47,7 @@ WAYS = {
     "tied": "dapo",
 }
 SAVED = ("lora", "full")
+AGAIN = {"tied": {"num_iterations": 2, "max_steps": 4}}  # a second rollout, whose first pass gives the old log-probabilities
 
 
 def placed_ids(completion_ids, **_):
@@ -67,6 +68,7 @@ def new_trainer(way, **changes):
         "max_completion_length": 8,
         "max_steps": 2,
         "learning_rate": 0.01,
+        "optim": "adamw_torch",  # the kit's default; unlike TRL's it counts as a change of the weights in place
         "lr_scheduler_type": "constant",
         "adam_epsilon": 1.0,  # else its steps are the same for a gradient that is off by a factor
         "generation_kwargs": {"suppress_tokens": [t for t in range(VOCABULARY) if t not in spoken]},
@@ -74,7 +76,7 @@ def new_trainer(way, **changes):
         "logging_steps": 1,
         "save_strategy": "no",
         "disable_tqdm": True,
-    }
+    } | AGAIN.get(way, {})
     model = tiny_qwen(tokenizer)
     if way == "full":
         model.config.tie_word_embeddings = False
@@ -176,7 +178,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found, Found,
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(script), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     first, second, alone = (torch.load(folder / f"{name}.pt", weights_only=False) for name in ("0", "1", "alone"))
     return folder, first, second, alone
@@ -208,8 +210,10 @@ def test_the_steps_are_those_of_one_process(found: Any, way: str) -> None:
 
     assert_gradients_close(moved(first[way]), moved(alone[way]), rtol=1e-4)
     assert_gradients_close(moved(second[way]), moved(first[way]), rtol=0.0)
-    for ours, theirs in zip(first[way]["log"][:2], alone[way]["log"][:2], strict=True):
-        for name in ("loss", "grad_norm", "entropy", "reward", "completions/mean_length"):
+    compared = {"loss", "grad_norm", "entropy", "reward", "completions/mean_length"}
+    assert compared <= alone[way]["log"][0].keys()
+    for ours, theirs in zip(first[way]["log"][:-1], alone[way]["log"][:-1], strict=True):  # the last line sums up
+        for name in compared & theirs.keys():  # the steps after a rollout's first tell nothing of it
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
