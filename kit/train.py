@@ -148,14 +148,12 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
                     runner.resume.train_on(trainer, job.resumption)
             finally:
                 trainer.flush_sinks()  # after a failure, too: the saved completions help to find its cause
-        try:
+        with together.last_work():
             if first:
                 folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
                 folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
                 runner.evaluation.conclude(policy, stop, trainer, score, together.save_model)
                 job.reporter.result(folder, config, stop.reason)
-        finally:
-            together.attend()
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:

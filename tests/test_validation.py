@@ -320,6 +320,9 @@ def test_what_was_not_proven_with_spread_weights_is_refused(
         check_sharded(SimpleNamespace(accelerator=accelerator, needs=needs, use_vllm=vllm))
     assert not kinds
     plugin.fsdp_version = 2
+    second = SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False, ref_model=object())
+    with pytest.raises(KitError, match="a second model, which FSDP"):
+        check_sharded(second)
     check_sharded(SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False))
     assert kinds == ["FULL_STATE_DICT"]
 
@@ -333,3 +336,42 @@ def test_the_groups_of_a_spread_module_are_found_by_the_names_of_every_torch() -
         ({"_fsdp_param_group": None}, []),
     ):
         assert groups_of(SimpleNamespace(_get_fsdp_state=lambda state=state: SimpleNamespace(**state))) == groups
+
+
+@pytest.mark.parametrize(
+    ("sharded", "said"), [(True, "launch --use_fsdp --fsdp_version 2"), (False, "without --use_fsdp")]
+)
+def test_a_checkpoint_of_another_kind_of_launch_is_refused_even_by_force(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sharded: bool, said: str
+) -> None:
+    from kit.errors import RunError
+    from kit.runner import resume
+
+    monkeypatch.setattr(resume, "differences", lambda *_: [])
+    if sharded:
+        (tmp_path / "pytorch_model_fsdp.bin").write_text("")
+    run = SimpleNamespace(id="it")
+    previous: Any = SimpleNamespace(checkpoint=tmp_path, run=run, config=None, data={}, env={})
+    parts: Any = None
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not sharded).lower())
+    for force in (False, True):
+        with pytest.raises(RunError, match=said):
+            resume.check_resumable(previous, parts, force=force)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(sharded).lower())
+    assert not resume.check_resumable(previous, parts, force=False).forced
+
+
+@pytest.mark.parametrize(("error", "attended"), [(None, 1), (KeyboardInterrupt, 1), (RuntimeError, 0)])
+def test_after_an_error_the_first_process_does_not_wait_for_the_others(
+    tmp_path: Path, error: type[BaseException] | None, attended: int
+) -> None:
+    from contextlib import suppress
+
+    from kit.runner.distributed import FirstProcess
+
+    calls: list[Any] = []
+    processes: Any = SimpleNamespace(all_gather_object=lambda value: calls.append(value) or [value])
+    with suppress(KeyboardInterrupt, RuntimeError), FirstProcess(processes, None, tmp_path).last_work():
+        if error is not None:
+            raise error
+    assert len(calls) == attended

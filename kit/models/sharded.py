@@ -102,6 +102,12 @@ def check_sharded(trainer: Any) -> None:
             "vLLM beside weights that FSDP has spread over processes was never run here. Set generation.engine: hf, or start "
             "with accelerate launch --multi_gpu (each process holds the whole model)."
         )
+    if getattr(trainer, "ref_model", None) is not None:
+        raise ObjectiveError(
+            "The objective needs a reference policy, and with all weights trained that is a second model, which FSDP would "
+            "spread over the processes as well; no run of it was held against one process. Leave the KL out, train an adapter, "
+            "or start with accelerate launch --multi_gpu (each process holds the whole model)."
+        )
     if found := sorted(trainer.needs & UNPROVEN):
         raise ObjectiveError(
             f"The objective needs {', '.join(found)}, read from weights that FSDP has spread over the processes; no run of it "

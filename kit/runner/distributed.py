@@ -130,13 +130,18 @@ def join() -> DistributedContext:
 
     # Chooses the GPU and the engine (NCCL or gloo) as the trainer will.
     state = PartialState(cpu=not torch.cuda.is_available())
-    if _is_set("ACCELERATE_USE_FSDP"):
+    if is_sharded():
         _check_fsdp(state)
     return DistributedContext(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def _is_set(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+def is_sharded() -> bool:
+    """Whether the launcher asks for FSDP, which spreads the weights over the processes."""
+    return _is_set("ACCELERATE_USE_FSDP")
 
 
 def _check_fsdp(state: Any) -> None:
@@ -182,7 +187,7 @@ def check_sharded_run(config: RunConfig, backend: str) -> None:
         "generation.replay_support": config.generation.replay_support,
         "teacher.model": config.teacher.model is not None,
     }
-    if _is_set("ACCELERATE_USE_FSDP") and (refused := [name for name, there in found.items() if there]):
+    if is_sharded() and (refused := [name for name, there in found.items() if there]):
         raise ConfigError(
             f"{', '.join(refused)}: not with accelerate launch --use_fsdp, where no run of it was held against one process. "
             "Start with accelerate launch --multi_gpu (each process holds the whole model), or leave it out."
@@ -219,6 +224,19 @@ class FirstProcess:
         """In the first process: the result, put together from the parts of all."""
         self.processes.all_gather_object("save_model")
         self.trainer.save_model(str(self.adapter))
+
+    @contextmanager
+    def last_work(self) -> Iterator[None]:
+        """Around what the first process does after training: once it is done, or stopped, the others go on.
+
+        After an error they end with this process: they may stand inside of a collective, and would not answer.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.attend()
+            raise
+        self.attend()
 
     def attend(self, mine: Any = None) -> list[Any]:
         """`all_gather_object`, before which the first process may have work for all."""
