@@ -45,9 +45,13 @@ WAYS = {
     "lora": {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.04}]},
     "full": "grpo",  # a head of its own, which accelerate puts with no norm, as in models that see pictures
     "tied": "dapo",
+    "untied": "grpo",  # its head is gathered together with the last norm
 }
 SAVED = ("lora", "full")
-AGAIN = {"tied": {"num_iterations": 2, "max_steps": 4}}  # a second rollout, whose first pass gives the old log-probabilities
+OWN = {
+    "tied": {"num_iterations": 2, "max_steps": 4},  # a second rollout, whose first pass gives the old log-probabilities
+    "untied": {"gradient_checkpointing": True},
+}
 
 
 def placed_ids(completion_ids, **_):
@@ -76,9 +80,9 @@ def new_trainer(way, **changes):
         "logging_steps": 1,
         "save_strategy": "no",
         "disable_tqdm": True,
-    } | AGAIN.get(way, {})
+    } | OWN.get(way, {})
     model = tiny_qwen(tokenizer)
-    if way == "full":
+    if way in ("full", "untied"):
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         model._tied_weights_keys = model.all_tied_weights_keys = {}
@@ -143,6 +147,7 @@ def one_of_two(rank):
         with whole_weights(trainer.model), torch.no_grad():
             if rank == 0:  # by itself: the other one makes no pass
                 found[way]["generated"] = trainer.model.generate(torch.tensor([[20, 21, 22]]), max_new_tokens=4)
+        assert trainer.model.is_gradient_checkpointing == (way == "untied")
         weight = next(trainer.model.parameters())
         assert hasattr(weight, "full_tensor"), "the weights were not given back"
     torch.save(found, OUT / f"{rank}.pt")
@@ -184,7 +189,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found, Found,
     return folder, first, second, alone
 
 
-WAYS = pytest.mark.parametrize("way", ["lora", "full", "tied"])
+WAYS = pytest.mark.parametrize("way", ["lora", "full", "tied", "untied"])
 
 
 @WAYS
