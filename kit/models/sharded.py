@@ -89,9 +89,9 @@ def check_sharded(trainer: Any) -> None:
 
     Raises `ObjectiveError` for what a hook needs, `EnvironmentUnsupported` for FSDP's first version.
     """
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
+    if not trainer.is_fsdp_enabled:
         return
+    plugin = trainer.accelerator.state.fsdp_plugin
     if plugin.fsdp_version != 2:
         raise EnvironmentUnsupported(
             "FSDP's first version was never held against one process here. Use the second: accelerate launch --fsdp_version 2 "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -44,6 +45,13 @@ TAGS = 20_000
 """Storages that are remembered before those that are gone are forgotten."""
 
 
+class Thread(threading.local):
+    """What holds for one thread alone: others move tensors, too, at any time."""
+
+    making: torch.device | None = None  # where what is made just now shall lie
+    silent = False  # inside an operation: devices are the real ones
+
+
 class PretendedGPU:
     """What was asked of it. phase: under which it is counted."""
 
@@ -55,8 +63,7 @@ class PretendedGPU:
         self.waits: Counter[tuple[str, str, str]] = Counter()
         self.mixed: Counter[tuple[str, str, str]] = Counter()
         self.attention: Counter[tuple[str, ...]] = Counter()
-        self.making: torch.device | None = None  # where what is made just now shall lie
-        self.silent = False  # inside an operation: devices are the real ones
+        self.thread = Thread()
         self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
 
     def where(self, tensor: Tensor) -> torch.device:
@@ -99,11 +106,11 @@ class PretendedGPU:
 
     @contextlib.contextmanager
     def making_on(self, device: torch.device) -> Iterator[None]:
-        before, self.making = self.making, device
+        before, self.thread.making = self.thread.making, device
         try:
             yield
         finally:
-            self.making = before
+            self.thread.making = before
 
     def move(self, tensor: Tensor, device: torch.device, *, waits: bool) -> Tensor:
         if self.where(tensor).type == device.type:
@@ -157,14 +164,14 @@ class Operations(TorchDispatchMode):
         place = self._place(kwargs, tensors, on_gpu)
         kwargs.pop("pin_memory", None)
         given = {_storage(one)._cdata for one in tensors if _storage(one) is not None}
-        before, gpu.silent = gpu.silent, True
+        before, gpu.thread.silent = gpu.thread.silent, True
         try:
             if func._overloadname in ("dtype", "dtype_out") and name in PRODUCTS:
                 out = _mixed_product(name, args, kwargs)
             else:
                 out = func(*args, **kwargs)
         finally:
-            gpu.silent = before
+            gpu.thread.silent = before
         fresh = False
         for one in tree_flatten(out)[0] if name != "aten::set_" else ():
             if isinstance(one, Tensor) and (storage := _storage(one)) is not None and storage._cdata not in given:
@@ -182,15 +189,15 @@ class Operations(TorchDispatchMode):
         gpu, asked = self.gpu, kwargs.get("device")
         place = CUDA if on_gpu else CPU
         if asked is None:
-            return gpu.making if gpu.making is not None and not on_gpu else place
+            return gpu.thread.making if gpu.thread.making is not None and not on_gpu else place
         wanted = _device(asked)
         if wanted.type == "cuda":
             kwargs["device"] = CPU
             return wanted
-        if wanted.type == "cpu" and gpu.making is None and (tensors or torch._C._current_graph_task_id() != -1):
+        if wanted.type == "cpu" and gpu.thread.making is None and (tensors or torch._C._current_graph_task_id() != -1):
             # C++ that copies the options of a tensor says that every one lies on the CPU.
             return CUDA if on_gpu or not tensors else CPU
-        return gpu.making or wanted
+        return gpu.thread.making or wanted
 
     def _count(
         self, name: str, func: Any, args: Any, tensors: Sequence[Tensor], places: Sequence[torch.device]
@@ -256,7 +263,7 @@ class Calls(TorchFunctionMode):
 
 def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     gpu = PretendedGPU.current
-    if gpu is None or gpu.silent:
+    if gpu is None or gpu.thread.silent:
         return REAL_TO(self, *args, **kwargs)
     copy, given = kwargs.pop("copy", False), list(args)
     other = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("other")
@@ -421,7 +428,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
         yield torch._C, name, lambda *_, value=value: value
 
     def device(self: Tensor) -> torch.device:
-        return REAL_DEVICE(self) if gpu.silent else gpu.where(self)
+        return REAL_DEVICE(self) if gpu.thread.silent else gpu.where(self)
 
     def asked(real: Any) -> Any:
         def ask(self: Tensor, *args: Any, **kwargs: Any) -> Any:
