@@ -19,11 +19,6 @@ from playwright.sync_api import Page as Tab
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 PATIENCE = 120_000  # milliseconds: a busy machine imports torch for the first plan
 expect.set_options(timeout=30_000)
-FEWER_FRAMES = """
-window.requestAnimationFrame = work => setTimeout(() => work(performance.now()), 100);
-window.cancelAnimationFrame = clearTimeout;
-"""
-"""Gradio draws the seconds of every wait sixty times a second, which here takes the time of what is waited for."""
 QUICK = {
     "optimisation.steps": "2",
     "generation.num_generations": "4",
@@ -55,7 +50,6 @@ def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
 
     def start(page: Any, path: str = "/", width: int = 1280, scheme: str = "light") -> Tab:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-        context.add_init_script(FEWER_FRAMES)
         one = context.new_page()
         one.set_default_timeout(PATIENCE)
         one.on(
