@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,14 +317,15 @@ def test_what_was_not_proven_with_spread_weights_is_refused(
     kinds: list[str] = []
     plugin = SimpleNamespace(fsdp_version=version, set_state_dict_type=kinds.append)
     accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    spread = functools.partial(SimpleNamespace, accelerator=accelerator, is_fsdp_enabled=True)
     with pytest.raises(KitError, match=said):
-        check_sharded(SimpleNamespace(accelerator=accelerator, needs=needs, use_vllm=vllm))
+        check_sharded(spread(needs=needs, use_vllm=vllm))
     assert not kinds
     plugin.fsdp_version = 2
-    second = SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False, ref_model=object())
+    second = spread(needs={"ref_logps"}, use_vllm=False, ref_model=object())
     with pytest.raises(KitError, match="a second model, which FSDP"):
         check_sharded(second)
-    check_sharded(SimpleNamespace(accelerator=accelerator, needs={"ref_logps"}, use_vllm=False))
+    check_sharded(spread(needs={"ref_logps"}, use_vllm=False))
     assert kinds == ["FULL_STATE_DICT"]
 
 
