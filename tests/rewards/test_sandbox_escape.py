@@ -387,7 +387,7 @@ def test_what_processes_share_is_counted_once():
         "        time.sleep(0.5)\n        os._exit(0)\ntime.sleep(0.5)\nprint(len(kept))"
     )
     result = sandbox.run(program, memory_mb=512)
-    assert result.status == "ok", result.reason
+    assert result.status == "ok", result
 
 
 # What a program may try on the fork server it comes from, and on the next. {server} is a process id as this machine sees it.
