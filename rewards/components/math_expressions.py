@@ -67,8 +67,9 @@ def _same_constant(left: Any, right: Any) -> bool:
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
-    """Logarithms and roots of products taken apart, where both have values, and the same ones, for the same signs of their
-    letters: `\\log_2 x^{3/2}` and `\\frac32\\log_2 x`, not `\\ln x^2` and `2\\ln x`, nor `\\sqrt{x^2}` and `x`."""
+    """Logarithms and roots of products taken apart, where the answer (`right`) has the reference's value for all signs of the
+    letters for which the reference has one: `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`, but not the
+    other way round, where values are lost; nor `\\sqrt{x^2}` for `x`."""
     import sympy
 
     if not all(isinstance(side, sympy.Expr) and not side.has(*_slow_to_evaluate()) for side in (left, right)):
@@ -79,25 +80,43 @@ def _same_where_real(left: Any, right: Any) -> bool:
     if not 0 < len(symbols) <= 3:
         return False
     sizes = [sympy.Rational(7 + 4 * at, 5 + at) for at in range(len(symbols))]
+    values = []
     for signs in product((1, -1), repeat=len(symbols)):
         point = {symbol: sign * size for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
-        one, other = _value(left.subs(point)), _value(right.subs(point))
-        if one is None or other is None or one.is_real != other.is_real or (one.is_real and not _near(one, other)):
-            return False
+        values.append((_value_where_real(left, point), _value_where_real(right, point)))
+    compared = [(one, other) for one, other in values if one is not None]
+    if not compared or any(other is None or not _near(one, other) for one, other in compared):
+        return False
     positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
     difference = sympy.expand_log((left - right).subs(positive).doit())
     return bool(difference.expand() == 0)
+
+
+def _value_where_real(side: Any, point: dict[Any, Any]) -> Any:
+    """Its value; None where a logarithm or a root in it has no real one, also if imaginary parts cancel, as in
+    `\\ln x-\\ln y` of two negative numbers."""
+    inside = [_value(each.subs(point)) for each in _inside(side)]
+    if any(each is None or not each.is_real or each <= 0 for each in inside):
+        return None
+    return _value(side.subs(point))
+
+
+def _inside(side: Any) -> list[Any]:
+    """What its logarithms and roots are of."""
+    import sympy
+
+    roots = [power.base for power in side.atoms(sympy.Pow) if power.free_symbols and not power.exp.is_Integer]
+    return [log.args[0] for log in side.atoms(sympy.log)] + roots
 
 
 def _of_products(side: Any) -> bool:
     """Whether it has logarithms or roots, all of them of products and powers: then signs decide where they are real."""
     import sympy
 
-    powers = [power for power in side.atoms(sympy.Pow) if power.free_symbols]
-    inside = [log.args[0] for log in side.atoms(sympy.log)]
-    inside += [power.base for power in powers if not power.exp.is_Integer]
+    inside = _inside(side)
     sums = {part for each in inside for part in each.atoms(sympy.Add, sympy.Function) if part.free_symbols}
-    return bool(inside) and not sums and all(power.exp.is_Rational for power in powers)
+    rational = all(power.exp.is_Rational for power in side.atoms(sympy.Pow) if power.free_symbols)
+    return bool(inside) and not sums and rational
 
 
 def _confirmed_equation(left: Any, right: Any) -> bool:

@@ -144,11 +144,15 @@ def memory_of_tree(root: int, limit: int) -> int:
             for task in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
                     pids += map(int, file.read().split())
-    resident = {pid: _field(f"/proc/{pid}/status", "VmRSS:") for pid in found}
-    total = sum(each or 0 for each in resident.values())
+    total = sum(_resident(pid) for pid in found)
     if total <= limit:
         return total
-    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or resident[pid] or 0 for pid in found)
+    # One that has just ended has neither: what it held when it was first looked at no longer counts.
+    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or _resident(pid) for pid in found)
+
+
+def _resident(pid: int) -> int:
+    return _field(f"/proc/{pid}/status", "VmRSS:") or 0
 
 
 def _field(path: str, name: str) -> int | None:

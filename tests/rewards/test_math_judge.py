@@ -23,7 +23,8 @@ EQUAL = [
     (r"50\%", "0.5"), ("50", r"50\%"), ("0.5", r"50\%"), (r"12.5\%", "12.5"), (r"\frac{1}{8}", r"12.5\%"),
     # logarithms of powers
     (r"\log_2(x^{3/2})", r"\frac32\log_2 x"), (r"\frac{3}{2}\log_2 x", r"\log_2(x^{3/2})"), (r"\ln x^3", r"3\ln x"),
-    (r"\log_4 x", r"\frac12 \log_2 x"),
+    (r"\log_4 x", r"\frac12 \log_2 x"), (r"\ln x+\ln y", r"\ln(xy)"), (r"\ln x-\ln y", r"\ln(x/y)"), (r"2\ln x", r"\ln x^2"),
+    (r"\sqrt{x}\sqrt{y}", r"\sqrt{xy}"), (r"\frac{\sqrt x}{\sqrt y}", r"\sqrt{\frac xy}"),
     (r"2\pi\sqrt{\frac{m}{k}}", r"\frac{2\pi}{\sqrt{k/m}}"), (r"\frac{1}{\sqrt{x}}", r"\sqrt{\frac1x}"),
     # names and chains
     ("7", "x=7"), ("x=7", "7"), ("7", "3+4=7"), ("7", "x=3+4=7"), ("f(x)=x^2", "x^2"), ("y=2x+1", "y-2x=1"),
@@ -69,7 +70,9 @@ def test_answers_that_mean_the_same_are_equal(reference: str, answer: str) -> No
 DIFFERENT = [
     # logarithms that have a value where the other has none, or another one
     (r"\sqrt{x^2}", "x"), (r"\ln (x+3)^2", r"2\ln(x+3)"), (r"\sqrt{(x+3)^2}", "x+3"), ("(a^b)^c", "a^{bc}"),
-    (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"),
+    (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"), (r"\ln(xy)", r"\ln x+\ln y"), (r"\ln(x/y)", r"\ln x-\ln y"),
+    (r"\ln x-\ln y", r"\ln(xy)"), (r"\ln x-\ln y", r"\ln(y/x)"), (r"x", r"\sqrt{x^2}"), (r"\ln x+\ln y", r"\ln(x+y)"),
+    (r"\sqrt{\frac xy}", r"\frac{\sqrt x}{\sqrt y}"),
     # numbers smaller than any rounding
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"), (r"\frac{1}{2004!}", r"\frac{1}{2004!+2005!}"), ("10^{-200}", "10^{-201}"),
     ("(x-a)^{6000}", "(x-a)^{5999}"),

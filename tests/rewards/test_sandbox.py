@@ -420,3 +420,25 @@ def test_a_group_that_takes_no_processes_is_not_used(tree, monkeypatch):
     with memory.ControlGroup(1 << 30) as group:
         assert group.joined(["true"]) == ["true"]
         assert not group.overran()
+
+
+@pytest.mark.skipif(not LINUX, reason="looks into /proc")
+def test_a_process_that_ends_during_a_look_holds_nothing(monkeypatch):
+    kept = bytearray(b"x" * (64 << 20))
+    code = "import sys; kept = bytearray(b'x' * (64 << 20)); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "held\n"
+        both = memory.memory_of_tree(os.getpid(), 1)
+        field = memory._field
+
+        def ends_before(path, name):
+            if name == "Pss:" and f"/{child.pid}/" in path:
+                child.kill()
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # gone, and not yet reaped
+            return field(path, name)
+
+        monkeypatch.setattr(memory, "_field", ends_before)
+        assert memory.memory_of_tree(os.getpid(), 1) < both - (60 << 20)
+    del kept
