@@ -98,6 +98,7 @@ class Workload:
         True  # whether parts of a micro-batch go through the model once (`kit.objective.objective.to_parts`)
     )
     teacher: TeacherLoad | None = None
+    generated_at_once: int | None = None  # completions; None: the batch
 
     @property
     def autocast(self) -> bool:
@@ -167,7 +168,8 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
     asleep = work.vllm_bytes if not work.vllm_sleeps else 0.0
     if asleep:
         always["vLLM"] = asleep
-    phases = {"rollout": rollout_terms(shape, work, work.batch), "update": update_terms(shape, work)}
+    rolled = min(work.batch, work.generated_at_once or work.batch)
+    phases = {"rollout": rollout_terms(shape, work, rolled), "update": update_terms(shape, work)}
     if work.vllm_bytes:
         phases["rollout"] = {"vLLM": work.vllm_bytes if work.vllm_sleeps else 0.0}
     if work.evaluation:
@@ -452,11 +454,37 @@ def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
     return next((size for size in sizes if size < whole and fits(size)), work.tokens)
 
 
+def generation_batch_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
+    """Completions that transformers' loop, which Unsloth's models have as well, makes at once within `room` bytes on a GPU.
+
+    None where the whole batch fits, on the CPU, under vLLM, and with `run.on_out_of_memory: fail`, which divides nothing.
+    Whole groups where one fits, and at last one completion, whether that fits or not.
+    """
+    divides = config.run.on_out_of_memory == "halve" and config.generation.engine != "vllm"
+    if shape is None or work.device != "cuda" or not divides:
+        return None
+    always = sum(fixed_terms(shape, work).values()) + CUDA_CONTEXT
+
+    def fits(rows: int) -> bool:
+        return always + (1 + SLACK[work.device]) * sum(rollout_terms(shape, work, rows).values()) <= room
+
+    if fits(work.batch):
+        return None
+    groups = range(work.batch - work.batch % work.group, work.group, -work.group)
+    return next((rows for rows in (*groups, *range(min(work.group, work.batch), 1, -1)) if fits(rows)), 1)
+
+
 def budget_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
     """`optimisation.token_budget`: as it is set, none for 0, else by the memory. None without a shape to go by."""
     if config.optimisation.token_budget is not None:
         return config.optimisation.token_budget or None
     return None if shape is None else choose_budget(shape, work, room)
+
+
+def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> Workload:
+    """With the token budget and the generation batch that a run would choose for `room` bytes."""
+    at_once = generation_batch_of(config, shape, work, room)
+    return replace(work, token_budget=budget_of(config, shape, work, room), generated_at_once=at_once)
 
 
 def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
@@ -553,11 +581,11 @@ def planned(
     longest: int | None = None,
     teacher: ModelShape | None = None,
 ) -> MemoryPlan:
-    """The memory plan of a run on this machine, with the token budget that it would choose. teacher: another model's shape."""
+    """The memory plan of a run on this machine, with the sizes that it would choose. teacher: another model's shape."""
     prompt = prompt_tokens(config, longest)
     load = teacher_load(config, device, objective, prompt, teacher)
     work = workload(config, device, objective, prompt, teacher=load)
-    return plan_memory(shape, replace(work, token_budget=budget_of(config, shape, work, free_memory(device))))
+    return plan_memory(shape, sized(config, shape, work, free_memory(device)))
 
 
 def note(plan: MemoryPlan, free: float) -> str:

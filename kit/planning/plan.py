@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
-from kit.models.memory import GIB, MemoryPlan, Workload, budget_of, plan_memory, prompt_tokens, teacher_load, workload
+from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, prompt_tokens, sized, teacher_load, workload
 from kit.models.shape import ModelShape, shape_of
 from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
 
@@ -214,11 +214,11 @@ class Subject:
     teacher_prompt: int = 0
 
     def work(self, device: str, config: RunConfig | None = None, room: float | None = None) -> Workload:
-        """With the token budget that a run would choose for `room` bytes, where it is to choose one."""
+        """With the token budget and generation batch that a run would choose for `room` bytes, where there are any."""
         config = config or self.config
         teacher = teacher_load(config, device, self.objective, self.teacher_prompt, self.teacher_shape)
         work = workload(config, device, self.objective, self.prompt, room, teacher)
-        return work if room is None else replace(work, token_budget=budget_of(config, self.shape, work, room))
+        return work if room is None else sized(config, self.shape, work, room)
 
     def memory(self, device: str, config: RunConfig | None = None, room: float | None = None) -> MemoryPlan:
         return plan_memory(self.shape, self.work(device, config, room))

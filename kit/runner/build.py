@@ -22,7 +22,17 @@ from kit.models.backend import UNSLOTH
 from kit.models.failures import BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import keep_trainable_in_float32, load_model
-from kit.models.memory import CPU_BASELINE, CUDA_CONTEXT, GIB, budget_of, free_memory, prompt_tokens, workload
+from kit.models.memory import (
+    CPU_BASELINE,
+    CUDA_CONTEXT,
+    GIB,
+    Workload,
+    budget_of,
+    free_memory,
+    generation_batch_of,
+    prompt_tokens,
+    workload,
+)
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
@@ -70,7 +80,9 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
     teacher = load_teacher(config, parts)  # before the budget: memory that its weights take is not free
-    budget, told_budget = token_budget(parts, job.resumption.previous if job.resumption is not None else None)
+    previous = job.resumption.previous if job.resumption is not None else None
+    budget, told_budget = token_budget(parts, previous)
+    at_once, told_at_once = generation_batch(parts, previous, job.processes.size)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
@@ -88,6 +100,10 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     memory = (
         BatchSizeBackoff(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
     )
+    if memory is not None and at_once is not None:
+        memory.sizes["generation"] = at_once
+    if told_at_once:
+        say(told_at_once)
     drafts = Drafts() if config.generation.drafts else None
     if parts.engine.note:
         say(parts.engine.note)
@@ -118,7 +134,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     moved = changes(args, trainer.args)
     if told_budget and trainer.divisible:
         trainer.savings_report["token_budget"] = told_budget
-    stands_on |= {"savings": trainer.savings_report, "token_budget": budget} | (
+    stands_on |= {"savings": trainer.savings_report, "token_budget": budget, "generation_batch": at_once} | (
         {"changed_by_backend": moved} if moved else {}
     )
     folder.write_json("env.json", stands_on)
@@ -161,13 +177,36 @@ def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int
     if previous is not None and previous.checkpoint is not None and "token_budget" in previous.env:
         kept = previous.env["token_budget"]
         return kept, f"{at_most(kept) if kept else 'whole micro-batches go through'}, as when the run began"
-    device = files.backend.device
-    # This very process is counted in the plan.
-    room = free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
-    work = workload(config, device, parts.objective, prompt_tokens(config), room)
+    work, room = work_and_room(parts)
     chosen = budget_of(config, files.shape, work, room)
     for_all = "not needed: whole micro-batches go through" if chosen is None else at_most(chosen)
     return chosen, f"{for_all}, chosen for {room / GIB:.1f} GiB of free memory"
+
+
+def generation_batch(parts: Parts, previous: PreviousRun | None = None, processes: int = 1) -> tuple[int | None, str]:
+    """Completions that are generated at once, None for all of a rollout, and what is to be said of a number that was chosen.
+
+    Before the model takes its memory. Smaller batches draw other random numbers of the same distribution, so a run that goes
+    on keeps what it began with; one of before made the whole rollout at once.
+    """
+    config, files = parts.config, parts.files
+    if previous is not None and previous.checkpoint is not None:
+        return previous.env.get("generation_batch"), ""
+    work, room = work_and_room(parts)
+    chosen = generation_batch_of(config, files.shape, work, room)
+    if chosen is None or processes > 1:  # several processes divide nothing: `HookedGRPOTrainer.divisible`
+        return None, ""
+    return chosen, (
+        f"Completions are generated {chosen} at a time, of {work.batch}: their key-value cache is planned for "
+        f"{room / GIB:.1f} GiB of free memory."
+    )
+
+
+def work_and_room(parts: Parts) -> tuple[Workload, float]:
+    """What a run asks for, and the memory for it in bytes: this very process, which the plan counts, included."""
+    device = parts.files.backend.device
+    room = free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
+    return workload(parts.config, device, parts.objective, prompt_tokens(parts.config), room), room
 
 
 def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:

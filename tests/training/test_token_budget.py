@@ -258,6 +258,56 @@ def test_a_prompt_counts_once_for_the_completions_that_share_it() -> None:
     assert split_by_tokens(rows, range(3), TokenBudget(150, padded=False, shared=True)) == [[1, 0], [2]]
 
 
+def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from transformers import Qwen3Config
+
+    from kit.config import load_config
+    from kit.models.memory import GIB, plan_memory, workload
+    from kit.models.shape import shape_of
+    from kit.planning.plan import Subject
+    from kit.runner import build
+
+    shape = shape_of(Qwen3Config(num_hidden_layers=28))
+    free = {"bytes": 0.0}
+    monkeypatch.setattr(build, "free_memory", lambda device: free["bytes"])
+
+    def chosen(gib: float, *overrides: str, device: str = "cuda", env: Any = None, processes: int = 1) -> Any:
+        free["bytes"] = gib * GIB
+        asked = ["model.lora={}", "data.max_prompt_tokens=200", "generation.max_completion_tokens=4000",
+                 "optimisation.batch_size=64", "generation.num_generations=8", "generation.engine=hf", *overrides]  # fmt: skip
+        files = SimpleNamespace(shape=shape, backend=SimpleNamespace(device=device))
+        parts: Any = SimpleNamespace(
+            config=load_config("quickstart", asked), files=files, objective=Objective.from_spec("grpo")
+        )
+        before: Any = None if env is None else SimpleNamespace(checkpoint="checkpoint-3", env=env)
+        found, said = build.generation_batch(parts, before, processes)
+        assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
+        subject = Subject(parts.config, shape, 1 << 16, parts.objective, 200, [])
+        if env is None and processes == 1:  # the plan counts what the run will do
+            planned = subject.memory(device, room=free["bytes"] + 0.6 * GIB)
+            assert planned.workload.generated_at_once == found
+            whole = plan_memory(shape, workload(parts.config, device, parts.objective, 200))
+            less = sum(planned.phases["rollout"].values()) < sum(whole.phases["rollout"].values())
+            assert less or found is None
+        return found
+
+    assert chosen(1000) is None
+    sizes = [chosen(gib) for gib in (180, 150, 120, 100, 50, 0.1)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1  # whether it fits or not
+    assert all(size % 8 == 0 for size in sizes if size > 8)
+    assert len({size for size in sizes if 8 <= size < 64}) > 1
+    assert chosen(30) == chosen(30)
+    assert chosen(30, processes=8) is None  # which divide nothing
+    assert chosen(30, device="cpu") is None
+    assert chosen(30, "run.on_out_of_memory=fail") is None
+    assert chosen(30, "generation.engine=vllm") is None
+    assert chosen(30, env={"generation_batch": 24}) == 24
+    assert chosen(0.1, env={}) is None  # a run of before, which goes on as it began
+
+
 def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
