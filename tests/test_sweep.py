@@ -53,10 +53,8 @@ def share(config: RunConfig) -> float:
     return float(np.clip(0.2 + 0.3 * (np.log10(config.optimisation.learning_rate) + 5), 0, 1))
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """Configurations of the trials that were started; each is a finished run at once."""
-    started: list[RunConfig] = []
+def launch_into(started: list[RunConfig]) -> Launch:
+    """In the place of `kit.api.launch`: notes the configuration, and leaves a finished run at once."""
 
     def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
         started.append(config)
@@ -64,8 +62,24 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         make_run(Path(config.run.root), str(config.run.id), draw(rng, 50, share(config)), config=config)
         return None, Outcome(DONE)
 
-    monkeypatch.setattr(api, "launch", launch)
+    return launch
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Configurations of the trials that were started."""
+    started: list[RunConfig] = []
+    monkeypatch.setattr(api, "launch", launch_into(started))
     return started
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[RunConfig]]:
+    """One sweep of ten trials: its root, what it returned, and the trials' configurations."""
+    root, started = tmp_path_factory.mktemp("finished"), list[RunConfig]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "launch", launch_into(started))
+        return root, carry_out(sweep(trials=10), root, silent), started
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, bad: Callable[[RunConfig], Outcome | None]) -> None:
@@ -80,10 +94,10 @@ def instead(monkeypatch: pytest.MonkeyPatch, bad: Callable[[RunConfig], Outcome 
 
 
 def test_every_trial_is_a_run_with_its_values_and_the_best_is_left_as_yaml(
-    tmp_path: Path, launched: list[RunConfig]
+    finished: tuple[Path, dict[str, Any], list[RunConfig]],
 ) -> None:
-    found = carry_out(sweep(trials=6), tmp_path, silent)
-    assert [row["run"] for row in found["trials"]] == [f"it-t{number:04d}" for number in range(6)]
+    root, found, launched = finished
+    assert [row["run"] for row in found["trials"]] == [f"it-t{number:04d}" for number in range(10)]
     for row, config in zip(found["trials"], launched, strict=True):
         assert row["state"] == "complete"
         assert config.optimisation.learning_rate == row["params"][LR]
@@ -91,29 +105,29 @@ def test_every_trial_is_a_run_with_its_values_and_the_best_is_left_as_yaml(
         assert 1e-5 <= row["params"][LR] <= 1e-3
     highest = max(found["trials"], key=lambda row: row["value"])
     assert found["best"] == highest
-    best = load_config(tmp_path / "sweeps/it/best.yaml")
+    best = load_config(root / "sweeps/it/best.yaml")
     assert best.optimisation.learning_rate == highest["params"][LR]
     assert best.run.id is None, "so that it can be trained again"
-    page = (tmp_path / "sweeps/it/sweep.html").read_text()
+    page = (root / "sweeps/it/sweep.html").read_text()
     assert "Score by trial" in page
     assert "Importance" in page
-    assert json.loads((tmp_path / "sweeps/it/table.json").read_text())["trials"] == found["trials"]
+    assert json.loads((root / "sweeps/it/table.json").read_text())["trials"] == found["trials"]
 
 
-def test_the_key_that_matters_has_the_importance(tmp_path: Path, launched: list[RunConfig]) -> None:
-    study = Study(sweep(trials=10), tmp_path)
-    carry_out(sweep(trials=10), tmp_path, silent)
-    importances = study.importances()
+def test_the_key_that_matters_has_the_importance(finished: tuple[Path, dict[str, Any], list[RunConfig]]) -> None:
+    importances = Study(sweep(trials=10), finished[0]).importances()
     assert importances[LR] > 0.8
     assert sum(importances.values()) == pytest.approx(1.0)
 
 
-def test_the_same_seed_proposes_the_same_values(tmp_path: Path, launched: list[RunConfig]) -> None:
-    one, two, other = (
-        [row["params"] for row in carry_out(sweep(sampler={"seed": seed}), tmp_path / name, silent)["trials"]]
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+def test_the_same_seed_proposes_the_same_values(
+    tmp_path: Path, launched: list[RunConfig], finished: tuple[Path, dict[str, Any], list[RunConfig]]
+) -> None:
+    one, other = (
+        [row["params"] for row in carry_out(sweep(sampler={"seed": seed}), tmp_path / str(seed), silent)["trials"]]
+        for seed in (0, 1)
     )
-    assert one == two != other
+    assert one == [row["params"] for row in finished[1]["trials"][:3]] != other
 
 
 def test_a_finished_sweep_does_nothing_more_and_a_longer_one_goes_on(tmp_path: Path, launched: list[RunConfig]) -> None:

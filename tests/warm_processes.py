@@ -43,7 +43,7 @@ MODULES = ("kit.", "ipykernel_launcher", "accelerate.commands.accelerate_cli")
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code with which a worker of pytest-xdist begins (execnet's `popen_bootstrapline`)."""
 PRELOADED = (
-    "accelerate", "datasets", "gradio", "math_verify", "matplotlib.figure", "optuna",
+    "accelerate", "alembic.command", "datasets", "gradio", "math_verify", "matplotlib.figure", "optuna",
     "pandas", "peft", "pyarrow.parquet", "rewards", "torch", "transformers.models.qwen3.modeling_qwen3",
     "trl.trainer.grpo_trainer", "kit.chat.answering", "kit.cli.app", "kit.evaluation.heldout", "kit.runner.build",
     "kit.runner.console", "kit.runner.evaluation", "kit.runner.prepare", "kit.runner.recording", "kit.runner.resume",
@@ -61,8 +61,16 @@ READ_WHILE_IMPORTED = (
     "PYTHON",
     "HOME",
 )
-MAY_DIFFER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
-"""Of these: the path is set in the child, and the server, as all tests, looks nothing up on the hub and tells it nothing."""
+MAY_DIFFER = (
+    "HF_TOKEN",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+    "HF_HUB_OFFLINE",
+    "HF_HUB_DISABLE_TELEMETRY",
+)
+"""Of these: the token is read when it is used, the path is set in the child, and the server, as all tests, looks nothing
+up on the hub and tells it nothing."""
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -370,6 +378,7 @@ def _begin_anew() -> None:
     import torch
 
     tempfile.tempdir = None
+    os.fsync = lambda handle: None  # as in tests/conftest.py
     numpy.random.seed()
     if backend := os.environ.get("MPLBACKEND"):
         matplotlib.rcParams["backend"] = backend

@@ -306,20 +306,20 @@ def test_what_real_solutions_return(program, test, right):
 
 def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
     endless = [
-        f"import time\nwhile True: time.sleep({n})" for n in range(1, 28)
+        f"import time\nwhile True: time.sleep({n})" for n in range(1, 18)
     ]  # the limits are those of the wall's clock
     endless += [f"while True: x = {n}" for n in range(3)]
     right = [f"{HONEST_STDIO}\n# {n}" for n in range(6)]
     start = time.monotonic()
     evaluation = evaluate(
-        "code-stdio", *endless, *right, reference=SQUARES, scoring="share", seconds=2.0, batch_seconds=8.0, workers=2
+        "code-stdio", *endless, *right, reference=SQUARES, scoring="share", seconds=1.0, batch_seconds=4.0, workers=2
     )
-    assert time.monotonic() - start < 20  # 30 x 3 tests x 2 s / 2 = 90 s without a limit
-    assert evaluation.statuses["accuracy"][30:] == ["ok"] * 6
-    assert {"infra"} <= set(evaluation.statuses["accuracy"][:30]) <= {"infra", "wrong"}
+    assert time.monotonic() - start < 12  # 20 x 3 tests x 1 s / 2 = 30 s without a limit
+    assert evaluation.statuses["accuracy"][20:] == ["ok"] * 6
+    assert {"infra"} <= set(evaluation.statuses["accuracy"][:20]) <= {"infra", "wrong"}
     reasons = {
         i["reason"]
         for i, s in zip(evaluation.infos["accuracy"], evaluation.statuses["accuracy"], strict=True)
         if s == "infra"
     }
-    assert reasons == {"the batch's 8 s were spent by others"}
+    assert reasons == {"the batch's 4 s were spent by others"}

@@ -33,7 +33,7 @@ UNSHIFT = "def unshift(text):\n    return ''.join(chr(ord(c) - 1) for c in text)
 
 
 def evaluate(program, tests, prompt="p", **given):
-    params = {key: given.pop(key) for key in ("scoring", "python", "memory_mb") if key in given}
+    params = {key: given.pop(key) for key in ("scoring", "python", "memory_mb", "seconds") if key in given}
     columns = {key: [value] for key, value in ({"entry_point": "f"} | given).items()}
     samples = build_samples([prompt], [f"```python\n{program}\n```"], test=[tests], **columns)
     evaluation = load("code-function", **params).score(samples)
@@ -111,7 +111,7 @@ def test_helpers_come_from_the_prompt_and_never_from_the_program():
     ],
 )
 def test_programs_that_cheat_are_wrong(program):
-    assert evaluate(program, LOOP)[0] == "wrong"
+    assert evaluate(program, LOOP, seconds=1.0)[0] == "wrong"
 
 
 def test_what_failed_is_said_and_each_test_counts_for_a_share():
@@ -132,7 +132,7 @@ def test_what_failed_is_said_and_each_test_counts_for_a_share():
     ],
 )
 def test_tests_that_cannot_be_run_are_an_error_of_the_row(tests, says):
-    status, info = evaluate(DOUBLE, tests)
+    status, info = evaluate(DOUBLE, tests, seconds=2.0)
     assert status == "error"
     assert says in info["reason"]
 

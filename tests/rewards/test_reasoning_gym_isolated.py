@@ -89,17 +89,19 @@ def test_one_task_is_read_without_the_whole_package():
     assert ran.stdout.split("\n")[:2] == ["[]", "True True True"]
 
 
-def test_every_task_is_found_and_an_unknown_one_is_not():
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.matrix), 12])
+def test_every_task_is_found_and_an_unknown_one_is_not(share):
+    """The default suite asks for every twelfth task only."""
     code = (
         "import sys\n"
         "from rewards.components import reasoning_gym_tasks as tasks\n"
         "known = sys.argv[1].split()\n"
         "alone = [name for name in known if tasks._some_tasks(name) is not None]\n"
         "assert all(name in tasks._some_tasks(name).DATASETS for name in alone)\n"
-        "print(len(alone) > 90, [name for name in known if name not in tasks.factory(name).DATASETS],\n"
+        "print(len(alone) > 0.85 * len(known), [name for name in known if name not in tasks.factory(name).DATASETS],\n"
         "      'chain_summ' in tasks.factory('chain_summ').DATASETS)"
     )
-    names = sorted(reasoning_gym_tasks.factory().DATASETS)
+    names = sorted(reasoning_gym_tasks.factory().DATASETS)[::share]
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, " ".join(names)], capture_output=True, text=True, check=True
     )
