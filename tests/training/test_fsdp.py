@@ -34,6 +34,8 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
+from trl.trainer import grpo_trainer
+
 from kit.models.sharded import whole_weights
 from kit.trainer.trainer import HookedGRPOTrainer
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
@@ -46,11 +48,13 @@ WAYS = {
     "full": "grpo",  # a head of its own, which accelerate puts with no norm, as in models that see pictures
     "tied": "dapo",
     "untied": "grpo",  # its head is gathered together with the last norm
+    "steps": "grpo",
 }
 SAVED = ("lora", "full")
 OWN = {
     "tied": {"num_iterations": 2, "max_steps": 4},  # a second rollout, whose first pass gives the old log-probabilities
     "untied": {"gradient_checkpointing": True},
+    "steps": {"steps_per_generation": 4, "max_steps": 3},  # two steps on the first rollout, one on the second
 }
 
 
@@ -108,9 +112,22 @@ def whole(trainer):
     }
 
 
-def trained(way, seed, checkpoint=None, **changes):
+def trained(way, seed, checkpoint=None, orders=None, **changes):
+    # orders: for each rollout, the order in which its completions are trained on; None: TRL's, each process its own.
     trainer = new_trainer(way, **changes)
-    start, sink = whole(trainer), []
+    start, sink, taken = whole(trainer), [], []
+
+    def reordered(rollout):
+        size = len(rollout["prompt_ids"])
+        taken.append(orders[len(taken)] if orders else torch.randperm(size).tolist())
+        for name, value in rollout.items():
+            if isinstance(value, list):
+                rollout[name] = [value[row] for row in taken[-1]]
+            elif value is not None and value.ndim:
+                rollout[name] = value[taken[-1]]
+        return rollout
+
+    grpo_trainer.shuffle_sequence_dict = reordered
     trainer.rollout_sinks = (sink.append,)
     torch.manual_seed(seed)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -121,6 +138,7 @@ def trained(way, seed, checkpoint=None, **changes):
         "prompts": [[row["prompt"] for row in each.rows] for each in sink],
         "packing": trainer.packing_report["packing"],
         "log": trainer.state.log_history,
+        "orders": taken,
     }
 
 
@@ -154,6 +172,16 @@ def one_of_two(rank):
     torch.distributed.destroy_process_group()
 
 
+def joint(first, second):
+    # The order of one process in which every micro-batch holds what two processes have in theirs.
+    size, rows = 4, range(len(first))
+    return [
+        row
+        for start in rows[::size]
+        for row in first[start : start + size] + [len(first) + row for row in second[start : start + size]]
+    ]
+
+
 def alone():
     # One process trains on the completions of both.
     ranks, found = [torch.load(OUT / f"{rank}.pt", weights_only=False) for rank in (0, 1)], {}
@@ -161,7 +189,8 @@ def alone():
     for way in WAYS:
         both = [sum(parts, []) for parts in zip(*[rank[way]["completions"] for rank in ranks], strict=True)]
         HookedGRPOTrainer._generate_single_turn = lambda self, *_, left=iter(both), **__: (next(left), None)
-        found[way] = trained(way, 0, per_device_train_batch_size=8)[1]
+        pairs = zip(*[rank[way]["orders"] for rank in ranks], strict=True)
+        found[way] = trained(way, 0, orders=[joint(*pair) for pair in pairs], per_device_train_batch_size=8)[1]
     torch.save(found, OUT / "alone.pt")
 
 
@@ -189,7 +218,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found, Found,
     return folder, first, second, alone
 
 
-WAYS = pytest.mark.parametrize("way", ["lora", "full", "tied", "untied"])
+WAYS = pytest.mark.parametrize("way", ["lora", "full", "tied", "untied", "steps"])
 
 
 @WAYS
@@ -207,6 +236,7 @@ def test_every_process_holds_a_part_of_the_weights(found: Any, way: str) -> None
 def test_the_steps_are_those_of_one_process(found: Any, way: str) -> None:
     _, first, second, alone = found
     assert alone[way]["packing"] == "packed"
+    assert first[way]["orders"] != second[way]["orders"]
     both = [a + b for a, b in zip(first[way]["prompts"], second[way]["prompts"], strict=True)]
     assert both == alone[way]["prompts"]
 
