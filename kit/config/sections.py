@@ -328,7 +328,8 @@ class GenerationConfig(Section):
     """Drop tokens less likely than this share of the likeliest one's probability."""
     replay_support: bool = False
     """With `top_p`, `top_k` or `min_p`: keep which tokens the sampler allowed at each place, and score old, new and reference
-    policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`."""
+    policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`, or of a
+    colocated vLLM with `top_k`."""
     drafts: bool = False
     """Guess completions from the last ones of the same prompt and check many tokens in one call of the model: the same
     distribution, fewer calls once prompts come back. Plain completions of `engine: hf`, on a CPU."""
@@ -360,13 +361,13 @@ class GenerationConfig(Section):
     @model_validator(mode="after")
     def _support_can_be_kept(self) -> GenerationConfig:
         others = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
-        others += ["engine: vllm"] if self.engine == "vllm" else []
         others += [f"repetition_penalty: {self.repetition_penalty}"] if self.repetition_penalty != 1.0 else []
         if self.replay_support and others:
             raise ValueError(
-                f"replay_support with {others[0]}: what the sampler allowed is known of plain completions of engine: hf alone. "
+                f"replay_support with {others[0]}: what the sampler allowed is known of plain completions alone. "
                 "Set replay_support: false"
             )
+        others += ["engine: vllm"] if self.engine == "vllm" else []
         others += ["replay_support: true"] if self.replay_support else []
         if self.drafts and others:
             raise ValueError(

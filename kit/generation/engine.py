@@ -186,6 +186,18 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
             )
             + " Set generation.vllm.hand_over: merged."
         )
+    if config.generation.replay_support:
+        unknown = {
+            "generation.top_k: 0, which bounds what it names": not config.generation.top_k,
+            f"generation.vllm.mode: {vllm.mode}": vllm.mode != "colocate",
+            f"generation.vllm.speculative: {vllm.speculative}": vllm.speculative,
+        }
+        for name in (name for name, there in unknown.items() if there):
+            yield ConfigError(
+                f"generation.replay_support with completions from vLLM and {name}: which tokens its sampler left is known of a "
+                "colocated engine with a top_k and without drafts. Set generation.top_k (to 200, say), mode: colocate and "
+                f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
+            )
     if objective is not None and "greedy_rewards" in objective.needs:
         yield ConfigError(
             f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which vLLM is not "

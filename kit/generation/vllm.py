@@ -8,6 +8,7 @@ only where completions come from vLLM, because TRL's module imports vLLM.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,11 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self.settings = settings
         given = generation_kwargs or {}
         given = given | {"stop_token_ids": stop_ids(model, given)}
+        if settings.support_of:
+            # more than top_k, which keeps every token that is as likely as the k-th
+            keywords["logprobs"] = min(2 * settings.support_of + 16, model.config.get_text_config().vocab_size)
+        self.supports: list[list[torch.Tensor]] = []
+        """The ids that the sampler allowed at each place of the last completions, where that is kept."""
         super().__init__(model, *arguments, generation_kwargs=given, **keywords)
 
     def _init_vllm(self) -> None:
@@ -82,6 +88,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             told["kv_cache_dtype"] = "fp8"
         if settings.revision is not None:
             told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
+        if settings.support_of:
+            told["max_logprobs"] = self.logprobs
         told |= settings.further
         if settings.adapter_alone:
             rank = adapter_tensors(self.model)[0] + settings.rank_below
@@ -105,9 +113,17 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         return llm
 
     def generate(self, prompts: Any, *rest: Any, **keywords: Any) -> Any:
-        """TRL's, watched. Raises `EngineError`."""
+        """TRL's, watched; keeps the supports where they are asked for. Raises `EngineError`."""
         make = partial(super().generate, prompts, *rest, **keywords)
-        return self._asked(f"making {len(prompts)} completions", make)
+        prompt_ids, completions, logps, ids = self._asked(f"making {len(prompts)} completions", make)
+        if self.settings.support_of:
+            self.supports = [supports(*one) for one in zip(ids, logps, strict=True)]
+            logps = [
+                [[of[named.index(token)]] for token, named, of in zip(*one, strict=True)]
+                for one in zip(completions, ids, logps, strict=True)
+            ]
+            ids = [[[token] for token in one] for one in completions]
+        return prompt_ids, completions, logps, ids
 
     def sync_weights(self) -> None:
         """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights, or of the adapter alone.
@@ -165,6 +181,26 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             raise
         except Exception as error:
             raise engine_failure(error, doing, self.settings) from error
+
+
+def supports(ids: list[list[int]], logps: list[list[float | None]]) -> list[torch.Tensor]:
+    """What the sampler allowed at each place of a completion: the ids with a log-probability above -inf.
+
+    TRL asks for the log-probabilities after truncation (`processed_logprobs`). So they are of all allowed tokens where they
+    add up to 1. Raises `EngineError` where they do not.
+    """
+    kept: list[torch.Tensor] = []
+    for place, row in zip(ids, logps, strict=True):
+        allowed = {token: logp for token, logp in zip(place, row, strict=True) if logp is not None and logp > -math.inf}
+        if abs(math.fsum(map(math.exp, allowed.values())) - 1) > 1e-3:
+            raise EngineError(
+                f"vLLM named {len(allowed)} tokens that its sampler allowed, and their probabilities add up to "
+                f"{math.fsum(map(math.exp, allowed.values())):.4f}, not to 1: it allowed others as well (more are equally likely "
+                "than fit beside top_k), or its log-probabilities are not those after truncation. Set "
+                "generation.replay_support: false, or generation.engine: hf."
+            )
+        kept.append(torch.tensor(list(allowed), dtype=torch.int32))
+    return kept
 
 
 def stop_ids(model: Any, given: Mapping[str, Any]) -> list[int]:

@@ -140,6 +140,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     folder.write_json("env.json", stands_on)
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support
+    trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
     trainer.generator.drafts, trainer.generator.log = drafts, trainer.metric_log.append
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and loaded.backend.name != UNSLOTH
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None

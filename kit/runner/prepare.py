@@ -151,17 +151,11 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
     """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
     generation, needs = config.generation, "sampler_logps" in objective.needs
     hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
-    if generation.truncates and generation.engine == "vllm" and (needs or hooks):
+    if generation.truncates and generation.engine == "vllm" and (needs or hooks) and not generation.replay_support:
         raise ConfigError(
             f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
             "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
-            "top_p 0.8). The engine does not hand over here which tokens it left. Set top_p: 1.0, top_k: 0 and min_p: null, or "
-            "generation.engine: hf with generation.replay_support: true and without that hook."
-        )
-    if generation.replay_support and generation.engine == "vllm":
-        raise ConfigError(
-            "generation.replay_support, but completions come from vLLM (generation.engine: auto), which does not hand over here "
-            "which tokens it left. Set generation.engine: hf, or replay_support: false."
+            "top_p 0.8). Set generation.replay_support: true (vLLM then needs a top_k), or top_p: 1.0, top_k: 0 and min_p: null."
         )
     if generation.replay_support and (methods := config.selection.methods):
         raise ConfigError(

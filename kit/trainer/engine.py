@@ -33,8 +33,9 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     if not args.use_vllm:
         return None
     generation, vllm = config.generation, config.generation.vllm
-    # Truncated or constrained sampling renormalises: the engine's log-probabilities are then of another distribution.
-    whole = generation.top_p == 1.0 and not generation.top_k and not generation.min_p and vllm.regex is None
+    # Truncated or constrained sampling renormalises: unless the trainer's log-probabilities follow, they are of another
+    # distribution than the engine's.
+    whole = (generation.replay_support or not generation.truncates) and vllm.regex is None
     adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
     start = find_start(config.model) if adapter_alone and config.model.adapter_mode == "fresh-on-top" else None
     return EngineSettings(
@@ -44,6 +45,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
         float8_kv_cache=vllm.float8_kv_cache,
+        support_of=generation.top_k if generation.replay_support else 0,
         adapter_alone=adapter_alone,
         rank_below=int(start.settings()["r"]) if start is not None else 0,
         revision=config.model.revision,

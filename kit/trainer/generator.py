@@ -25,7 +25,7 @@ from kit.generation.drafts import Drafts
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
-from kit.scoring.support import SUPPORT, recording
+from kit.scoring.support import SUPPORT, packed, recording
 from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 
@@ -53,6 +53,8 @@ class Generator:
         """Takes metrics of generation."""
         self.replay_support = False
         """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
+        self.engine: Any = None
+        """`kit.generation.vllm.WatchedGeneration` where it makes the completions: it says what its sampler left."""
 
     def turn(
         self,
@@ -74,7 +76,7 @@ class Generator:
         self.keep_inputs(state, fields, images, len(prompt_ids))
         if state.replayed is not None:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
-        if not (self.replay_support and own):
+        if not self.replay_support or (not own and self.engine is None):
             made = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
             if self.drafts is not None and own:
                 self.drafts.remember(prompt_ids, made[0])
@@ -83,9 +85,10 @@ class Generator:
                         self.log(name, count)
             return made
         found: dict[int, Any] = {}
-        make = recording(self.policy, make, found)
+        make = recording(self.policy, make, found) if own else make
         ids, logps = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
-        state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: [found[id(one)] for one in ids]}
+        supports = [found[id(one)] for one in ids] if own else [packed(one) for one in self.engine.supports]
+        state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: supports}
         return ids, logps
 
     def _in_parts(

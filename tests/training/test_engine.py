@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError
+from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ObjectiveError
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
 from kit.models.unsloth import fast_inference_arguments, room
@@ -119,6 +120,31 @@ def test_an_estimator_that_wants_greedy_completions_is_refused() -> None:
     problem = first(config(), "cuda", CUDA_BUILD, Objective.from_spec({"recipe": "grpo", "advantage": "remax"}))
     assert problem is not None
     assert "leave_one_out" in str(problem)
+
+
+def test_what_vllms_sampler_left_is_replayed_where_it_is_known() -> None:
+    kept = ("generation.replay_support=true", "generation.top_p=0.9", "generation.top_k=50")
+    assert first(config(*kept), "cuda", CUDA_BUILD) is None
+    for change, named in (
+        ("generation.top_k=0", "top_k: 0"),
+        ("generation.vllm.mode=server", "mode: server"),
+        ("generation.vllm.speculative=ngram", "speculative: ngram"),
+    ):
+        assert f"vLLM and generation.{'vllm.' if 'vllm' in change else ''}{named}" in str(
+            first(config(*kept, change), "cuda", CUDA_BUILD)
+        )
+
+
+def test_the_tokens_that_vllms_sampler_left_are_those_with_a_probability() -> None:
+    from kit.generation.vllm import supports
+
+    ids, gone = [[7, 3, 9], [4, 2, 8]], -math.inf
+    found = supports(ids, [[math.log(0.7), math.log(0.3), gone], [0.0, gone, None]])
+    assert [one.tolist() for one in found] == [[7, 3], [4]]
+    with pytest.raises(
+        EngineError, match=r"named 3 tokens.*add up to 0\.9000"
+    ):  # as many again stand at the same place
+        supports(ids[:1], [[math.log(0.3)] * 3])
 
 
 def test_vllm_that_was_asked_for_is_never_replaced(machine: Callable[..., None]) -> None:

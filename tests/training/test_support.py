@@ -96,11 +96,13 @@ def test_a_truncated_sampler_is_not_compared_with_a_full_policy(hook: str) -> No
     for truncated in ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}):
         with pytest.raises(ConfigError, match="their ratio is biased"):
             check(engine="vllm", **truncated)
+        if "top_k" in truncated:
+            check(engine="vllm", replay_support=True, **truncated)
     check(engine="vllm")
 
 
 def test_support_is_refused_where_it_is_not_known() -> None:
-    for changes in ({"engine": "vllm"}, {"tools": ["a.py:b"]}, {"repetition_penalty": 1.1}):
+    for changes in ({"tools": ["a.py:b"]}, {"repetition_penalty": 1.1}):
         with pytest.raises(ConfigError, match="replay_support"):
             load_config({"generation": {"replay_support": True, **changes}})
     config = load_config({"generation": {"replay_support": True}, "selection": {"pods": {"keep": 2}}})
