@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -22,6 +22,15 @@ def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         rows.append(tuple(row[axis] for axis in axes))
         missing -= set(combinations(enumerate(rows[-1]), 2))
     return rows
+
+
+def rest_in_matrix(nth: int, cases: Iterable[Any]) -> list[Any]:
+    """Cases for `parametrize`, of which every run of the suite tries each `nth` one, and the stage `matrix` the others."""
+    marked = []
+    for place, case in enumerate(cases):
+        param = case if hasattr(case, "marks") else pytest.param(case)
+        marked.append(param if place % nth == 0 else param._replace(marks=[*param.marks, pytest.mark.matrix]))
+    return marked
 
 
 def every_pair(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pairwise import rest_in_matrix
 from typer.testing import CliRunner
 
 from kit import objective
@@ -208,7 +209,7 @@ def test_a_newcomers_hook_is_checked_and_then_used() -> None:
     assert "quickstart can be run." in used
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", rest_in_matrix(3, recipe_names()))
 def test_every_recipe_passes(name: str) -> None:
     output = run("objective", "check", name)
     assert output.count("passed") >= 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from pairwise import cover, every_pair
+from pairwise import cover, every_pair, rest_in_matrix
 
 
 @pytest.mark.parametrize("sizes", [(2,), (2, 2), (3, 1, 2), (15, 3, 3, 2), (8, 4, 2, 2, 2, 2)], ids=str)
@@ -26,3 +26,10 @@ def test_the_rest_of_a_matrix_is_marked_and_not_lost() -> None:
     kept = [case.values for case in mark.args[1] if not case.marks]
     assert 6 <= len(kept) < len(values)
     assert all(mark.name == "matrix" for case in mark.args[1] for mark in case.marks)
+
+
+def test_of_one_axis_each_nth_stays_and_none_is_lost() -> None:
+    cases = rest_in_matrix(2, ["a", pytest.param("b", marks=pytest.mark.slow), pytest.param("c", id="C"), ("d", "e")])
+    assert [case.values for case in cases] == [("a",), ("b",), ("c",), (("d", "e"),)]
+    assert [[mark.name for mark in case.marks] for case in cases] == [[], ["slow", "matrix"], [], ["matrix"]]
+    assert cases[2].id == "C"

@@ -199,6 +199,7 @@ def test_what_a_race_cannot_test_is_refused(tmp_path: Path, keys: dict[str, Any]
     assert words in result.output
 
 
+@pytest.mark.survival
 def test_a_turn_ends_with_its_evaluation_and_the_run_goes_on_as_if_uninterrupted(
     tree: dict[str, Any], tmp_path: Path, attempt: Any
 ) -> None:

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from pairwise import rest_in_matrix
 
 from rewards.extract import (
     MAX_ANSWER_CHARS,
@@ -326,7 +327,7 @@ SCANNERS = [
 ]
 
 
-@pytest.mark.parametrize("prefix", ["", "</think>", "<answer>", "\\boxed{", "#### "])
+@pytest.mark.parametrize("prefix", rest_in_matrix(2, ["", "</think>", "<answer>", "\\boxed{", "#### "]))
 def test_scanning_a_megabyte_of_anything_is_quick_even_without_the_cap(prefix: str) -> None:
     for pattern in PATTERNS:
         text = prefix + pattern * (MEGABYTE // len(pattern))

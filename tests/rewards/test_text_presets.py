@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
+from pairwise import rest_in_matrix
 
 from rewards import UnknownParameterError, build_samples, load
 from rewards.hacks import answered, known_hacks
@@ -112,7 +113,7 @@ class TestEveryPreset:
         evaluation = evaluate(row._replace(columns={}), answered(row.style, row.right))
         assert evaluation.statuses[preset.checker] == ["error"]
 
-    @pytest.mark.parametrize("size", [1_000_000, 10_000_000])
+    @pytest.mark.parametrize("size", rest_in_matrix(2, [1_000_000, 10_000_000]))
     def test_huge_completions_are_refused_at_once(self, row, size):
         evaluate(row, answered(row.style, row.right))
         for piece in ("<answer>", "{", " ", "\\boxed{", "</think>", "a", "\ud800", "```\n"):

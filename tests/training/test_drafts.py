@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import rest_in_matrix
 from torch import Tensor
 
 from kit.config import load_config
@@ -36,7 +37,7 @@ def asked(given: dict[str, Tensor]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("how", [{}, {"top_p": 0.9}, {"top_k": 5, "temperature": 0.7}, {"min_p": 0.05}])
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", rest_in_matrix(2, ["qwen3", "llama"]))
 def test_the_same_numbers_give_the_same_completions_whatever_the_drafts(
     kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

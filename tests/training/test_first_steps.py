@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import rest_in_matrix
 from torch import Tensor
 
 from kit.errors import ObjectiveError
@@ -302,7 +303,7 @@ def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", rest_in_matrix(2, [3, 1]))
 def test_sound_objectives_pass_and_train_as_without_checks(
     new_trainer: NewTrainer, spec: dict[str, Any], accumulation: int
 ) -> None:

@@ -76,6 +76,7 @@ def test_accelerate_asks_once_for_a_package(monkeypatch: pytest.MonkeyPatch) -> 
     assert looked_for == ["peft"]
 
 
+@pytest.mark.survival
 def test_in_a_process_of_the_kit(tmp_path: Path) -> None:
     """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards. Nothing that prepares
     a run imports transformers before `load_libraries` or TRL at all: else Unsloth, imported after it, would come too late."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import rest_in_matrix
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, KitError, ModelError
@@ -82,7 +83,7 @@ def started(
     return seen
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", rest_in_matrix(3, MODES))
 def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_was_trained(
     mode: str, attempt: Any, started: dict[str, torch.Tensor], model_folder: Path, tmp_path: Path
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
             torch.testing.assert_close(model(TOKENS).logits.log_softmax(-1), started["end"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("mode", ["continue", "fresh-on-top"])
+@pytest.mark.parametrize("mode", rest_in_matrix(2, ["fresh-on-top", "continue"]))
 def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
     mode: str, tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
 ) -> None:
