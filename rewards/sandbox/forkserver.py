@@ -7,6 +7,7 @@ server has a user id of its own where this process is root, and runs one program
 
 import atexit
 import os
+import select
 import selectors
 import signal
 import socket
@@ -21,18 +22,20 @@ from rewards.sandbox import commands
 from rewards.sandbox.memory import ControlGroup
 from rewards.sandbox.process import Ended, Limits, Watched, close_all, output_pipes, sealed_file
 from rewards.sandbox.records import Job
-from rewards.sandbox.slots import give_slot, take_slot
+from rewards.sandbox.slots import Slot, give_slot, take_slot
 
 __all__ = ["close_idle", "idle_processes", "run_forked"]
 
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
-_ANSWER_SECONDS = 10.0  # until it says that a process was forked, or is gone
+_ANSWER_SECONDS = 10.0  # until it says that a process was forked
+_GONE_SECONDS = 1.0  # how long a killed program holds up its caller, and a server that is closed
 _MESSAGE = 4096
 _MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 
 _lock = threading.Lock()
 _idle: dict[str | None, list["_Server"]] = {}
 _live: set["_Server"] = set()  # idle or in use
+_going: list[tuple[int, Slot]] = []  # programs that were killed and are not gone yet, and the slots that they keep
 
 
 def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
@@ -77,11 +80,13 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
 
 
 class _Server:
-    """One server; `control` is the socket to it. It is `lost` when a program of its does not go away."""
+    """One server; `control` is the socket to it. `left` is a descriptor of a program of its that was killed and does not go
+    away: the server is not used again."""
 
-    lost = False
+    left: int | None = None
 
     def __init__(self, python: str | None) -> None:
+        _free_slots()
         self.slot = take_slot()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
@@ -151,11 +156,16 @@ class _Server:
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
         _live.discard(self)
-        try:
-            self.process.wait(_ANSWER_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.left is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GONE_SECONDS)
+        self.process.kill()  # whatever still runs of it dies with it
+        self.process.wait()
+        if self.left is not None and self.slot is not None:
+            _going.append((self.left, self.slot))
+            return
+        if self.left is not None:
+            os.close(self.left)
         give_slot(self.slot)
 
 
@@ -171,8 +181,8 @@ class _Forked(Watched):
         super().__init__(pid, outputs, [server.control.fileno()], limits, ended)
         self.owned.append(process)
 
-    def hear(self, fd: int) -> bool:
-        answer, _ = self.server.answer(_ANSWER_SECONDS)
+    def hear(self, fd: int, seconds: float = _ANSWER_SECONDS) -> bool:
+        answer, _ = self.server.answer(seconds)
         if not answer.startswith(b"ended "):
             self.ended.status += answer + b"\n"
             return False
@@ -183,14 +193,29 @@ class _Forked(Watched):
         if self.code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.process, signal.SIGKILL)
+            end = time.monotonic() + _GONE_SECONDS
             try:
-                while not self.hear(self.process):
+                while not self.hear(self.process, max(0.0, end - time.monotonic())):
                     pass
             except OSError:
+                self.server.left = os.dup(self.process)
                 if not self.ended.stopped:
                     raise
-                self.server.lost = True  # the verdict stays: how long a program takes to go away is in its own hands
+                # The verdict stays: how long a program takes to go away is in its own hands.
         return self.code
+
+
+def _free_slots() -> None:
+    """Gives back the slots of killed programs that are gone by now."""
+    with _lock:
+        poll = select.poll()
+        for program, _ in _going:
+            poll.register(program, select.POLLIN)
+        gone = {program for program, _ in poll.poll(0)}
+        for program, slot in [each for each in _going if each[0] in gone]:
+            _going.remove((program, slot))
+            os.close(program)
+            give_slot(slot)
 
 
 @contextmanager
@@ -210,7 +235,7 @@ def _server(python: str | None) -> Iterator[_Server]:
     except BaseException:
         server.close()
         raise
-    over = server if server.lost else None
+    over = server if server.left is not None else None
     with _lock:
         if over is None:
             _idle.setdefault(python, []).append(server)
@@ -242,6 +267,9 @@ def _forget() -> None:
     _lock = threading.Lock()
     for server in _live:
         server.control.close()  # a copy: while one is open, the server does not see its parent's close
+    for program, _ in _going:
+        os.close(program)
+    _going.clear()
     _live.clear()
     _idle.clear()
 

@@ -294,7 +294,9 @@ def restrict_process(config: dict[str, Any]) -> None:
 def run(source: bytes) -> None:
     """Runs a program as `__main__` and ends this process, step by step as Py_FinalizeEx does, but does not take apart the
     modules that were there before: they lie in memory that is shared with the server, and each page that is written to would
-    be copied, which costs as much as all the rest of a short program.
+    be copied, which costs as much as all the rest of a short program. So an object that the program hangs into one of them is
+    never deleted, and what its `__del__` would print is not printed. A source with a NUL byte is an error, as from Python 3.12
+    on; before, the interpreter drops the rest of a file's line there.
 
     What the end needs is bound before the program runs, which may change any name that it can reach.
     """

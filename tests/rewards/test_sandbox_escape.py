@@ -602,6 +602,19 @@ def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
     assert survivors() == []
 
 
+def test_a_timeout_ends_soon_whatever_its_server_does(server):
+    """A server that is stopped says nothing of its program's end, as on a machine that takes long to clear away."""
+    threading.Timer(0.2, os.kill, (server, signal.SIGSTOP)).start()
+    start = time.monotonic()
+    result = sandbox.run("while True: pass", seconds=0.5, at="namespaces")
+    assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
+    assert time.monotonic() - start < 4  # 0.5 s for the program, 1 s for its end, and what a busy machine takes
+    assert not forkserver.idle_processes()
+    assert sandbox.run("print(4)", at="namespaces").stdout == "4\n"
+    assert not forkserver._going  # all of it is gone, and its user id is free again
+    assert survivors() == []
+
+
 def test_a_program_cannot_make_files_without_end():
     need("namespaces")
     program = (
