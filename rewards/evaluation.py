@@ -147,7 +147,7 @@ def _is_score(score: object) -> bool:
         isinstance(score, Score)
         and isinstance(score.status, str)
         and score.status in STATUSES
-        and isinstance(score.info, Mapping)
+        and (type(score.info) is dict or isinstance(score.info, Mapping))
         and (score.seconds is None or isinstance(score.seconds, int | float))
     )
 

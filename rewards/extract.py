@@ -250,12 +250,13 @@ def tags_problem(text: str, first: str, second: str, opened: bool = False, max_c
     tags = (f"<{first}>", f"</{first}>", f"<{second}>", f"</{second}>")
     if opened and not text.count(tags[0]):
         text = tags[0] + text
+    position = []
     for tag in tags:
-        count = text.count(tag)
-        if count != 1:
-            return f"{tag} appears {count} times"
-    position = [text.find(tag) for tag in tags]
-    if position != sorted(position):
+        at = text.find(tag)
+        if at < 0 or text.find(tag, at + 1) >= 0:
+            return f"{tag} appears {text.count(tag)} times"
+        position.append(at)
+    if not position[0] < position[1] < position[2] < position[3]:
         return "tags out of order"
     ends = [at + len(tag) for at, tag in zip(position, tags, strict=True)]
     if has_text(text, 0, position[0]) or has_text(text, ends[1], position[2]) or has_text(text, ends[3]):
@@ -269,7 +270,7 @@ def tags_problem(text: str, first: str, second: str, opened: bool = False, max_c
 
 def has_text(text: str, begin: int = 0, end: int = sys.maxsize) -> bool:
     """Whether anything visible stands between `begin` and `end`."""
-    return _VISIBLE.search(text, begin, end) is not None
+    return begin < end and _VISIBLE.search(text, begin, end) is not None
 
 
 def _after_thinking(text: str, max_chars: int) -> int | Reason:
@@ -277,6 +278,8 @@ def _after_thinking(text: str, max_chars: int) -> int | Reason:
     if len(text) > max_chars:
         return "too_long"
     start = 0
+    if "<" not in text:
+        return start
     for name in THINKING:
         closed = text.rfind(f"</{name}>")
         if text.rfind(f"<{name}>") > closed:

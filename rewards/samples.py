@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.errors import RewardsError
-from rewards.protocol import Sample
+from rewards.protocol import Sample, unchecked
 
 __all__ = [
     "REFERENCE_COLUMNS",
@@ -87,21 +87,23 @@ def make_sample(
     """One sample; `n_tokens` is for trainers that know the length but do not tell the ids. Arrays and numpy's numbers, as
     Parquet files give them, become lists and plain ones."""
     reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
-    return Sample(
-        index=index,
-        group_id=group_id,
-        prompt=prompt,
-        messages=completion if isinstance(completion, list) else None,
-        text=completion_text(completion),
-        token_ids=completion_ids,
-        n_tokens=len(completion_ids) if completion_ids is not None else n_tokens,
-        finish_reason=columns.get("finish_reason"),
-        reference=reference,
-        columns=columns,
-        prompt_ids=prompt_ids,
-        logps=logps,
-        thinking_opened=columns.get("thinking_opened"),
-    )
+    fields = {
+        "index": index,
+        "group_id": group_id,
+        "prompt": prompt,
+        "messages": completion if isinstance(completion, list) else None,
+        "text": completion_text(completion),
+        "token_ids": completion_ids,
+        "n_tokens": len(completion_ids) if completion_ids is not None else n_tokens,
+        "finish_reason": columns.get("finish_reason"),
+        "reference": reference,
+        "columns": columns,
+        "prompt_ids": prompt_ids,
+        "logps": logps,
+        "thinking_opened": columns.get("thinking_opened"),
+        "_memo": {},
+    }
+    return unchecked(Sample, fields)
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ server has a user id of its own where this process is root, and runs one program
 
 import atexit
 import os
-import select
 import selectors
 import signal
 import socket
@@ -22,7 +21,7 @@ from rewards.sandbox import commands
 from rewards.sandbox.memory import ControlGroup
 from rewards.sandbox.process import Ended, Limits, Watched, close_all, output_pipes, sealed_file
 from rewards.sandbox.records import Job
-from rewards.sandbox.slots import Slot, give_slot, take_slot
+from rewards.sandbox.slots import give_slot, take_slot
 
 __all__ = ["close_idle", "idle_processes", "run_forked"]
 
@@ -35,7 +34,7 @@ _MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 _lock = threading.Lock()
 _idle: dict[str | None, list["_Server"]] = {}
 _live: set["_Server"] = set()  # idle or in use
-_going: list[tuple[int, Slot]] = []  # programs that were killed and are not gone yet, and the slots that they keep
+_going: list["_Server"] = []  # killed, and not gone yet: they keep their slots
 
 
 def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
@@ -80,10 +79,9 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
 
 
 class _Server:
-    """One server; `control` is the socket to it. `left` is a descriptor of a program of its that was killed and does not go
-    away: the server is not used again."""
+    """One server; `control` is the socket to it. It is `lost` when a program of its does not go away."""
 
-    left: int | None = None
+    lost = False
 
     def __init__(self, python: str | None) -> None:
         _free_slots()
@@ -156,17 +154,22 @@ class _Server:
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
         _live.discard(self)
-        if self.left is None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_GONE_SECONDS)
-        self.process.kill()  # whatever still runs of it dies with it
-        self.process.wait()
-        if self.left is not None and self.slot is not None:
-            _going.append((self.left, self.slot))
-            return
-        if self.left is not None:
-            os.close(self.left)
-        give_slot(self.slot)
+        if not (self._ended(kill=self.lost) or self._ended(kill=True)):
+            _going.append(self)
+
+    def _ended(self, kill: bool) -> bool:
+        """Whether it is gone within a second, its programs with it; then its slot is free again."""
+        if kill:
+            # The innermost process: this one waits for it, and ends. An orphan may stay a zombie, see `_Started.finish`.
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            with suppress(OSError):
+                for pid in children.read_text().split() or [self.process.pid]:
+                    os.kill(int(pid), signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GONE_SECONDS)
+            give_slot(self.slot)
+            return True
+        return False
 
 
 class _Forked(Watched):
@@ -198,7 +201,7 @@ class _Forked(Watched):
                 while not self.hear(self.process, max(0.0, end - time.monotonic())):
                     pass
             except OSError:
-                self.server.left = os.dup(self.process)
+                self.server.lost = True
                 if not self.ended.stopped:
                     raise
                 # The verdict stays: how long a program takes to go away is in its own hands.
@@ -206,16 +209,11 @@ class _Forked(Watched):
 
 
 def _free_slots() -> None:
-    """Gives back the slots of killed programs that are gone by now."""
+    """Gives back the slots of killed servers that are gone by now."""
     with _lock:
-        poll = select.poll()
-        for program, _ in _going:
-            poll.register(program, select.POLLIN)
-        gone = {program for program, _ in poll.poll(0)}
-        for program, slot in [each for each in _going if each[0] in gone]:
-            _going.remove((program, slot))
-            os.close(program)
-            give_slot(slot)
+        for server in [each for each in _going if each.process.poll() is not None]:
+            _going.remove(server)
+            give_slot(server.slot)
 
 
 @contextmanager
@@ -235,7 +233,7 @@ def _server(python: str | None) -> Iterator[_Server]:
     except BaseException:
         server.close()
         raise
-    over = server if server.left is not None else None
+    over = server if server.lost else None
     with _lock:
         if over is None:
             _idle.setdefault(python, []).append(server)
@@ -267,8 +265,6 @@ def _forget() -> None:
     _lock = threading.Lock()
     for server in _live:
         server.control.close()  # a copy: while one is open, the server does not see its parent's close
-    for program, _ in _going:
-        os.close(program)
     _going.clear()
     _live.clear()
     _idle.clear()
