@@ -58,7 +58,7 @@ def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
         one.on("pageerror", lambda error: faults.append(str(error)))
         opened.append(one)
         one.goto(page.url + path)
-        one.locator(".k").first.wait_for()
+        one.locator(".k").locator("visible=true").first.wait_for()  # the very first may stand in a tab that is not open
         return one
 
     yield start
@@ -272,3 +272,25 @@ def test_it_is_there_soon_and_idle_when_nobody_touches_it(page: Any, tab: Callab
     assert up < 60
     assert painted < 15
     assert load < 0.05
+
+
+def test_an_address_with_a_step_opens_it_and_a_late_answer_is_told(page: Any, tab: Callable[..., Tab]) -> None:
+    one = tab(page, "/new?step=2")
+    expect(one.get_by_role("tab", name="2 Data")).to_have_attribute("aria-selected", "true")
+    waiting = one.locator("#waiting")
+    one.wait_for_timeout(3000)  # what the page asks for as it opens
+    expect(waiting).to_be_hidden(timeout=PATIENCE)
+
+    def late(route: Any) -> None:
+        time.sleep(5)
+        route.continue_()
+
+    one.route("**/gradio_api/**", late)
+    one.evaluate("""() => {
+      const line = document.getElementById('waiting');
+      window.seen = [];
+      new MutationObserver(() => window.seen.push(line.hidden)).observe(line, {attributes: true});
+      fetch('/gradio_api/startup-events').catch(() => {});
+    }""")
+    one.wait_for_function("window.seen.length >= 2")
+    assert one.evaluate("window.seen.slice(0, 2)") == [False, True], "shown while the answer is late, then gone"
