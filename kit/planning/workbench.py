@@ -505,6 +505,14 @@ def curves(config: RunConfig, request: Request) -> list[dict[str, Any]]:
     return [evaluated(objective, ratios=ratios).as_dict() for objective in objectives]
 
 
+def clips(config: RunConfig, request: Request) -> dict[str, list[dict[str, Any]]]:
+    """The parameters of each clip, as its signature and docstring have them; what `rewards.parameters.Parameter` holds."""
+    from kit.objective import clips as registered
+    from rewards.parameters import parameters_of
+
+    return {name: [vars(one) for one in parameters_of(registered[name].build)] for name in registered}
+
+
 def named_only(tree: Any) -> None:
     """Raises `ConfigError` where a hook's name, anywhere in it, is an import path: that would run code."""
     if isinstance(tree, Mapping):
@@ -536,6 +544,7 @@ QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "validate": validate,
     "doctor": doctor,
     "curves": curves,
+    "clips": clips,
 }
 
 

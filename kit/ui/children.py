@@ -26,7 +26,7 @@ SECONDS = 120.0
 IDLE_SECONDS = 600.0
 FRESH_SECONDS, PLANS_KEPT = 15.0, 16
 """How long a plan stands, as free memory changes, and how many are kept."""
-HEAVY = frozenset({"lengths", "plan", "validate", "doctor", "curves"})
+HEAVY = frozenset({"lengths", "plan", "validate", "doctor", "curves", "clips"})
 """Questions that import torch or transformers."""
 
 

@@ -1,11 +1,14 @@
-"""Objective: what a recipe, or the run's own objective, does to one token, and the same with one part changed.
+"""Objective: what a recipe, or a run's own objective, does to one token, and the same with one part changed: of a run, and of
+what is put together on New run, where the clip's parameters are fields.
 
 The curves come from the hooks themselves, evaluated by a child process (`kit.objective.curves`), as this one has no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -20,7 +23,11 @@ from kit.report.record import read_tree
 from kit.runs.store import RunDir
 from kit.ui import markup as m
 from kit.ui.curves import Library
-from kit.ui.site import Site, number_of
+from kit.ui.draft import Draft
+from kit.ui.form import Form, Sent
+from kit.ui.reward import Field
+from kit.ui.site import QUIET, Site, number_of
+from rewards.parameters import Parameter
 
 AS_TRAINED, AS_IT_IS = "as this run was trained", "the same clip"
 CLIPS = tuple(dict.fromkeys([*(recipe(name)["clip"]["name"] for name in recipe_names()), "two_sided", "dual_clip"]))
@@ -58,14 +65,18 @@ class ObjectiveTab:
 
 def own_spec(run: RunDir) -> dict[str, Any]:
     """The objective of a run's configuration. Raises `ConfigError` for one with a hook of the user's own."""
-    tree = read_tree(run.config).get("objective")
+    return registered_only(read_tree(run.config).get("objective"), "This run's objective")
+
+
+def registered_only(tree: Any, whose: str) -> dict[str, Any]:
+    """The keys of an objective that are set. Raises `ConfigError` for one with a hook of the user's own."""
     spec = {key: part for key, part in tree.items() if part is not None} if isinstance(tree, dict) else {}
     hooks = [part for part in spec.values() if isinstance(part, dict)]
     hooks += [each for key in LISTS for each in spec.get(key) or [] if isinstance(each, dict)]
-    own = [str(hook.get("name")) for hook in hooks if not str(hook.get("name", "")).replace("_", "").isalnum()]
+    own = [str(hook.get("name")) for hook in hooks if not str(hook.get("name", "recipes")).replace("_", "").isalnum()]
     if own:
         raise ConfigError(
-            f"This run's objective has a hook of its own ({', '.join(own)}), and the page runs no such code. Choose a recipe "
+            f"{whose} has a hook of its own ({', '.join(own)}), and the page runs no such code. Choose a recipe "
             "above, or evaluate it with kit.objective.curves.curves(...) in Python."
         )
     return spec
@@ -84,14 +95,25 @@ def change(spec: Mapping[str, Any], clip: Any, low: Any, high: Any, coef: Any) -
     elif given:
         changed["clip"] = _named(parts["clip"]) | given
     if weight is not None:
-        hooks = [_named(each) for each in parts["regularizers"]]
-        own = [each for each in hooks if each.get("name") == "kl"]
-        if not own:
-            hooks.append({"name": "kl", "coef": weight})
-        else:  # of several the one that pulls: one of coefficient 0 is there to be measured
-            next((each for each in own if each.get("coef") != 0), own[0])["coef"] = weight
-        changed["regularizers"] = hooks
+        changed["regularizers"] = with_kl(parts["regularizers"], weight)
     return changed
+
+
+def with_kl(regularizers: Sequence[Any], weight: float) -> list[dict[str, Any]]:
+    """The regularizers with that coefficient of the KL, which is added where there is none."""
+    hooks = [_named(each) for each in regularizers]
+    own = _pulling(hooks)
+    if own is None:
+        hooks.append({"name": "kl", "coef": weight})
+    else:
+        own["coef"] = weight
+    return hooks
+
+
+def _pulling(hooks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The KL among them; of several the one that pulls: one of coefficient 0 is there to be measured."""
+    own = [each for each in hooks if each.get("name") == "kl"]
+    return next((each for each in own if each.get("coef") != 0), own[0]) if own else None
 
 
 def _named(hook: Any) -> dict[str, Any]:
@@ -113,9 +135,14 @@ def density(columns: Mapping[str, Numbers]) -> list[tuple[float, float, float]]:
     ]
 
 
-def show(found: list[dict[str, Any]], ratios: list[tuple[float, float, float]], columns: Mapping[str, Numbers]) -> str:
-    """The curves with the run's ratios below them, and what is to be seen."""
-    names = ["as it is", "changed"][: len(found)]
+def show(
+    found: list[dict[str, Any]],
+    ratios: list[tuple[float, float, float]],
+    columns: Mapping[str, Numbers] | None,
+    names: Sequence[str] = ("as it is", "changed"),
+) -> str:
+    """The curves with the run's ratios below them, and what is to be seen. columns: of the run; None before there is one."""
+    names = names[: len(found)]
     low = min(each["ratios"][0] for each in found)
     high = max(each["ratios"][-1] for each in found)
     within = [box for box in ratios if box[1] > low and box[0] < high and box[1] > box[0]]
@@ -142,7 +169,7 @@ def show(found: list[dict[str, Any]], ratios: list[tuple[float, float, float]], 
     charts = [
         panel("Better than its group (A = +1)", "what is gained", series("better", "gain"), active(last, "better")),
         panel("Worse than its group (A = −1)", "what is gained", series("worse", "gain"), active(last, "worse")),
-        panel("How hard the token is pulled" + (", changed" if len(found) > 1 else ""), "up or down", pulls),
+        panel("How hard the token is pulled" + (f", {names[-1]}" if len(found) > 1 else ""), "up or down", pulls),
     ]
     penalties = [
         Series(f"{name}, {which}", np.array(each["ratios"]), np.array(curve["gain"]))
@@ -152,7 +179,8 @@ def show(found: list[dict[str, Any]], ratios: list[tuple[float, float, float]], 
     if penalties:
         charts.append(panel("Penalties, times their coefficient", "what is gained", penalties))
     notes = [m.note(note) for note in last["notes"]]
-    words = m.tag("ul", m.join(m.tag("li", line) for line in (*told(last), said_of(ratios, columns))))
+    lines = [*told(last), *([] if columns is None else [said_of(ratios, columns)])]
+    words = m.tag("ul", m.join(m.tag("li", line) for line in lines))
     return m.page(m.tag("div", m.join(charts), class_="svgs"), m.panel(m.tag("b", "What is to be seen"), words), *notes)
 
 
@@ -225,3 +253,168 @@ def build(site: Site, chosen: gr.Dropdown, library: Library) -> ObjectiveTab:
         box.submit(tab.look, tab.inputs, tab.outputs, **SLOW)
         box.blur(tab.look, tab.inputs, tab.outputs, **SLOW)
     return tab
+
+
+# --- before a run: on New run ----------------------------------------------------------------------------------------
+
+OWN_CLIP = "the recipe's own"
+SLOTS = {"choice": 1, "text": 5}
+"""How many fields there are for the parameters of a clip."""
+
+
+class BeforeARun:
+    """The objective of the draft: its clip's parameters as fields, and its curves, looked at while they are open."""
+
+    def __init__(self, form: Form) -> None:
+        self.form, self._clips = form, dict[str, list[Parameter]]()
+        opened = gr.State(False)
+        self.seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="objective")
+        with gr.Accordion("What the objective does to a token", open=False, elem_id="objective-before") as fold:
+            with gr.Row(elem_classes="tight"):
+                self.clip = gr.Dropdown([OWN_CLIP], value=OWN_CLIP, label="Clip", scale=2, min_width=200,
+                                        elem_id="before-clip", info="What bounds the step of a token.")  # fmt: skip
+                self.coef = gr.Textbox("", label="KL coefficient", placeholder="none", max_length=20, min_width=160,
+                                       elem_id="before-coef", info="Pulls back to the reference.")  # fmt: skip
+            with gr.Row():
+                choices = [gr.Dropdown([], visible=False, min_width=220, elem_id=f"before-choice-{at}")
+                           for at in range(SLOTS["choice"])]  # fmt: skip
+                texts = [gr.Textbox(visible=False, max_length=20, min_width=220, elem_id=f"before-text-{at}")
+                         for at in range(SLOTS["text"])]  # fmt: skip
+            self.slots = [*choices, *texts]
+            waits = m.page(m.panel(m.tag("p", "Evaluating the objective …", class_="dim")))
+            self.shown = gr.HTML(waits, elem_id="before-shown")
+        outputs = [self.seen, self.shown, self.clip, self.coef, *self.slots]
+        how = QUIET | {"queue": True, "trigger_mode": "always_last", "show_progress_on": self.seen} | SLOW
+        fold.expand(
+            lambda draft, seen: [True, *self.look(draft, True, seen)],
+            [form.draft, self.seen],
+            [opened, *outputs],
+            **how,
+        )
+        fold.collapse(lambda: False, [], [opened], **QUIET)
+        form.draft.change(self.look, [form.draft, opened, self.seen], outputs, **how)
+        used = [self.clip.input, *(one.input for one in choices)]
+        used += [event for one in (self.coef, *texts) for event in (one.blur, one.submit)]
+        form.replaces(
+            functools.partial(gr.on, used), self.edited, [self.seen, self.clip, self.coef, *self.slots],
+            trigger_mode="always_last", queue=True, concurrency_limit=2,
+        )  # fmt: skip
+
+    def look(self, value: Any, opened: Any, seen: Any) -> list[Any]:
+        """[what was looked at, curves, clip, KL coefficient, *fields]; nothing while it is closed or the same as before."""
+        same = [gr.skip()] * (4 + len(self.slots))
+        if opened is not True:
+            return same
+        try:
+            tree = Draft.read(value).tree()["objective"]
+            now = json.dumps(tree, sort_keys=True)
+            if now == seen:
+                return same
+            spec, plain = registered_only(tree, "The objective"), {"recipe": tree["recipe"]}
+            specs = [spec] if spec == plain else [plain, spec]
+            layout = self.fields(tree)
+            found = self.form.site.benches.ask("curves", specs=specs)
+        except KitError as problem:
+            return ["", m.error(problem), *same[2:]]
+        old = _tree_of(seen)
+        before = [] if old is None else self.fields(old)
+        stays = [_slot(one) for one, _ in before] == [_slot(one) for one, _ in layout] and clip_name(tree) == clip_name(
+            old or {}
+        )
+        updates: list[Any] = [gr.skip() if stays else gr.update(visible=False) for _ in self.slots]
+        held = {_slot(one): one.shown(params) for one, params in before}
+        for field, params in layout:  # of the same clip only what has changed, as somebody may be typing
+            fresh = field.shown(params)
+            if not stays or held[_slot(field)] != fresh:
+                updates[_slot(field)] = field.update(fresh)
+        clip = gr.Dropdown(choices=[OWN_CLIP, *self.clips()], value=_chosen(tree))
+        coef = gr.skip() if old is not None and _coef(old) == _coef(tree) else _coef(tree)
+        return [
+            now,
+            show(found, [], None, (f"{tree['recipe']} as it is", "as set here")[-len(found) :]),
+            clip,
+            coef,
+            *updates,
+        ]
+
+    def clips(self) -> dict[str, list[Parameter]]:
+        """The parameters of each clip. Raises `KitError`."""
+        if not self._clips:
+            found = self.form.site.benches.ask("clips")
+            self._clips = {name: [Parameter(**one) for one in parameters] for name, parameters in found.items()}
+        return self._clips
+
+    def fields(self, tree: Mapping[str, Any]) -> list[tuple[Field, dict[str, Any]]]:
+        """(field, parameters of the clip) of each parameter of an objective's clip that has a place."""
+        params = _named(resolve(registered_only(tree, "The objective"))["clip"])
+        found: list[tuple[Field, dict[str, Any]]] = []
+        for parameter in self.clips().get(clip_name(tree), []):
+            kind = "choice" if parameter.kind in ("choice", "switch") else "text"
+            slot = sum(one.kind == kind for one, _ in found)
+            if slot < SLOTS[kind]:
+                found.append((Field(parameter, kind, slot), params))
+        return found
+
+    def edited(self, sent: Sent, seen: Any, clip: Any, coef: Any, *values: Any) -> tuple[Draft | None, str]:
+        """(the draft with what was changed in the fields, nothing to say); None where nothing differs. What they were filled from
+        may be older than the draft: an edit in one follows soon on one in another."""
+        draft, old = sent.draft(), _tree_of(seen)
+        if old is None:
+            return None, ""
+        tree, fresh = draft.tree()["objective"], draft
+        if clip != _chosen(old):
+            if isinstance(clip, str) and (clip == OWN_CLIP or clip in self.clips()):
+                fresh = fresh.change("objective.clip", None if clip == OWN_CLIP else {"name": clip})
+        elif clip_name(old) == clip_name(tree):  # else the fields are those of another clip
+            spec = {} if tree["clip"] is None else _named(tree["clip"])
+            for field, params in self.fields(old):
+                value, name = values[_slot(field)], field.parameter.name
+                if value != field.shown(params):
+                    spec = {key: one for key, one in spec.items() if key != name}
+                    spec |= {} if value in (None, "") else {name: field.read(value)}
+            fresh = fresh.change("objective.clip", spec or None)
+        if coef != _coef(old):
+            fresh = fresh.change("objective.regularizers", _with_coef(tree, coef))
+        return (None if fresh == draft else fresh), ""
+
+
+def clip_name(tree: Mapping[str, Any]) -> str:
+    """Which clip an objective has."""
+    spec = {key: part for key, part in tree.items() if part is not None}
+    return str(_named(resolve(spec)["clip"]).get("name"))
+
+
+def _slot(field: Field) -> int:
+    return field.slot + (SLOTS["choice"] if field.kind == "text" else 0)
+
+
+def _chosen(tree: Mapping[str, Any]) -> str:
+    """What the list of clips shows."""
+    clip = tree.get("clip")
+    return OWN_CLIP if clip is None or "name" not in _named(clip) else str(_named(clip)["name"])
+
+
+def _coef(tree: Mapping[str, Any]) -> str:
+    """What the box of the KL's coefficient shows; a schedule stands in the YAML alone."""
+    spec = {key: part for key, part in tree.items() if part is not None}
+    own = _pulling([_named(each) for each in resolve(spec)["regularizers"]])
+    return "" if own is None or not isinstance(own.get("coef"), (int, float)) else str(own["coef"])
+
+
+def _with_coef(tree: Mapping[str, Any], coef: Any) -> list[Any] | None:
+    """The regularizers for what the box holds; without a KL where it is empty. Raises `ConfigError`."""
+    weight = number_of(coef, "KL coefficient", 0, 100)
+    recipes = resolve({"recipe": tree["recipe"]})["regularizers"]
+    hooks = recipes if tree["regularizers"] is None else tree["regularizers"]
+    found = [one for one in map(_named, hooks) if one.get("name") != "kl"] if weight is None else with_kl(hooks, weight)
+    return None if found == [_named(one) for one in recipes] else found
+
+
+def _tree_of(text: Any) -> dict[str, Any] | None:
+    """The objective that the fields show, as a browser sent it back; None for what no page sends."""
+    try:
+        tree = json.loads(text)
+        resolve(registered_only(tree, "The objective"))
+    except (TypeError, ValueError, AttributeError, RecursionError, KitError):
+        return None
+    return {"clip": None, "regularizers": None, **tree} if isinstance(tree, dict) else None

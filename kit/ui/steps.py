@@ -18,7 +18,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.runs.files import one_line
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
-from kit.ui import uploads
+from kit.ui import objective, uploads
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, Site, address
@@ -440,6 +440,7 @@ def settings_step(form: Form) -> None:
             with gr.Row():
                 for name, words in names.items():
                     form.add(name, label=f"{words} ({breakable(name)})", elem_id=f"first-{name.replace('.', '-')}")
+        objective.BeforeARun(form)
     with gr.Column(visible=False, elem_id="every-key") as all_keys:
         search = gr.Textbox(label="Find a key", placeholder="kl, checkpoint, seed …", elem_id="find-key")
         for name, field in RunConfig.model_fields.items():
