@@ -114,10 +114,6 @@ def ppo_clip(eps_low: float = 0.2, eps_high: float = 0.2) -> ClipFunction:
     """-min(r·A, clip(r, 1-eps_low, 1+eps_high)·A).
 
     0 <= eps_low < 1, eps_high >= 0. Source: PPO, arXiv 1707.06347; a higher upper bound: DAPO, arXiv 2503.14476.
-
-    Args:
-        eps_low: How far below 1 the ratio may fall before the clip acts.
-        eps_high: How far above 1 the ratio may rise before the clip acts.
     """
     check_bounds("ppo_clip", eps_low, eps_high)
 
@@ -139,12 +135,6 @@ def two_sided(eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, l
 
     delta > 1 + eps_high. `level="sequence"` puts s in place of r, as TRL's `importance_sampling_level`.
     Source: INTELLECT-2, arXiv 2505.07291; TRL's `delta`.
-
-    Args:
-        eps_low: How far below 1 the ratio may fall before the clip acts.
-        eps_high: How far above 1 the ratio may rise before the clip acts.
-        delta: The most that a ratio counts where the advantage is negative; above 1 + eps_high.
-        level: token bounds the ratio of each token, sequence the mean ratio of a completion.
     """
     check_bounds("two_sided", eps_low, eps_high)
     check_range("two_sided", "delta", delta, 1.0 + eps_high, open_low=True)
@@ -164,13 +154,7 @@ def two_sided(eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, l
     source="Dual-clip PPO, arXiv 1912.09729",
 )
 def dual_clip(eps_low: float = 0.2, eps_high: float = 0.2, c: float = 3.0) -> ClipFunction:
-    """`ppo_clip`, and where A < 0 the per-token loss is also capped at -c·A. c > 1. Source: arXiv 1912.09729.
-
-    Args:
-        eps_low: How far below 1 the ratio may fall before the clip acts.
-        eps_high: How far above 1 the ratio may rise before the clip acts.
-        c: The most that a token of a bad completion costs, in multiples of its advantage; above 1.
-    """
+    """`ppo_clip`, and where A < 0 the per-token loss is also capped at -c·A. c > 1. Source: arXiv 1912.09729."""
     check_bounds("dual_clip", eps_low, eps_high)
     check_range("dual_clip", "c", c, 1.0, open_low=True)
 
@@ -194,10 +178,6 @@ def cispo(eps_high: float = 5.0, level: Level = "token") -> ClipFunction:
 
     eps_high > 0 bounds r itself, not r - 1 (TRL's convention). `level="sequence"` puts s in place of r, as TRL's
     `importance_sampling_level`. Source: MiniMax-M1, arXiv 2506.13585; the value 5 is that of ScaleRL, arXiv 2510.13786.
-
-    Args:
-        eps_high: The most that a ratio weighs; it bounds the ratio itself, not its distance from 1.
-        level: token bounds the ratio of each token, sequence the mean ratio of a completion.
     """
     check_range("cispo", "eps_high", eps_high, 0.0, open_low=True)
 
@@ -224,11 +204,6 @@ def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05, level: Level = "token") ->
     τ is tau_pos where A > 0, else tau_neg; both > 0, without unit. On policy the slope in r is 1, whatever τ. A larger
     τ closes the gate faster. `level="sequence"` puts s in place of r. Source: SAPO, arXiv 2511.20347, with its values;
     TRL's `sapo_temperature_pos` and `sapo_temperature_neg`.
-
-    Args:
-        tau_pos: How fast the gate closes where the advantage is positive; larger is faster.
-        tau_neg: The same where it is negative.
-        level: token bounds the ratio of each token, sequence the mean ratio of a completion.
     """
     check_range("sapo", "tau_pos", tau_pos, 0.0, open_low=True)
     check_range("sapo", "tau_neg", tau_neg, 0.0, open_low=True)
@@ -268,12 +243,6 @@ def dppo(
 
     delta_low, delta_high >= 0; None stands for the paper's value, 0.15 for `tv` and 0.05 for `kl`. cap > 0 bounds r.
     Source: Divergence PPO, arXiv 2602.04879.
-
-    Args:
-        divergence: What is measured between new and old probability, tv (their distance) or kl (in nats).
-        delta_low: Divergence from which a token of a bad completion is no longer pushed down.
-        delta_high: Divergence from which a token of a good completion is no longer pulled up.
-        cap: The most that a ratio weighs.
     """
     low = _DPPO_DELTA[divergence] if delta_low is None else delta_low
     high = _DPPO_DELTA[divergence] if delta_high is None else delta_high
@@ -338,10 +307,6 @@ def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
 
     0 <= eps_low < 1, eps_high >= 0. Source: GSPO, arXiv 2507.18071, with its bounds; TRL's
     `importance_sampling_level="sequence"`.
-
-    Args:
-        eps_low: How far below 1 the mean ratio of a completion may fall before the clip acts.
-        eps_high: How far above 1 the mean ratio of a completion may rise before the clip acts.
     """
     check_bounds("gspo", eps_low, eps_high)
     return _whole(eps_low, eps_high)
@@ -360,10 +325,6 @@ def luspo(eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> ClipFunction:
     Under `sequence_mean` the gradient of a token shrinks with the length of its completion, which favours short ones.
     0 <= eps_low < 1, eps_high >= 0. Source: LUSPO, arXiv 2602.05261, with the bounds of its section 5.1; TRL's
     `loss_type="luspo"` with `importance_sampling_level="sequence"`.
-
-    Args:
-        eps_low: How far below 1 the mean ratio of a completion may fall before the clip acts.
-        eps_high: How far above 1 the mean ratio of a completion may rise before the clip acts.
     """
     check_bounds("luspo", eps_low, eps_high)
     return _whole(eps_low, eps_high)
@@ -381,10 +342,6 @@ def gspo_token(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
 
     s_t = sg(s)·exp(logp - sg(logp)). With one advantage for a completion and `sequence_mean`, loss and gradient are those
     of `gspo`. 0 <= eps_low < 1, eps_high >= 0. Source: GSPO-token, arXiv 2507.18071 section 4.3.
-
-    Args:
-        eps_low: How far below 1 the mean ratio of a completion may fall before the clip acts.
-        eps_high: How far above 1 the mean ratio of a completion may rise before the clip acts.
     """
     check_bounds("gspo_token", eps_low, eps_high)
 
@@ -409,10 +366,6 @@ def gmpo(eps_low: float = 0.4, eps_high: float = 0.4) -> ClipFunction:
     eps_low, eps_high >= 0 are nats: where A > 0 a ratio counts at most exp(eps_high), where A < 0 at least
     exp(-eps_low). With advantages (B, T) their mean over the live tokens stands for A. Source: GMPO, arXiv 2507.20673,
     with its bounds.
-
-    Args:
-        eps_low: How far a log ratio may fall, in nats, before it counts as that.
-        eps_high: How far a log ratio may rise, in nats, before it counts as that.
     """
     check_range("gmpo", "eps_low", eps_low, 0.0)
     check_range("gmpo", "eps_high", eps_high, 0.0)
@@ -464,13 +417,6 @@ def vespo(
     `sampler_correction` among the weights. It is TRL's `vllm_importance_sampling_mode="token_truncate"`.
 
     The mean of φ is logged as `vespo/phi`. Source: VESPO, arXiv 2602.10693; TRL's `vespo_k_pos`, ... with its defaults.
-
-    Args:
-        k_pos: How strongly a completion that has become less likely is dampened, where the advantage is positive.
-        lambda_pos: How strongly one that has become likelier is dampened, where the advantage is positive.
-        k_neg: As k_pos, where the advantage is negative.
-        lambda_neg: As lambda_pos, where the advantage is negative.
-        sampler_cap: The most that the ratio of the old policy to the generation engine counts; nothing leaves it out.
     """
     given = {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}
     for name, value in given.items():
@@ -538,13 +484,6 @@ def clip_cov(
 
     0 <= eps_low < 1, eps_high >= 0, 0 <= share < 1, cov_low < cov_high. Source: Clip-Cov, arXiv 2505.22617, with the
     values of its code.
-
-    Args:
-        eps_low: How far below 1 the ratio may fall before the clip acts.
-        eps_high: How far above 1 the ratio may rise before the clip acts.
-        share: Share of the tokens whose loss is cut.
-        cov_low: Least covariance of a token that may be cut.
-        cov_high: Highest covariance of a token that may be cut.
     """
     check_bounds("clip_cov", eps_low, eps_high)
     check_range("clip_cov", "share", share, 0.0, 1.0)
@@ -577,10 +516,6 @@ def kl_cov(share: float = 2e-3, kl_coef: float = 1.0) -> ClipFunction:
 
     There is no bound on r. 0 <= share < 1, share 0 penalises none; kl_coef >= 0. Source: KL-Cov, arXiv 2505.22617, with
     its values for 7B models; it has a share of 2e-4 for 32B.
-
-    Args:
-        share: Share of the tokens that are penalised.
-        kl_coef: Weight of the penalty on them.
     """
     check_range("kl_cov", "share", share, 0.0, 1.0)
     check_range("kl_cov", "kl_coef", kl_coef, 0.0)

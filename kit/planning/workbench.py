@@ -506,7 +506,7 @@ def curves(config: RunConfig, request: Request) -> list[dict[str, Any]]:
 
 
 def clips(config: RunConfig, request: Request) -> dict[str, list[dict[str, Any]]]:
-    """The parameters of each clip, as its signature and docstring have them; what `rewards.parameters.Parameter` holds."""
+    """The parameters of each clip, as its signature has them; what `rewards.parameters.Parameter` holds."""
     from kit.objective import clips as registered
     from rewards.parameters import parameters_of
 

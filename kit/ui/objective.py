@@ -260,6 +260,32 @@ def build(site: Site, chosen: gr.Dropdown, library: Library) -> ObjectiveTab:
 OWN_CLIP = "the recipe's own"
 SLOTS = {"choice": 1, "text": 5}
 """How many fields there are for the parameters of a clip."""
+MEANING = {
+    "eps_low": "How far below 1 the ratio may fall before the clip acts.",
+    "eps_high": "How far above 1 the ratio may rise before the clip acts.",
+    "level": "Whether it is the ratio of each token that is bounded, or the mean ratio of a completion (sequence).",
+    "delta": "The most that a ratio counts where the advantage is negative; above 1 + eps_high.",
+    "c": "The most that a token of a bad completion costs, in multiples of its advantage; above 1.",
+    "cispo.eps_high": "The most that a ratio weighs: it bounds the ratio itself, and not its distance from 1.",
+    "gmpo.eps_low": "How far a log ratio may fall, in nats, before it counts as that.",
+    "gmpo.eps_high": "How far a log ratio may rise, in nats, before it counts as that.",
+    "tau_pos": "How fast the gate closes where the advantage is positive; larger is faster.",
+    "tau_neg": "How fast the gate closes where the advantage is negative; larger is faster.",
+    "divergence": "What is measured between new and old probability: tv (their distance) or kl (in nats).",
+    "delta_low": "Divergence from which a token of a bad completion is no longer pushed down.",
+    "delta_high": "Divergence from which a token of a good completion is no longer pulled up.",
+    "cap": "The most that a ratio weighs.",
+    "k_pos": "How strongly a good completion that has become less likely is dampened.",
+    "k_neg": "How strongly a bad completion that has become less likely is dampened.",
+    "lambda_pos": "How strongly a good completion that has become likelier is dampened.",
+    "lambda_neg": "How strongly a bad completion that has become likelier is dampened.",
+    "sampler_cap": "The most that the ratio of the old policy to the generation engine counts.",
+    "share": "Share of the tokens, those that cost the most entropy, that are held back.",
+    "cov_low": "Least covariance of a token that may be held back.",
+    "cov_high": "Highest covariance of a token that may be held back.",
+    "kl_coef": "Weight of the penalty on the tokens that are held back.",
+}
+"""What the parameters of clips mean, by name; one that means something else in a clip also by the clip's."""
 
 
 class BeforeARun:
@@ -341,7 +367,13 @@ class BeforeARun:
         """The parameters of each clip. Raises `KitError`."""
         if not self._clips:
             found = self.form.site.benches.ask("clips")
-            self._clips = {name: [Parameter(**one) for one in parameters] for name, parameters in found.items()}
+            self._clips = {
+                clip: [
+                    Parameter(**one | {"words": MEANING.get(f"{clip}.{one['name']}", MEANING.get(one["name"], ""))})
+                    for one in parameters
+                ]
+                for clip, parameters in found.items()
+            }
         return self._clips
 
     def fields(self, tree: Mapping[str, Any]) -> list[tuple[Field, dict[str, Any]]]:
