@@ -163,8 +163,8 @@ class _Server:
             # The innermost process: this one waits for it, and ends. An orphan may stay a zombie, see `_Started.finish`.
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
             with suppress(OSError):
-                for pid in children.read_text().split() or [self.process.pid]:
-                    os.kill(int(pid), signal.SIGKILL)
+                for pid in map(int, children.read_text().split() or [str(self.process.pid)]):
+                    os.kill(pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GONE_SECONDS)
             give_slot(self.slot)
