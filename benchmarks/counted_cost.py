@@ -5,7 +5,8 @@
 FLOPs, peak bytes of the allocator, memory traffic outside matrix products and launches of loss and backward pass of one step:
 LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights, micro-batches of 16 completions. The arms:
 
-    ours     the real HookedGRPOTrainer on transformers' models
+    ours     the real HookedGRPOTrainer on transformers' models, without a library of fused norms
+    liger    the same with Liger's kernels, which have to be installed: each a launch that touches its tensors
     trl      the real GRPOTrainer
     unsloth  how Unsloth 2026.10 does it: all rows of a micro-batch in one without padding, its LoRA functions, checkpoints in
              main memory, its head of two products; kernels for norms, rotary embeddings and activations as they allocate
@@ -14,6 +15,9 @@ LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights, 
 The arms' own code runs on tensors without data (`cost_meter.py`), over a CUDA runtime that reports a GPU and does nothing
 (`fake_cuda.c`, compiled with gcc), so that torch chooses its kernels as it would there. All counts grow evenly with the
 number of layers: two small depths (Gemma, whose layers are of two kinds: three) give those of the whole model.
+
+`--memory FILE` counts the peaks of its rows anew (`results/counted_memory.json`, against which `plan`'s formula is held), writes
+them there, and says how far they were off; `--models` chooses among them.
 
 It is no measurement. Seconds are a roofline of `--tflops` and `--tbs`: FLOPs over the one, traffic outside products over the
 other, added up.
@@ -35,6 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +76,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Configurations, by the names of the models that have these shapes."""
 WORKS = ("gsm8k", "reasoning", "long")
-ARMS = ("ours", "trl", "unsloth", "floor")
+ARMS = ("ours", "liger", "trl", "unsloth", "floor")
 
 Groups = list[tuple[int, list[int]]]
 """Of one step: tokens of a prompt, and of its completions."""
@@ -92,7 +97,11 @@ def workload(name: str) -> Groups:
         return [(500, [20000] * 8)]
     if name == "small":  # of the test
         return [(40, [16, 24, 32, 64]), (30, [8, 48, 48, 56])]
-    raise SystemExit(f"There is no work {name}; there are: {', '.join(WORKS)}.")
+    sizes = name.split("x")
+    if len(sizes) == 3 and all(size.isdigit() for size in sizes):  # completions of one prompt, all of full length
+        count, prompt, completion = map(int, sizes)
+        return [(prompt, [completion] * count)]
+    raise SystemExit(f"There is no work {name}; there are: {', '.join(WORKS)}, and COUNTxPROMPTxCOMPLETION.")
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,11 @@ class Case:
     checkpointing: bool = True
     budget: int | None = None
     micro: int = 16  # completions of a micro-batch
+    offload: bool = False  # inputs of blocks wait in main memory; of our arms
+
+    @property
+    def ours(self) -> bool:
+        return self.arm in ("ours", "liger")
 
 
 @dataclass(frozen=True)
@@ -218,7 +232,7 @@ def count(case: Case) -> Count:
 
     torch.manual_seed(0)
     mode, meter = FakeTensorMode(allow_non_fake_inputs=True), Meter(RANK)
-    with patched(), meter.counting_triton():
+    with patched(liger=case.arm == "liger"), meter.counting_triton():
         model = build_model(case, mode)
         for weight in (*model.parameters(), *model.buffers()):
             meter.hold(weight)
@@ -303,12 +317,12 @@ def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
     from kit.models.embedded import source_of
     from kit.trainer.trainer import HookedGRPOTrainer
 
-    ours = case.arm == "ours"
+    ours = case.ours
     shape = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     small = Qwen2ForCausalLM(Qwen2Config(num_attention_heads=1, num_key_value_heads=1, **shape))
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-        per_device_train_batch_size=case.micro, num_generations=8, max_completion_length=64, loss_type="dapo",
+        per_device_train_batch_size=case.micro, num_generations=min(8, case.micro), max_completion_length=64, loss_type="dapo",
         epsilon_high=None if ours else 0.28,
     )  # fmt: skip
     given: dict[str, Any] = (
@@ -348,6 +362,7 @@ def give_model(trainer: Any, case: Case) -> None:
 
     trainer._build_parts(packing=True, share_prompts=True, checked=False)
     trainer.set_savings(token_budget=case.budget)
+    trainer.scorer.offload = case.offload
     trainer.scorer.verdicts[id(trainer.model)] = Verdict("packed")
     trainer.scorer.fused[id(trainer.model)] = Fused(trainer.model)
 
@@ -403,14 +418,18 @@ def mark_heads(meter: Any) -> None:
 
 
 @contextmanager
-def patched() -> Iterator[None]:
-    """Inside, what asks for values that are not there is answered; all is put back, so that arms do not touch each other."""
+def patched(*, liger: bool = False) -> Iterator[None]:
+    """Inside, what asks for values that are not there is answered; all is put back, so that arms do not touch each other.
+
+    liger: whether our trainer finds it.
+    """
     import torch
     import trl.kernels.chunked_logprob as head
     import trl.trainer.grpo_trainer as grpo
     from torch.utils._python_dispatch import _disable_current_modes
     from transformers import AttentionInterface, masking_utils
 
+    import kit.models.fused as fused
     import kit.scoring.packed_attention as packed
 
     kept: list[tuple[Any, str, Any]] = []
@@ -420,6 +439,9 @@ def patched() -> Iterator[None]:
         setattr(where, name, value)
 
     put(torch.nn.Module, "_apply", _apply)
+    units = {75: 40, 89: 142, 90: 132}[int(os.environ["FAKE_SM"])]  # of a T4, an L40S and an H100
+    put(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=units))
+    put(fused, "find_spec", find_spec if liger else lambda _: None)
     put(masking_utils, "is_tracing", lambda *_: False)  # which tensors without data are taken for
     put(grpo, "nanmin", torch.Tensor.min)  # metrics
     put(grpo, "nanmax", torch.Tensor.max)
@@ -507,16 +529,51 @@ def table(found: dict[tuple[str, str], dict[str, Count]], arms: Sequence[str], t
     return "\n".join(lines)
 
 
+def recount(file: Path, models: Sequence[str]) -> None:
+    """The peaks of a file's rows, of these models, counted anew and written back."""
+    held = json.loads(file.read_text())
+    for row in held["rows"]:
+        if row["model"] not in models:
+            continue
+        count, work = row["completions"], "{completions}x{prompt}x{completion}".format(**row)
+        layers = next(iter(depths(row["model"])))
+        peak = counted(
+            Case(
+                row["model"],
+                work,
+                "ours",
+                layers,
+                row["checkpointing"],
+                row["token_budget"],
+                count,
+                row.get("offload", False),
+            )
+        ).peak
+        print(
+            f"{row}: {peak:,.0f}, {100 * (peak / row['peak_bytes'] - 1) if row['peak_bytes'] else 0:+.2f} %", flush=True
+        )
+        row["peak_bytes"] = round(peak)
+    shapes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in held["models"].items())
+    rows = ",\n".join(f"  {json.dumps(one)}" for one in held["rows"])
+    file.write_text(
+        f'{{\n "how": {json.dumps(held["how"])},\n "models": {{\n{shapes}\n }},\n "rows": [\n{rows}\n ]\n}}\n'
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["qwen2.5-0.5b", "llama-3.1-8b", "gemma-3-4b"], choices=MODELS)
     parser.add_argument("--works", nargs="+", default=list(WORKS))
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != "liger" or find_spec("liger_kernel")]
+    )
     parser.add_argument("--sm", type=int, default=90, choices=(75, 89, 90), help="compute capability")
     parser.add_argument("--budget", type=int, help="optimisation.token_budget of ours")
     parser.add_argument("--micro", type=int, default=16, help="completions of a micro-batch")
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--shallow", action="store_true", help="two layers of the model, as the test has it")
+    parser.add_argument("--offload", action="store_true", help="gradient_checkpointing: offload, of ours")
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="count the peaks of its rows anew")
     parser.add_argument("--tflops", type=float, default=600.0)
     parser.add_argument("--tbs", type=float, default=2.7, help="TB/s")
     parser.add_argument("--out", type=Path, help="a line of JSON for every row")
@@ -526,12 +583,16 @@ def main() -> None:
     from cost_meter import without_a_gpu
 
     without_a_gpu()
+    if options.memory is not None:
+        return recount(options.memory, options.models)
     found: dict[tuple[str, str], dict[str, Count]] = {}
     for model in options.models:
         for work in options.works:
             row = found.setdefault((model, work), {})
             for arm in options.arms:
-                case = Case(model, work, arm, 0, not options.no_checkpointing, options.budget, options.micro)
+                case = Case(
+                    model, work, arm, 0, not options.no_checkpointing, options.budget, options.micro, options.offload
+                )
                 two = replace(case, layers=next(iter(depths(model))))
                 row[arm] = count(two) if options.shallow else counted(case)
                 print(

@@ -99,6 +99,7 @@ class Workload:
     )
     teacher: TeacherLoad | None = None
     generated_at_once: int | None = None  # completions; None: the batch
+    offload: bool = False  # whether what checkpointing keeps of every layer waits in main memory, away from a GPU
 
     @property
     def autocast(self) -> bool:
@@ -322,7 +323,8 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     tokens, once = work.tokens_at_once, work.tokens_of_a_pass
     layer = layer_bytes(shape, work, padded=not work.packed)
     stream = 4 if work.autocast and work.rank is None else work.compute_bytes
-    boundaries = shape.layers * shape.hidden * stream * tokens
+    kept_layers = 1 if work.offload else shape.layers  # the layer that is recomputed has its input back
+    boundaries = kept_layers * shape.hidden * stream * (once if work.offload else tokens)
     activations = boundaries + layer * once if work.checkpointing else shape.layers * layer * tokens
     transients = transient_bytes(shape, work) * once
     terms = {
@@ -388,6 +390,7 @@ def workload(
         prompt=prompt,
         completion=generation.max_completion_tokens,
         checkpointing=device == "cuda" if checkpointing is None else bool(checkpointing),
+        offload=device == "cuda" and checkpointing == "offload",
         reference=bool(needs & {"ref_logps", "full_kl"}),
         old_logps=optimisation.iterations > 1 or "old_logps" in needs,
         entropy_gradient=objective.needs_entropy_gradient,

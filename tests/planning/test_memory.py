@@ -301,6 +301,9 @@ def test_the_budget_is_read_from_the_configuration() -> None:
 
     config = load_config("quickstart", ["optimisation.token_budget=512"])
     assert workload(config, "cpu", Objective.from_spec("grpo"), 40).token_budget == 512
+    moved = load_config("quickstart", ["optimisation.gradient_checkpointing=offload"])
+    found = {device: workload(moved, device, Objective.from_spec("grpo"), 40).offload for device in ("cuda", "cpu")}
+    assert found == {"cuda": True, "cpu": False}  # where nothing has another place to go
 
 
 COUNTED = json.loads((ROOT / "benchmarks/results/counted_memory.json").read_text())
@@ -314,12 +317,15 @@ def test_what_was_counted_at_real_shapes_is_planned_within_6_per_cent(row: dict[
     work = replace(
         WORK, device="cuda", weight_bytes=2, compute_bytes=2, rank=16, batch=count, micro_batch=count, group=count,
         prompt=row["prompt"], completion=row["completion"], checkpointing=row["checkpointing"],
-        token_budget=row["token_budget"], packed=True,
+        token_budget=row["token_budget"], packed=True, offload=row.get("offload", False),
     )  # fmt: skip
     fixed = fixed_terms(shape, work)
     del fixed["optimiser states"]  # no optimiser was there
     planned = sum(fixed.values()) + sum(update_terms(shape, work).values())
     assert planned == pytest.approx(row["peak_bytes"], rel=0.06)
+    if work.offload:  # as it was planned before
+        assert sum(update_terms(shape, work).values()) < sum(update_terms(shape, replace(work, offload=False)).values())
+        return
     padded = replace(work, packed=False, token_budget=None)
     if (
         count > 1 and row["token_budget"] and row["completion"] > 600
