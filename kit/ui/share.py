@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from kit.errors import ConfigError, KitError
+from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import LONGEST_NOTES, RunDir
 from kit.ui import markup as m
 from kit.ui.site import QUIET, Site
@@ -18,6 +21,8 @@ PLACES = {
     "A dataset repository": "dataset",
 }
 LONGEST_NAME = 200
+JOB = "kit.export.share"
+"""What pushes, in a process of its own: it takes a while, and imports torch."""
 COPY = """
 element.addEventListener('click', async e => {
   const button = e.target.closest('[data-copy]');
@@ -93,16 +98,70 @@ class Share:
             ""
             if where == "to"
             else m.tag(
-                "small", "It needs a token that may write, in HF_TOKEN; it asks before it sends. A new repository is private "
-                "unless --public is given."
+                "small", "It needs a token that may write, in HF_TOKEN (for the button: of this server); it is never "
+                "shown or written. A new repository is private unless it is for everybody to see."
             )
         )  # fmt: skip
         line = m.tag("div", m.tag("code", command) + copy, class_="row")
         return m.page(
             m.panel(
-                m.tag("b", "What will be published"), listed, m.tag("b", "Publish it on the command line"), line, token
+                m.tag("b", "What will be published"), listed, m.tag("b", "The same on the command line"), line, token
             )
         )
+
+    def publish(self, run_id: Any, place: Any, name: Any, public: Any, completions: Any) -> Iterator[str]:
+        """Writes the folder, or pushes; what is being done, then where it is. The button is the word that it may leave."""
+        from kit.export.request import check_push
+        from kit.export.share import publication
+
+        try:
+            run = self.site.run(run_id)
+            where = PLACES.get(place) if isinstance(place, str) else None
+            target = name.strip()[:LONGEST_NAME] if isinstance(name, str) else ""
+            if where is None or not target:
+                raise ConfigError(
+                    "Say first where to: a folder below the one that the page was started in, or OWNER/NAME."
+                )
+            if where == "to":
+                folder = self.folder(target)
+                publication(run, completions=completions is True).write(folder)
+                yield m.page(m.note(f"Written: {folder / 'index.html'}", "ok"))
+                return
+            check_push(target)
+            request = {"run_dir": str(run.path.resolve()), "repo": target, "kind": where,
+                       "completions": completions is True, "public": public is True}  # fmt: skip
+            job = self.site.jobs.start(f"{JOB}:{where}:{target}", JOB, request)
+            while job.state == "running":
+                yield m.page(m.note(job.line or "Pushing …", "live"))
+                time.sleep(0.5)
+            if job.state != "done":
+                raise RunError(job.error or "It was stopped; nothing more is sent.")
+            url = str(job.result["url"])
+            yield m.page(
+                m.note(m.join(["Published: ", m.tag("a", url, href=url, target="_blank", rel="noopener")]), "ok")
+            )
+        except KitError as problem:
+            yield m.error(problem)
+
+    def folder(self, name: str) -> Path:
+        """The folder of a name that a browser sent. Raises `ConfigError` unless it lies below the one of the server."""
+        base = self.site.settings.folder.resolve()
+        try:
+            path = (base / name).resolve()
+        except (OSError, ValueError, RuntimeError):
+            path = base
+        hidden = any(part.startswith(".") for part in path.parts[len(base.parts) :])
+        if (
+            path == base
+            or not path.is_relative_to(base)
+            or hidden
+            or path.is_relative_to(self.site.store.root.resolve())
+        ):
+            raise ConfigError(
+                f"'{name[:100]}' is no folder that the page writes to; expected a new one below {base}, not hidden and not among "
+                "the runs. The command line writes anywhere."
+            )
+        return path
 
 
 def links(run: RunDir) -> str:
@@ -155,9 +214,15 @@ def build(site: Site, chosen: gr.Dropdown) -> Share:
         )
         public = gr.Checkbox(label="For everybody to see", scale=2, min_width=160, elem_id="share-public")
     preview = gr.HTML(js_on_load=COPY, elem_id="share-preview")
+    publish = gr.Button("Publish it now", variant="primary", size="md", elem_id="share-publish")
+    published = gr.HTML(elem_id="share-published")
     wish = [chosen, place, name, public, completions]
     share.inputs, share.outputs = [*wish, seen], [notes, seen, report, preview, said]
     save.click(share.save, [chosen, notes, seen], [seen, said], **QUIET)
+    publish.click(
+        share.publish, wish, [published], show_progress="hidden", api_visibility="private", trigger_mode="once",
+        concurrency_limit=2,
+    )  # fmt: skip
     for one in (place, completions, public):
         one.input(share.preview, wish, [preview], **QUIET)
     name.blur(share.preview, wish, [preview], **QUIET)
