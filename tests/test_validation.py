@@ -290,15 +290,26 @@ def test_fsdp_that_would_be_left_out_is_refused(
         join()
 
 
-def test_what_no_run_tried_with_spread_weights_is_refused_before_it(monkeypatch: pytest.MonkeyPatch, tree: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "backend", "named"),
+    [
+        ("generation.replay_support=true", "transformers", r"generation\.replay_support"),
+        ("model.load_in_4bit=true", "transformers", r"model\.load_in_4bit"),
+        ("teacher.model=Qwen/Qwen3-4B", "transformers", r"teacher\.model"),
+        ("model.backend=auto", "unsloth", r"model\.backend: unsloth"),
+    ],
+)
+def test_what_no_run_tried_with_spread_weights_is_refused_before_it(
+    monkeypatch: pytest.MonkeyPatch, tree: Any, change: str, backend: str, named: str
+) -> None:
     from kit.runner.distributed import check_sharded_run
 
-    config = load_config(tree, ["generation.replay_support=true"])
-    check_sharded_run(config, "transformers")
+    config = load_config(tree, [change])
+    check_sharded_run(config, backend)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     check_sharded_run(load_config(tree), "transformers")
-    with pytest.raises(ConfigError, match=r"replay_support: not with accelerate launch --use_fsdp"):
-        check_sharded_run(config, "transformers")
+    with pytest.raises(ConfigError, match=rf"{named}: not with accelerate launch --use_fsdp.*--multi_gpu"):
+        check_sharded_run(config, backend)
 
 
 @pytest.mark.parametrize(

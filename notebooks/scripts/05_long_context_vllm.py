@@ -10,7 +10,7 @@
 #
 # Reasoning that takes thousands of tokens is slow to sample, and most of a step is sampling: here vLLM does it. For an L4
 # (24 GB) or an A100. The problems are Countdown puzzles (reach 24 with 3, 7 and 9), made by a program and checked by one, as many
-# as you like; the model is Qwen2.5-3B-Instruct in 4-bit.
+# as you like; the model is Qwen3-4B-Instruct-2507 in 4-bit.
 #
 # **Known of its result: nothing yet.** Every cell is run by CI on a tiny model without vLLM, and the settings are held against
 # the kit's rules and its memory plan for both cards; the run itself has not been made on one.
@@ -58,7 +58,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05 and 09 need one'
 #
 # Lengths differ from step to step, and memory with them. `token_budget` bounds it: one pass holds at most 9,216 tokens, be
 # it two of the longest completions with their prompts or eight short ones. Held-out scores are made by transformers'
-# `generate`, whose cache grows with the length, therefore 32 at a time. `validate` checks all that can be checked without
+# `generate`, whose cache grows with the length, therefore 16 at a time. `validate` checks all that can be checked without
 # training.
 
 # %%
@@ -67,6 +67,7 @@ from kit.api.notebook import smoke
 
 LARGE = "A100" in GPU or "H100" in GPU
 SETTINGS = [
+    "model.name=Qwen/Qwen3-4B-Instruct-2507",
     "model.backend=unsloth",
     "generation.engine=vllm",
     "generation.max_completion_tokens=4096",
@@ -75,7 +76,7 @@ SETTINGS = [
     "optimisation.micro_batch_size=8",
     "optimisation.token_budget=9216",
     "optimisation.steps=200",
-    "evaluation.batch_size=32",
+    "evaluation.batch_size=16",
     *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model and no vLLM: so the notebook is tested
 ]
 Path("countdown-long.yaml").write_text(kit.load_config("countdown", SETTINGS).to_yaml())

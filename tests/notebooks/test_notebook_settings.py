@@ -24,10 +24,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 40960,
     },
-    "Qwen/Qwen2.5-3B-Instruct": {
-        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2048, "intermediate_size": 11008,
-        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+    "Qwen/Qwen3-4B-Instruct-2507": {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 262144,
     },
 }  # fmt: skip
 """As they stand in the models' config.json."""
