@@ -75,7 +75,7 @@ SETTINGS = [
     "objective.weights=[sampler_correction, drop_truncated]",
     "optimisation.micro_batch_size=8",
     "optimisation.token_budget=9216",
-    "optimisation.steps=200",
+    "optimisation.steps=100",
     "evaluation.batch_size=16",
     *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model and no vLLM: so the notebook is tested
 ]
@@ -85,7 +85,7 @@ Path("countdown-long.yaml").write_text(kit.load_config("countdown", SETTINGS).to
 # %% [markdown]
 # ## Will it fit?
 #
-# The plan reckons with the worst: every completion as long as the limit allows. So its time, for 200 steps on an L4 most of
+# The plan reckons with the worst: every completion as long as the limit allows. So its time, for 100 steps on an L4 most of
 # a day, shrinks with the length of what is really written; after ten steps the card of the run knows better. The last
 # column says what would fit on other cards.
 
