@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rewards.extract import MAX_CHARS, boxed_answer, hash_answer, tagged_answer, tags_problem, think_answer_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking
@@ -40,15 +41,16 @@ class TagCount(ItemComponent):
     """A quarter for each of the four think and answer tags that appears exactly once."""
 
     name: str = "tags"
+    tags: ClassVar[tuple[str, ...]] = _TAGS
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
         text = sample.whole
-        once = [text.count(tag) for tag in _TAGS].count(1)
-        if once == len(_TAGS):
+        once = [text.count(tag) for tag in self.tags].count(1)
+        if once == len(self.tags):
             return Score(self.high)
-        return Score(once / len(_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
+        return Score(once / len(self.tags), "format", {"reason": f"{once} of 4 tags appear once"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,18 +87,10 @@ class XmlFormat(ItemComponent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class XmlTagCount(ItemComponent):
-    """A quarter for each of the four reasoning and answer tags that appears exactly once. Length does not matter."""
+class XmlTagCount(TagCount):
+    """A quarter for each of the four reasoning and answer tags that appears exactly once."""
 
-    name: str = "tags"
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        if len(sample.text) > MAX_CHARS:
-            return Score(None, "format", {"reason": "too_long"})
-        once = sum(sample.text.count(tag) == 1 for tag in _XML_TAGS)
-        if once == len(_XML_TAGS):
-            return Score(self.high)
-        return Score(once / len(_XML_TAGS), "format", {"reason": f"{once} of 4 tags appear once"})
+    tags: ClassVar[tuple[str, ...]] = _XML_TAGS
 
 
 @dataclass(frozen=True, kw_only=True)
