@@ -33,6 +33,12 @@ SLOTS = {"weight": 4, "choice": 6, "text": 12}
 HIGHEST = 2.0
 """What a weight's slider goes up to; one above it is a number in a text box."""
 UNSET = "(default)"
+FILES = (".csv", ".xlsx")
+"""Files whose cells cannot hold the `entry` of a reasoning-gym task, which is a mapping."""
+UNFIT = (
+    "This reward asks the checker of a reasoning-gym task, and {} has no such task in its rows. Choose another reward above, "
+    "such as math-match for numbers or qa-short for words."
+)
 
 
 @dataclass(frozen=True)
@@ -224,9 +230,10 @@ def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]
 
 
 def described(value: Any) -> str:
-    """What the preset rewards, in its own words."""
+    """What the preset rewards, in its own words, and whether it can score the data that is chosen."""
     try:
-        name = Draft.read(value).tree()["reward"]["preset"]
+        tree = Draft.read(value).tree()
+        name, source = tree["reward"]["preset"], str(tree["data"]["source"])
         text = rewards.describe(name).strip() if name else ""
     except (KitError, rewards.RewardsError) as problem:
         return m.error(problem)
@@ -237,7 +244,11 @@ def described(value: Any) -> str:
     title = m.join(
         m.tag("code", part) if at % 2 else part for at, part in enumerate(first.replace("``", "`").split("`"))
     )
-    return m.page(m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said")))
+    unfit = name == "reasoning-gym" and source.endswith(FILES)
+    warning = m.note(UNFIT.format(Path(source).name), "fail") if unfit else Markup("")
+    return m.page(
+        warning, m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said"))
+    )
 
 
 # --- what the parts can earn ------------------------------------------------------------------------------------------

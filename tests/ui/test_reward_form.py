@@ -101,6 +101,18 @@ def test_only_what_has_changed_is_sent_to_fields_of_the_same_preset() -> None:
     assert len(reward.filled({"preset": "my-data"}, first)) == len(updates) + 1
 
 
+def test_a_reward_that_cannot_score_the_chosen_file_says_so_at_once() -> None:
+    """Before rows are scored or anything is validated; a reward that it names is one."""
+    draft = Draft()
+    assert 'class="note fail"' not in reward.described(draft.as_text())
+    file = draft.change("data.source", "mine/x.csv")
+    assert "x.csv has no such task in its rows" in reward.described(file.as_text())
+    for name in ("math-match", "qa-short"):
+        assert name in rewards.names()
+        assert name in reward.UNFIT
+        assert 'class="note fail"' not in reward.described(file.change("reward.preset", name).as_text())
+
+
 def test_presets_are_added_with_a_weight_and_taken_out(form: Form) -> None:
     draft, _ = reward.added(sent(form), "preset:length-target", 0.25)
     assert draft.changes == {"reward.functions": [{"path": "preset:length-target", "weight": 0.25}]}
