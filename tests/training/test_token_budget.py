@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -306,6 +307,25 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
     assert chosen(30, "generation.engine=vllm") is None
     assert chosen(30, env={"generation_batch": 24}) == 24
     assert chosen(0.1, env={}) is None  # a run of before, which goes on as it began
+
+
+def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.generation import decoding
+    from kit.runner import build
+
+    monkeypatch.setattr(build, "generation_batch", lambda *_: (3, "Completions are generated 3 at a time, of 8."))
+    asked, decode = [], decoding.decode
+
+    def watched(model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        asked.append(len(input_ids))
+        return decode(model, input_ids, **inputs)
+
+    monkeypatch.setattr(decoding, "decode", watched)
+    done = attempt()
+    assert done.code == 0, done.message
+    assert asked == [3, 3, 2, 3, 3, 2]
+    assert "Completions are generated 3 at a time" in done.shown
+    assert json.loads((done.folder.path / "env.json").read_text())["generation_batch"] == 3
 
 
 def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
