@@ -1,7 +1,8 @@
 """The reward without YAML: a preset's parameters as fields, weights as sliders, further presets and functions beside it.
 
-A preset's own signature says which fields there are. They are a fixed set of inputs that change their labels, so that the
-page works on after a restart of the server; what they hold is written into `reward.params`, which stands below as YAML.
+A preset's own signature says which fields there are, of the reward or of a further preset that is chosen above them. They
+are a fixed set of inputs that change their labels, so that the page works on after a restart of the server; what they hold
+is written into `reward.params`, which stands below as YAML, or among the further rewards.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SLOTS = {"weight": 4, "choice": 6, "text": 12}
 HIGHEST = 2.0
 """What a weight's slider goes up to; one above it is a number in a text box."""
 UNSET = "(default)"
+PRESET = "preset:"
+"""What the path of a further reward begins with when it is a preset."""
 FILES = (".csv", ".xlsx")
 """Files whose cells cannot hold the `entry` of a reasoning-gym task, which is a mapping."""
 UNFIT = (
@@ -132,6 +135,7 @@ def build(form: Form) -> None:
     about = gr.HTML()
     form.follows(described, about, queue=False)
     shown = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="reward")
+    subject = gr.Dropdown([], visible=False, allow_custom_value=True, label="Parameters of", elem_id="reward-subject")
     inputs = _inputs()
     everything = [one for kind in SLOTS for one in inputs[kind]]
     limits = gr.HTML()
@@ -140,7 +144,9 @@ def build(form: Form) -> None:
     with gr.Accordion("The parameters as YAML", open=False):
         form.add("reward.params", label="Parameters", info="YAML, e.g. {format_weight: 0.1}")
     last = {**QUIET, "trigger_mode": "always_last"}
-    form.draft.change(filled, [form.draft, shown], [shown, *everything], show_progress_on=shown, **last)
+    fill = [filled, [form.draft, shown, subject], [shown, *everything, subject]]
+    form.draft.change(*fill, show_progress_on=shown, **last)
+    subject.input(*fill, show_progress_on=shown, **last)
     seen = gr.State("")
     form.draft.change(functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
           **(last | {"queue": True, "concurrency_limit": 4}))  # fmt: skip
@@ -172,49 +178,78 @@ def _place(field: Field) -> int:
     return sum(SLOTS[kind] for kind in kinds[: kinds.index(field.kind)]) + field.slot
 
 
-def filled(value: Any, before: Any) -> list[Any]:
-    """[what is shown now, *inputs] for a draft: of the same preset only what has changed, as somebody may be typing."""
+def filled(value: Any, before: Any, subject: Any = "") -> list[Any]:
+    """[what is shown now, *inputs, whose parameters they are] for a draft: of the same preset only what has changed, as
+    somebody may be typing. subject: the path of a further preset; any other is the reward itself."""
+    nothing = [gr.skip()] * (2 + sum(SLOTS.values()))
     try:
         reward = Draft.read(value).tree()["reward"]
     except KitError:
-        return [gr.skip()] * (1 + sum(SLOTS.values()))
-    preset, params = reward["preset"], reward["params"] if isinstance(reward["params"], Mapping) else {}
-    now = _as_shown(preset, params)
-    known, old = _shown(before)
+        return nothing
+    path, preset, params = _subject(reward, subject)
+    paths = [one["path"] for one in _further_presets(reward)]
+    now = _as_shown(preset, params, path, paths)
     if now == before:
-        return [gr.skip()] * (1 + sum(SLOTS.values()))
+        return nothing
+    known, old, of, listed = _shown(before)
     layout = fields(preset, params)
-    same = known == preset and [(f.kind, f.slot) for f in fields(known, old)] == [(f.kind, f.slot) for f in layout]
+    same = (known, of) == (preset, path) and [(f.kind, f.slot) for f in fields(known, old)] == [
+        (f.kind, f.slot) for f in layout
+    ]
     updates: list[Any] = [gr.skip() if same else gr.update(visible=False) for _ in range(sum(SLOTS.values()))]
     for field in layout:
         fresh = field.shown(params)
         if not same or field.shown(old) != fresh:
             updates[_place(field)] = field.update(fresh)
-    return [now, *updates]
+    chooser: Any = gr.skip()
+    if not same or listed != paths:
+        first = [(str(reward["preset"]), "")] if reward["preset"] else []
+        choices = [*first, *((one.removeprefix(PRESET), one) for one in paths)]
+        chooser = gr.Dropdown(choices=choices, value=path, visible=len(choices) > 1)
+    return [now, *updates, chooser]
 
 
-def _as_shown(preset: Any, params: Mapping[str, Any]) -> str:
-    return json.dumps([preset, params], sort_keys=True, default=str)
+def _further_presets(reward: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of `reward.functions` that are presets."""
+    return [one for one in reward["functions"] if str(one["path"]).startswith(PRESET)]
 
 
-def _shown(text: Any) -> tuple[Any, Mapping[str, Any]]:
-    """(preset, parameters) that the fields show, as a browser sent it back."""
+def _subject(reward: Mapping[str, Any], path: Any) -> tuple[str, Any, Mapping[str, Any]]:
+    """(its path, "" for the reward itself; the preset; its parameters). The first there is where `path` is none of them."""
+    entries = _further_presets(reward)
+    named = [one for one in entries if one["path"] == path] or (entries if not reward["preset"] else [])
+    path, preset, params = (
+        (named[0]["path"], named[0]["path"].removeprefix(PRESET), named[0].get("params"))
+        if named
+        else ("", reward["preset"], reward["params"])
+    )
+    return path, preset, params if isinstance(params, Mapping) else {}
+
+
+def _as_shown(preset: Any, params: Mapping[str, Any], path: str, paths: Sequence[str]) -> str:
+    return json.dumps([preset, params, path, paths], sort_keys=True, default=str)
+
+
+def _shown(text: Any) -> tuple[Any, Mapping[str, Any], str, Any]:
+    """(preset, parameters, path of a further preset or "", paths of all of these) that the fields show, as a browser sent
+    it back."""
     try:
-        preset, params = json.loads(text)
+        preset, params, path, paths = json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        return None, {}
-    return preset, params if isinstance(params, dict) else {}
+        return None, {}, "", None
+    return preset, params if isinstance(params, dict) else {}, path if isinstance(path, str) else "", paths
 
 
 def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]:
-    """(the draft with what the fields hold in `reward.params`, nothing to say, what is shown now); a default is left out, and
-    the draft is None where nothing differs. The fields are left as they are: somebody may be dragging one."""
-    preset, old = _shown(text)
+    """(the draft with what the fields hold among its parameters, nothing to say, what is shown now); a default is left out,
+    and the draft is None where nothing differs. The fields are left as they are: somebody may be dragging one."""
+    preset, old, of, paths = _shown(text)
     draft = sent.draft()
     reward = draft.tree()["reward"]
-    if preset is None or reward["preset"] != preset:
+    path, chosen, before = _subject(reward, of)
+    if preset is None or (path, chosen) != (of, preset):
         return None, "", gr.skip()  # the fields are still those of another preset
-    params = dict(reward["params"])
+    params = dict(before)
     for field in fields(preset, old):
         value = values[_place(field)]
         if value == field.shown(old):
@@ -224,9 +259,18 @@ def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]
             params.pop(name, None)
         else:
             params[name] = fresh
-    if params == reward["params"]:
+    if params == before:
         return None, "", gr.skip()
-    return draft.change("reward.params", params), "", _as_shown(preset, params)
+    now = _as_shown(preset, params, path, paths if isinstance(paths, list) else [])
+    if not path:
+        return draft.change("reward.params", params), "", now
+    kept = [
+        {**{name: one[name] for name in one if name != "params"}, **({"params": params} if params else {})}
+        if one["path"] == path
+        else one
+        for one in reward["functions"]
+    ]
+    return draft.change("reward.functions", kept), "", now
 
 
 def described(value: Any) -> str:
@@ -316,7 +360,7 @@ def _limit(found: Mapping[str, Any], spans: Mapping[str, float | None]) -> Marku
 
 def _further(form: Form) -> gr.Dropdown:
     """Adds and removes entries of `reward.functions`. Gives the list of those there are."""
-    named = [(f"preset {name}", f"preset:{name}") for name in rewards.names()]
+    named = [(f"preset {name}", f"{PRESET}{name}") for name in rewards.names()]
     own = [(f"function {path}", path) for path in functions(form.site.settings.hooks)]
     if not own:
         gr.HTML(m.page(m.tag("p", "Functions of your own are named here when the page is started with --hooks FILE.py; it takes "
