@@ -156,11 +156,15 @@ def test_every_metric_of_the_trainer_is_in_the_table() -> None:
 
 
 def test_the_quantiles_are_those_of_the_code() -> None:
-    from kit.objective.metrics import QUANTILES, SAMPLED_TOKENS
+    from kit.objective.metrics import RATIO_QUANTILES, SAMPLED_TOKENS
 
     assert f"over up to {SAMPLED_TOKENS} tokens of each micro-batch" in section("What is logged")
     quantiles = [name for name in patterns() if name.startswith("ratio/p")]
-    assert quantiles == [f"ratio/p{100 * level:02.0f}" for level in QUANTILES]
+    assert quantiles == [f"ratio/p{100 * level:02.0f}" for level in RATIO_QUANTILES]
+
+    from kit.ui.objective import QUANTILES
+
+    assert tuple(QUANTILES.values()) == RATIO_QUANTILES  # of the page
 
 
 # --- the hook of one's own -------------------------------------------------------------------------------------------

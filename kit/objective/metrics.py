@@ -65,6 +65,8 @@ class Sums:
 SAMPLED_TOKENS = 1024
 """Tokens of a micro-batch that quantiles are taken from, at most; evenly spaced over the batch."""
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+RATIO_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""Of the ratio that the clip sees: more of them, as they are drawn under its curve."""
 
 
 class Meter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from kit.objective import LossOutput, Mean, Objective
-from kit.objective.metrics import QUANTILES, Sums
+from kit.objective.metrics import QUANTILES, RATIO_QUANTILES, Sums
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.mismatch import effective_shares
 
@@ -97,15 +97,15 @@ class MetricLog:
                     self.append(name, total / count)
         for name, value in effective_shares(self._metrics()[self.mode()]).items():
             self.append(name, value)
-        self._publish_quantiles("log_ratio", "ratio")
-        self._publish_quantiles("sampler_log_ratio", "sampler/ratio")
+        self._publish_quantiles("log_ratio", "ratio", RATIO_QUANTILES)
+        self._publish_quantiles("sampler_log_ratio", "sampler/ratio", QUANTILES)
 
     def sample(self, name: str, values: Tensor) -> None:
         """Takes in values whose quantiles are published; of many an even part."""
         stride = max(1, len(values) // SAMPLED)
         self.samples[self.mode()].setdefault(name, []).append(values[::stride])
 
-    def _publish_quantiles(self, sampled: str, name: str) -> None:
+    def _publish_quantiles(self, sampled: str, name: str, quantiles: Sequence[float]) -> None:
         """Quantiles of a ratio, from the sampled tokens of all micro-batches and processes since the last log."""
         parts = self.samples[self.mode()].pop(sampled, [])
         if not parts:
@@ -114,9 +114,9 @@ class MetricLog:
         sample = self.accelerator.gather(padded)
         sample = sample[~torch.isnan(sample)]
         if sample.numel():
-            levels = torch.tensor(QUANTILES, dtype=sample.dtype, device=sample.device)
+            levels = torch.tensor(quantiles, dtype=sample.dtype, device=sample.device)
             values = torch.quantile(sample, levels).exp().tolist()
-            for level, value in zip(QUANTILES, values, strict=True):
+            for level, value in zip(quantiles, values, strict=True):
                 self.append(f"{name}/p{100 * level:02.0f}", value)
 
     def step_made(self, objective: Objective, completions: int, *, last: bool = True) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import gradio as gr
@@ -31,7 +32,8 @@ from rewards.parameters import Parameter
 
 AS_TRAINED, AS_IT_IS = "as this run was trained", "the same clip"
 CLIPS = tuple(dict.fromkeys([*(recipe(name)["clip"]["name"] for name in recipe_names()), "two_sided", "dual_clip"]))
-QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+QUANTILES = {f"p{level:02}": level / 100 for level in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+"""Of the logged ratios; an older run has logged five of them."""
 LATEST = 50
 """Steps whose ratios are laid over the curves."""
 RATIO = "new probability ÷ old probability"
@@ -123,16 +125,10 @@ def _named(hook: Any) -> dict[str, Any]:
 
 def density(columns: Mapping[str, Numbers]) -> list[tuple[float, float, float]]:
     """(from, to, share of the tokens) between the quantiles of a run's ratios, mean of its latest steps; [] without any."""
-    levels = list(QUANTILES.values())
-    known = [columns.get(f"ratio/{name}", np.empty(0)) for name in QUANTILES]
-    latest = [values[np.isfinite(values)][-LATEST:] for values in known]
-    if not all(map(len, latest)):
-        return []
-    means = [float(values.mean()) for values in latest]
-    return [
-        (low, high, after - before)
-        for low, high, before, after in zip(means, means[1:], levels, levels[1:], strict=False)
-    ]
+    known = {level: columns.get(f"ratio/{name}", np.empty(0)) for name, level in QUANTILES.items()}
+    latest = {level: values[np.isfinite(values)][-LATEST:] for level, values in known.items()}
+    means = [(level, float(values.mean())) for level, values in latest.items() if len(values)]
+    return [(low, high, after - before) for (before, low), (after, high) in pairwise(means)]
 
 
 def show(

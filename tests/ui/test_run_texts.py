@@ -104,7 +104,9 @@ def test_the_objective_is_shown_with_one_part_changed_and_the_runs_ratios(
     assert "nothing pulls it there any more" in text
     assert "logged no ratios" in text
     lines = [json.loads(one) for one in run.metrics_file.read_text().splitlines()]
-    spread = dict(zip((f"ratio/{name}" for name in objective.QUANTILES), (0.7, 0.9, 1.0, 1.1, 1.3), strict=True))
+    spread = dict(
+        zip(("ratio/p01", "ratio/p10", "ratio/p50", "ratio/p90", "ratio/p99"), (0.7, 0.9, 1.0, 1.1, 1.3), strict=True)
+    )
     run.metrics_file.write_text("".join(json.dumps(one | spread) + "\n" for one in lines))
     text = tab.look("one", objective.AS_TRAINED, objective.AS_IT_IS, None, "0.5", "0.1")
     (own, changed) = asked[-1]
@@ -117,6 +119,19 @@ def test_the_objective_is_shown_with_one_part_changed_and_the_runs_ratios(
     assert "expected a number" in tab.look("one", "grpo", None, "x", None, None)
     for foreign in (["x"], {"a": 1}, 3, "mine.py:clip"):
         assert "<svg" in tab.look("one", foreign, foreign, None, None, None)
+
+
+def test_the_ratios_of_a_run_are_laid_under_the_curves_by_all_quantiles_that_it_logged() -> None:
+    import numpy as np
+
+    columns = {f"ratio/{name}": np.array([0.5 + level, np.nan]) for name, level in objective.QUANTILES.items()}
+    boxes = objective.density(columns)
+    assert len(boxes) == 8
+    assert sum(share for *_, share in boxes) == pytest.approx(0.98)
+    assert all(high - low == pytest.approx(share) for low, high, share in boxes)
+    of_old = {name: values for name, values in columns.items() if name[-2:] in ("01", "10", "50", "90", "99")}
+    assert [round(share, 2) for *_, share in objective.density(of_old)] == [0.09, 0.4, 0.4, 0.09]
+    assert objective.density({}) == []
 
 
 def test_a_change_keeps_what_it_was_not_asked_to_change() -> None:
