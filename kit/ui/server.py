@@ -137,17 +137,20 @@ def import_gradio() -> Any:
 
 @contextmanager
 def without_applications() -> Iterator[None]:
-    """While a page is put together: the end of each screen makes a web application of all routes, which the next throws
-    away. The one that is mounted is made afterwards; whoever mounts it sets `Blocks.app` to it.
+    """While a page is put together: the end of each screen describes all screens so far and makes a web application of
+    them, which the next throws away. The one that is mounted is made afterwards, as its description is; whoever mounts it
+    sets `Blocks.app` to it.
     """
+    from gradio import Blocks
     from gradio.routes import App
 
-    known = App.__dict__["create_app"]
+    made, described = App.__dict__["create_app"], Blocks.__dict__["get_config_file"]
     App.create_app = staticmethod(lambda *given, **named: None)
+    Blocks.get_config_file = lambda self: {}
     try:
         yield
     finally:
-        App.create_app = known
+        App.create_app, Blocks.get_config_file = made, described
 
 
 def make_app(settings: Settings) -> Any:

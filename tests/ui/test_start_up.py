@@ -61,12 +61,30 @@ def test_one_application_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_left_out_is_there_again_after_a_mistake() -> None:
+    from gradio import Blocks
     from gradio.routes import App
 
-    before = App.create_app
+    before = App.create_app, Blocks.get_config_file
     with pytest.raises(ValueError, match="broken"), without_applications():
         raise ValueError("broken")
-    assert App.create_app is before
+    assert (App.create_app, Blocks.get_config_file) == before
+
+
+def test_the_screens_are_described_once_they_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradio import Blocks
+
+    described, describe = [], Blocks.get_config_file
+
+    def counted(self: Any) -> Any:
+        described.append(describe(self))
+        return described[-1]
+
+    monkeypatch.setattr(Blocks, "get_config_file", counted)
+    gate = server.make_app(Settings(root=tmp_path / "runs", folder=tmp_path))
+    mounted = next(route.app for route in gate.app.routes if isinstance(route, Mount))
+    assert len(described) <= 2
+    assert mounted.get_blocks().config == described[-1]
+    assert set(described[-1]["page"]) == {"", "new", "run", "compare", "chat", "export"}
 
 
 def test_without_a_relay_the_page_goes_on_and_says_so(
