@@ -36,7 +36,7 @@ if importlib.util.find_spec("kit") is None:
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
-print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05 and 09 need one'}")
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
 
 # %% [markdown]
 # ## The recipes

@@ -31,13 +31,13 @@ def cells(name: str, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
-FOR_A_MACHINE = ("01_quickstart", "02_gsm8k_unsloth_t4", "05_long_context_vllm", "09_kaggle_two_t4")
-"""What people open first, one for each kind of machine: a CPU, a T4, an L4 or A100, two T4."""
+FOR_A_MACHINE = ("01_quickstart", "02_gsm8k_unsloth_t4", "05_long_context_vllm", "09_kaggle_two_t4", "10_qwen35_gsm8k")
+"""What people open first, one for each kind of machine: a CPU, a T4, an L4 or A100, two T4; and a model of 2026."""
 
 
-def test_there_are_nine() -> None:
-    assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 10)]
-    assert "[nine notebooks]" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_there_are_ten() -> None:
+    assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 11)]
+    assert "[ten notebooks]" in (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^[|] `(\d\d_\w+)` [|]", (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8"), re.MULTILINE
     )

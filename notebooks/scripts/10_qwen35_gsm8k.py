@@ -1,0 +1,93 @@
+# ---
+# jupyter:
+#   accelerator: GPU
+#   colab:
+#     gpuType: L4
+# ---
+
+# %% [markdown]
+# # A hybrid model of 2026: Qwen3.5-4B on an L4 or A100
+#
+# Three of four layers of Qwen3.5 are gated delta nets, which carry a state from token to token; the fourth is attention. The
+# kit packs their completions with rows of their own for the recurrent layers (`docs/models.md`). Here Qwen3.5-4B, in 4-bit and
+# without its thinking mode, learns to answer GSM8K. Colab: Runtime → Change runtime type → L4 or A100.
+#
+# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and tiny models of this architecture with random
+# weights are trained in the tests. The run itself has not been made on a card, and the weights have not been loaded. `plan`
+# below counts the memory from the model's own configuration before anything is trained.
+
+# %%
+# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
+# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+GRPO_KIT = ""  # @param {type: "string"}
+GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
+HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
+query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
+# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
+# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
+EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+if importlib.util.find_spec("kit") is None:
+    if not GRPO_KIT:
+        sys.exit("The kit is not installed: set GRPO_KIT in this cell to its git address, its folder or its wheel.")
+    GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
+    importlib.invalidate_caches()
+    print(f"installed in {time.monotonic() - began:.0f} s")
+# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
+print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
+
+# %% [markdown]
+# ## The configuration
+#
+# The preset `qwen35-gsm8k` as it is: LoRA of rank 32, 8 problems with 8 completions each a step, `dapo`, the reward for the right
+# number and a little for the layout. `grpo-kit config presets` lists its neighbours `gemma4-gsm8k` and `granite4-gsm8k`: change
+# the name below for one of them. flash-linear-attention and causal-conv1d make the recurrent layers quicker where they are
+# installed.
+
+# %%
+import kit
+from kit.api.notebook import smoke
+
+SETTINGS = [
+    "evaluation.every=50",
+    "run.save_every=25",
+    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
+]
+Path("qwen35.yaml").write_text(kit.load_config("qwen35-gsm8k", SETTINGS).to_yaml())
+# !grpo-kit validate qwen35.yaml
+# !grpo-kit plan qwen35.yaml
+
+# %% [markdown]
+# ## Will it learn?
+#
+# A strong model may solve most of GSM8K before any training, and a group whose completions are all right teaches nothing.
+# `doctor` asks this model itself, and says whether its groups differ. Where they do not, harder problems help, not more steps.
+
+# %%
+# !grpo-kit doctor qwen35.yaml --prompts 8
+
+# %% [markdown]
+# ## Train
+#
+# To expect: held-out accuracy that does not fall, and a mean reward that rises within 100 steps, first by the layout. When memory
+# runs out, the run goes on by itself with smaller parts of the same step. After a disconnect, `kit.resume("qwen35")` goes on from
+# the last checkpoint, as long as the folder `runs` is still there.
+
+# %%
+run = kit.train("qwen35.yaml", run_id="qwen35")
+
+# %%
+run.plot()
