@@ -218,7 +218,13 @@ def _packs_differ(model: Examined, probe: Rows, wanted: Tensor, *, share: bool =
     if model.run.unsloths:  # each call asks for the window that it has in padded rows; that it came is what counts
         expected = expected if any(len(windows) != len(expected) for windows in seen) else seen[0]
     if any(windows != expected for windows in seen):
-        return f"{len(expected)} layers ask for attention in another way (windows {seen[0]}, expected {expected})"
+        owners = {
+            module.forward.__module__ for module in model.base.modules() if type(module).__name__.endswith("Attention")
+        }
+        where = f"; theirs is of {', '.join(sorted(owners))}" if owners and not seen[0] else ""
+        return (
+            f"{len(expected)} layers ask for attention in another way (windows {seen[0]}, expected {expected}{where})"
+        )
     others = probe.live.clone()
     others[longest] = False
     leaked, limit = float((found[1] - found[0]).abs()[others].max()), LEAK[model.half]

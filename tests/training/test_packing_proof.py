@@ -204,7 +204,7 @@ def test_the_reason_is_logged_once(tiny: NewTiny, caplog: pytest.LogCaptureFixtu
         score(trainer, rows)
     assert [record.getMessage() for record in caplog.records] == [
         "PeftModel is scored with its padding trimmed: 2 layers ask for attention in another way (windows [], "
-        "expected [None, None])"
+        "expected [None, None]; theirs is of transformers.models.stablelm.modeling_stablelm)"
     ]
 
 

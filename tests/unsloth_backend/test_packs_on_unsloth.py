@@ -63,6 +63,15 @@ def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) 
     assert found["report"] == PACKED
 
 
+def test_gemma_3_whose_attention_is_out_of_reach_is_trimmed_and_says_why(worked: Worked) -> None:
+    found = worked["packs"]["families"]["gemma3_text"]
+    assert_same_scores(found)
+    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
+    assert "ask for attention in another way (windows []" in found["report"]["reason"]
+    assert "theirs is of unsloth_zoo.temporary_patches.gemma" in found["report"]["reason"]
+    assert found["savings"]["skip_flat_groups"] == "on"
+
+
 @pytest.mark.parametrize("case", ["triton", "four_bit"])
 def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, case: str) -> None:
     assert_same_scores(worked["packs"][case])
