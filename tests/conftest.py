@@ -75,9 +75,8 @@ def pytest_collection_finish() -> None:
         from kit.models.libraries import remember_packages
 
         remember_packages()
-    os.fsync = lambda handle: (
-        None
-    )  # 3 ms a file, 50 files a run: what is tested here outlives processes, not the machine
+    # 3 ms a file, 50 files a run: what is tested here outlives processes, not the machine.
+    os.fsync = lambda handle: None
     torch = sys.modules.get("torch")
     if (
         torch is not None and not torch.cuda.is_available()

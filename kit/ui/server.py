@@ -114,8 +114,8 @@ def _warm() -> None:
 
 
 def import_gradio() -> Any:
-    """The module `gradio`, started without work that this page has no use for: with `without_applications` the page is up
-    after 4.1 s of CPU time instead of 7. Raises `ImportError` where it is not installed.
+    """The module `gradio`, started without work that this page has no use for. Raises `ImportError` where it is not
+    installed.
 
     Gradio parses the source of each of its components, twice, to write a stub (.pyi) for editors beside it in
     site-packages: a third of its import. It passes over a class whose source file is not known, so none is known meanwhile.
