@@ -206,7 +206,7 @@ def test_a_batch_has_a_budget_that_grows_with_it():
 def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
     texts = [rf"\boxed{{{HANGING}+2{at}}}" for at in range(14)] + [rf"\boxed{{{at}y+x}}" for at in range(2, 52)]
     references = ["2"] * 14 + [f"x+{at}y" for at in range(2, 52)]
-    preset = load("math-verify", deadline=0.8, budget=2.6, final_form=False)
+    preset = load("math-verify", deadline=1.2, budget=4.0, final_form=False)
     preset.score(build_samples(["?"], [r"\boxed{y+9x}"], reference=["9x+y"]))  # warm
     evaluation = preset.score(build_samples(["?"] * 64, texts, reference=references))
     assert evaluation.statuses["accuracy"][14:] == ["ok"] * 50
