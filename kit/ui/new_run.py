@@ -75,6 +75,15 @@ def _bring_back(sent: Sent) -> tuple[Draft | None, str]:
     return (old.aside.instead_of(old) if old.aside else None), ""
 
 
+SCROLLED = """() => {
+  const waiting = setInterval(() => {
+    const lines = document.querySelector('#yaml .cm-scroller');
+    if (lines) { clearInterval(waiting); lines.setAttribute('tabindex', '0'); }
+  }, 50);
+}"""
+"""The editor's lines can be scrolled by keyboard: Gradio's component lets nothing that scrolls have the focus."""
+
+
 def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     """Beside every step: whether it can be run, its memory, the exact command, the YAML. Gives what `written` fills."""
     memory = gr.HTML(m.page(m.panel(m.tag("b", "Memory and time"), m.tag("p", "Counting …", class_="dim"))))
@@ -82,10 +91,11 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     command = gr.Textbox(
         label="Command that does the same", lines=2, max_lines=8, interactive=False, buttons=["copy"], elem_id="command"
     )
-    with gr.Accordion("YAML", open=False):
+    with gr.Accordion("YAML", open=False, elem_id="yaml-fold") as fold:
         gr.HTML(m.page(m.tag("small", "Live, every default written out. Paste or edit here, then take it over.")))
         yaml = gr.Code(language="yaml", lines=12, max_lines=28, interactive=True, elem_id="yaml", label="run.yaml")
         take = gr.Button("Take over this YAML", size="sm")
+    fold.expand(None, js=SCROLLED)
     form.replaces(take.click, _from_text, [yaml])
     form.follows(lambda draft: measured(form.site, draft), memory, concurrency_limit=4)
     return state, command, yaml

@@ -50,6 +50,9 @@ def test_no_screen_has_a_violation(made: Any, tab: Callable[..., Tab], screen: s
     for title in TABS.get(screen, ()):
         for opened in (title, *INNER.get(title, ())):
             step(one, opened)
+            if opened == "1 Model":
+                one.locator("#yaml-fold button.label-wrap").click()
+                one.locator("#yaml .cm-line").first.wait_for()
             if opened == "4 Settings":
                 one.locator("#objective-before button.label-wrap").click()
                 one.locator("#before-shown svg").first.wait_for()
