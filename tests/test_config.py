@@ -154,7 +154,11 @@ def test_what_is_not_an_override_is_refused(override: str) -> None:
         ("- a\n- b", "holds a list"),
         ("just text", "holds a str"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("[" * 200_000, "nested too deep"),
+        ("{a: " * 200_000, "nested too deep"),
+        ("- " * 200_000, "nested too deep"),
     ],
+    ids=["sequence", "tab", "list", "text", "object", "brackets", "braces", "dashes"],
 )
 def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
