@@ -25,10 +25,6 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a point."""
-        return self.low <= other.high and other.low <= self.high
-
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Probability that at least one of `k` draws without replacement from `samples` is among the `correct` ones.

@@ -5,10 +5,11 @@ From the bottom up: the models that are kept loaded, how answers look, the scree
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -283,6 +284,18 @@ BOTH, BASE, TUNED = "base and tuned", "base only", "tuned only"
 SIDES = {BOTH: ("base", "tuned"), BASE: ("base",), TUNED: ("tuned",)}
 
 
+def _with_stop_button(answers: Callable[..., Iterator[str]]) -> Callable[..., Iterator[list[Any]]]:
+    """Yields [the answers, growing; the button that stops them, while they come]. Gradio reads the wrapped parameters."""
+
+    @functools.wraps(answers)
+    def shown(*boxes: Any) -> Iterator[list[Any]]:
+        for text in answers(*boxes):
+            yield [text, gr.Button(visible=True)]
+        yield [gr.skip(), gr.Button(visible=False)]
+
+    return shown
+
+
 class Screen:
     """The event handlers of the screen. Every value comes from a browser and is validated."""
 
@@ -312,6 +325,7 @@ class Screen:
         choices = [(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows["rows"]]
         yield [_loaded(about, rows["total"], len(choices), wanted), gr.Dropdown(choices=choices, value=None)]
 
+    @_with_stop_button
     def ask(
         self,
         run_id: Any,
@@ -324,24 +338,6 @@ class Screen:
         heat: Any,
         most: Any,
         request: gr.Request | None = None,
-    ) -> Iterator[list[Any]]:
-        """[the answers, growing; the button that stops them, while they come]."""
-        for text in self._answers(run_id, which, prompt, picked, reference, side, seed, heat, most, request):
-            yield [text, gr.Button(visible=True)]
-        yield [gr.skip(), gr.Button(visible=False)]
-
-    def _answers(
-        self,
-        run_id: Any,
-        which: Any,
-        prompt: Any,
-        picked: Any,
-        reference: Any,
-        side: Any,
-        seed: Any,
-        heat: Any,
-        most: Any,
-        request: gr.Request | None,
     ) -> Iterator[str]:
         answers: dict[str, dict[str, Any]] = {}
         try:
