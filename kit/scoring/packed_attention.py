@@ -41,6 +41,8 @@ KEYWORD = "packed_layout"
 WRAPPED = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window; caps and sinks
 come as keywords."""
+BY_NAME = "flex_attention"
+"""The one implementation that layers replaced by unsloth_zoo take from transformers' table (`kit.scoring.unsloth_packs`)."""
 IGNORED_BY = {"sdpa": frozenset({"softcap", "s_aux"})}
 """Keywords of other implementations that models hand to this one too, which leaves them out."""
 NOT_UNDERSTOOD = ("position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
@@ -137,7 +139,7 @@ class Layout:
 
 
 def install_packed_attention() -> None:
-    """Wraps the attention functions of transformers that are in `WRAPPED`; calling it again changes nothing.
+    """Wraps the attention functions of transformers that are in `WRAPPED` or `BY_NAME`; calling it again changes nothing.
 
     And those that another package has put in their place (Unsloth does), where models look first.
     """
@@ -145,7 +147,7 @@ def install_packed_attention() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for mapping in (AttentionInterface._global_mapping, ALL_ATTENTION_FUNCTIONS._local_mapping):
-        for name in WRAPPED:
+        for name in (*WRAPPED, BY_NAME):
             original = mapping.get(name)
             if original is not None and not hasattr(original, "unpacked"):
                 mapping[name] = _with_packs(name, original)

@@ -21,6 +21,7 @@ from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trim
 from kit.scoring.packed_attention import EAGER, WRAPPED, Layout, install_packed_eager
 from kit.scoring.packing import lay_out
 from kit.scoring.recurrent_packs import install_recurrent_packs
+from kit.scoring.unsloth_packs import install_in_layers
 
 PROMPT, COMPLETION, PADDING = 64, 24, 3
 """Tokens of a row of the proof, at most, and columns of padding in front of the longest."""
@@ -179,6 +180,7 @@ def _hindrance_to_packs(model: Examined) -> str | None:
     if not model.run.unsloths and text._attn_implementation not in (*WRAPPED, EAGER):
         return f"attention '{text._attn_implementation}' has no place for it (model.attention: sdpa has)"
     install_packed_eager(model.base)
+    install_in_layers(model.base)
     if getattr(text, "output_router_logits", False):
         return "the balancing loss of its experts counts tokens"
     if getattr(text, "is_causal", True) is False:

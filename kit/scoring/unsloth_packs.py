@@ -6,6 +6,10 @@ Those functions call no attention of transformers' but `run_attention` of Unslot
     nothing is shared    Unsloth's kernels, which know a row of texts by `packed_seq_lengths`
     a shared prompt      `packed_attention`, from the queries, keys and values of that call
 
+Two families have attention that goes another way, and their attention layers are wrapped: Gemma 2, whose capped scores Unsloth
+computes apart where flash attention cannot; and layers of transformers' whose forward unsloth_zoo has replaced (Gemma 3),
+which look into transformers' table of attention functions under one name only.
+
 Unsloth's fused LoRA, norms, rotary embeddings and checkpointing stay as they are. Unsloth is called here, never imported: it
 must come before TRL (`kit.models.backend`), and does where a run uses it.
 """
@@ -20,13 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.scoring.packed_attention import Layout, packed_attention
+from kit.scoring.packed_attention import BY_NAME, KEYWORD, Layout, packed_attention
 from kit.scoring.packing import NotPackable
 
 DISPATCH = "unsloth.utils.attention_dispatch"
 NAME = "run_attention"
 TABLE = "prefix_seg_info"
 """The keyword that Unsloth's layers hand through to their attention."""
+CAPPED = "slow_attention_softcapping"
+"""Of the module of Gemma 2's layers: their attention where flash attention has no cap."""
+LAID_OUT = "_packed_layout"
+"""Under which a layer of Gemma 2 keeps the pack and its window while its forward function runs."""
 
 
 def has_unsloths_layers(bare: Any) -> bool:
@@ -52,6 +60,70 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "unsloth" and vars(module).get(NAME) is original:
             setattr(module, NAME, wrapped)
+
+
+def install_in_layers(model: Any) -> None:
+    """Wraps the forward functions of Unsloth's attention layers that do not reach its dispatch; again changes nothing."""
+    for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("Attention")}:
+        original = kind.forward
+        home = str(original.__module__)
+        if not home.startswith("unsloth") or hasattr(original, "unpacked"):
+            continue
+        if home.startswith("unsloth.models."):
+            if hasattr(module := sys.modules[home], CAPPED):
+                kind.forward = _with_caps(original)
+                setattr(module, CAPPED, _packed_caps(getattr(module, CAPPED)))
+        else:
+            kind.forward = _by_name(original)
+
+
+def _by_name(original: Any) -> Any:
+    """A forward function that finds `packed_attention` where it looks for another's, for calls that carry a layout."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *given: Any, **keywords: Any) -> Any:
+        if keywords.get(KEYWORD) is None:
+            return original(self, *given, **keywords)
+        asked = self.config._attn_implementation
+        self.config._attn_implementation = BY_NAME
+        try:
+            return original(self, *given, **keywords)
+        finally:
+            self.config._attn_implementation = asked
+
+    forward.unpacked = original  # type: ignore[attr-defined]
+    return forward
+
+
+def _with_caps(original: Any) -> Any:
+    """A forward function of Gemma 2's attention that tells `_packed_caps` of its pack: what it calls is told only of itself."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *given: Any, **keywords: Any) -> Any:
+        layout = keywords.get(TABLE)
+        if not isinstance(layout, Layout):
+            return original(self, *given, **keywords)
+        vars(self)[LAID_OUT] = (layout, self.config.sliding_window if keywords.get("use_sliding_window") else None)
+        try:
+            return original(self, *given, **keywords)
+        finally:
+            del vars(self)[LAID_OUT]
+
+    forward.unpacked = original  # type: ignore[attr-defined]
+    return forward
+
+
+def _packed_caps(original: Any) -> Any:
+    @functools.wraps(original)
+    def attend(Q: Tensor, K: Tensor, V: Tensor, mask: Any, layer: Any, *sizes: Any) -> Tensor:
+        if LAID_OUT not in vars(layer):
+            return original(Q, K, V, mask, layer, *sizes)  # type: ignore[no-any-return]
+        layout, window = vars(layer)[LAID_OUT]
+        layout.windows.append(window)
+        scale, cap = layer.config.query_pre_attn_scalar**-0.5, layer.config.attn_logit_softcapping
+        return packed_attention(Q, K, V, layout, scale, window=window, softcap=cap).flatten(2)
+
+    return attend
 
 
 def _with_packs(original: Any) -> Any:

@@ -22,10 +22,12 @@ FAMILIES = {
     "mistral": "FastMistralModel",
     "qwen2": "FastQwen2Model",
     "qwen3": "FastQwen3Model",
+    "gemma2": "FastGemma2Model",
     "gemma3_text": None,  # transformers' model, but for an attention of unsloth_zoo's own
 }
+AS_PEFT_LEAVES_THEM = ("llama", "gemma2", "gemma3_text")
 WINDOW = 6
-"""Tokens that a token of the tiny Mistral sees: fewer than a row has."""
+"""Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -46,7 +48,7 @@ class PatchedBench(Bench):
             getattr(importlib.import_module(f"unsloth.models.{self.kind}"), patches).pre_patch()
         config = tiny_config(AutoConfig.for_model(self.kind), len(self.tokenizer))
         config.num_hidden_layers, config.initializer_range = self.layers, 0.3
-        if self.kind == "mistral":
+        if self.kind in ("mistral", "gemma2", "gemma3_text"):
             config.sliding_window = WINDOW
         torch.manual_seed(0)
         with device_of_tables("cpu"):
@@ -68,27 +70,28 @@ class PatchedBench(Bench):
 @contextmanager
 def device_of_tables(device: Any) -> Iterator[None]:
     """Inside, Unsloth's rotary embeddings make their first tensors on this device; else by its number."""
-    from unsloth.models import llama
+    from unsloth.models import gemma, llama
 
-    llama.get_current_device = lambda: device
+    llama.get_current_device = gemma.get_current_device = lambda: device
     try:
         yield
     finally:
-        llama.get_current_device = lambda: 0
+        llama.get_current_device = gemma.get_current_device = lambda: 0
 
 
 def one_device() -> None:
     """Unsloth's rotary embeddings keep a table for each GPU by its number: here the CPU is the only device, number 0."""
     import torch
     from unsloth.kernels import rope_embedding
-    from unsloth.models import llama
+    from unsloth.models import gemma, gemma2, llama
 
-    make = llama.LlamaRotaryEmbedding._set_cos_sin_cache
+    for module, kind in ((llama, llama.LlamaRotaryEmbedding), (gemma, gemma.GemmaFixedRotaryEmbedding)):
 
-    def on_the_cpu(self: Any, seq_len: int, device: Any, dtype: Any) -> Any:
-        return make(self, seq_len=seq_len, device=torch.device("cpu", 0), dtype=dtype)
+        def on_the_cpu(self: Any, seq_len: int, device: Any, dtype: Any, make: Any = kind._set_cos_sin_cache) -> Any:
+            return make(self, seq_len=seq_len, device=torch.device("cpu", 0), dtype=dtype)
 
-    llama.DEVICE_COUNT, llama.LlamaRotaryEmbedding._set_cos_sin_cache = 1, on_the_cpu
+        module.DEVICE_COUNT, kind._set_cos_sin_cache = 1, on_the_cpu
+    gemma.DEVICE_TYPE_TORCH = gemma2.DEVICE_TYPE_TORCH = llama.DEVICE_TYPE_TORCH = "cpu"
     rope_embedding._eviction_hints_ok = lambda device: False  # asks CUDA for the device's number
 
 
@@ -97,10 +100,11 @@ def rowwise_in_torch() -> Iterator[None]:
     """Inside, torch computes Unsloth's norms and rotary embeddings: Triton's interpreter takes some 20 ms for every token."""
     import torch
     from unsloth.kernels import qk_norm_rope
-    from unsloth.models import llama, mistral, qwen3
+    from unsloth.models import gemma2, llama, mistral, qwen3
 
-    def norm(layernorm: Any, hidden: Any, *_: Any, **__: Any) -> Any:
-        return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], layernorm.weight, layernorm.variance_epsilon)
+    def norm(layernorm: Any, hidden: Any, gemma: bool = False, **_: Any) -> Any:
+        weight, eps = layernorm.weight + gemma, layernorm.eps if gemma else layernorm.variance_epsilon
+        return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], weight, eps)
 
     def rotated(heads: Any, cos: Any, sin: Any, places: Any) -> Any:
         at = torch.arange(heads.shape[2])[None] if places is None else places.long()
@@ -112,7 +116,7 @@ def rowwise_in_torch() -> Iterator[None]:
 
     kept = [(qk_norm_rope, "QK_NORM_ROPE_ENABLED", qk_norm_rope.QK_NORM_ROPE_ENABLED)] + [
         (module, name, getattr(module, name))
-        for module in (llama, mistral, qwen3)
+        for module in (llama, mistral, qwen3, gemma2)
         for name in ("fast_rms_layernorm", "fast_rope_embedding")
         if hasattr(module, name)
     ]
@@ -219,7 +223,7 @@ def families(bench: PatchedBench) -> dict[str, Any]:
 
     found = {}
     for kind in FAMILIES:
-        bench.kind, bench.fused = kind, kind not in ("llama", "gemma3_text")  # which are as PEFT leaves them
+        bench.kind, bench.fused = kind, kind not in AS_PEFT_LEAVES_THEM
         trainer = bench.trainer("grpo")
         trainer.model.train()
         rows = rows_of((7, 5), (1, 4, 9))
@@ -313,6 +317,37 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
     return found
 
 
+def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
+    """What scoring takes on the families whose attention is wrapped layer by layer, by the defect."""
+    from training.packs import plainly, rows_of, score
+    from unsloth_zoo.temporary_patches import gemma
+
+    from kit.scoring import packed_attention, unsloth_packs
+    from kit.scoring.packing import Group
+
+    attend, found = packed_attention.packed_attention, {}
+
+    def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
+        return attend(query, key, value, layout.__class__([Group(0, 0, (layout.tokens,))]), *rest, **more)
+
+    defects = (
+        ("gemma2", "leak", unsloth_packs, "packed_attention", leaking),
+        ("gemma3_text", "leak", packed_attention, "packed_attention", leaking),
+        ("gemma3_text", "out of reach", gemma, "_UNSLOTH_FLEX_ATTENTION_DISABLED", True),
+    )
+    for kind, name, module, place, defect in defects:
+        kept = getattr(module, place)
+        setattr(module, place, defect)
+        bench.kind, bench.fused = kind, False
+        trainer = bench.trainer("grpo")
+        trainer.model.train()
+        rows = rows_of((7, 5), (1, 4, 9))
+        found[kind, name] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
+        found[kind, name] |= {"report": trainer.packing_report, "savings": trainer.savings_report}
+        setattr(module, place, kept)
+    return found
+
+
 if __name__ == "__main__":
     import torch
 
@@ -323,6 +358,7 @@ if __name__ == "__main__":
     stored = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     with rowwise_in_torch():
         found = {"recipes": recipes(bench, stored), "families": families(bench), "planted": planted(bench)}
+        found["planted in Gemma"] = planted_in_gemma(bench)
     found["triton"] = in_triton(bench)
     with rowwise_in_torch():
         found["four_bit"] = four_bit(bench)

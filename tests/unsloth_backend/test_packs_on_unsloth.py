@@ -56,20 +56,28 @@ def test_every_saving_is_on(worked: Worked) -> None:
     assert [ratio == 0.0 for ratio in trained["ratios"]] == [True, False]  # old = new on the first pass
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"])
 def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) -> None:
     found = worked["packs"]["families"][family]
     assert_same_scores(found)
     assert found["report"] == PACKED
 
 
-def test_gemma_3_whose_attention_is_out_of_reach_is_trimmed_and_says_why(worked: Worked) -> None:
-    found = worked["packs"]["families"]["gemma3_text"]
+def test_an_attention_that_is_out_of_reach_is_trimmed_and_says_why(worked: Worked) -> None:
+    found = worked["packs"]["planted in Gemma"]["gemma3_text", "out of reach"]
     assert_same_scores(found)
     assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
     assert "ask for attention in another way (windows []" in found["report"]["reason"]
     assert "theirs is of unsloth_zoo.temporary_patches.gemma" in found["report"]["reason"]
     assert found["savings"]["skip_flat_groups"] == "on"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked, family: str) -> None:
+    found = worked["packs"]["planted in Gemma"][family, "leak"]
+    assert_same_scores(found)
+    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
+    assert "one completion changes the scores of another" in found["report"]["reason"]
 
 
 @pytest.mark.parametrize("case", ["triton", "four_bit"])
