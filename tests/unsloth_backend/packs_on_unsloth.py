@@ -28,6 +28,8 @@ FAMILIES = {
 AS_PEFT_LEAVES_THEM = ("llama", "gemma2", "gemma3_text")
 WINDOW = 6
 """Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
+CAP = 2.0
+"""Of the tiny Gemma 2's scores and logits: near enough to bend them."""
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -50,6 +52,8 @@ class PatchedBench(Bench):
         config.num_hidden_layers, config.initializer_range = self.layers, 0.3
         if self.kind in ("mistral", "gemma2", "gemma3_text"):
             config.sliding_window = WINDOW
+        if self.kind == "gemma2":
+            config.attn_logit_softcapping = config.final_logit_softcapping = CAP
         torch.manual_seed(0)
         with device_of_tables("cpu"):
             model = AutoModelForCausalLM.from_config(config)
