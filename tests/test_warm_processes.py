@@ -140,3 +140,22 @@ def test_workers_of_the_whole_suite_are_warm_and_those_of_a_few_tests_are_not(mo
         monkeypatch.setattr(warm_processes, "workers", whole)
         done = subprocess.run(command, input=code, stdout=subprocess.PIPE, text=True, check=True)
         assert done.stdout.split() == [str(whole)]
+
+
+def test_a_command_below_a_cell_is_warm_and_ends_as_it_would(tmp_path: Path) -> None:
+    tests = str(warm_processes.ROOT / "tests/warm_site")
+    program = str(Path(sys.executable).with_name("grpo-kit"))
+
+    def shown(name: str, **changes: str) -> tuple[int, str, str]:
+        how: dict[str, Any] = {"cwd": tmp_path, "env": os.environ | changes, "capture_output": True, "text": True}
+        with warm_processes.cold():
+            done = subprocess.run([program, "reward", "show", name], **how)
+        return done.returncode, done.stdout, done.stderr
+
+    for name, code in (("length-target", 0), ("nothing", 2)):
+        assert shown(name) == shown(name, PYTHONPATH=tests)
+        assert shown(name)[0] == code
+    known = warm_processes._place()[0] / "environment.json"
+    (tmp_path / "environment.json").write_text(known.read_text())
+    gone = {warm_processes.PLACE: f"{tmp_path}:{os.getpid()}", "PYTHONPATH": tests}
+    assert "FileNotFoundError" in shown("length-target", **gone)[2], "no server was asked"
