@@ -23,7 +23,7 @@ from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
 from kit.ui.home import Reading
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, number_of, run_box, stamp, to_address, whole_of
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, number_of, run_box, stamp, to_address, whole_of
 
 if TYPE_CHECKING:
     from kit.chat.client import ChatSession
@@ -490,11 +490,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     shown = gr.HTML(elem_id="chat-answers")
     inputs = [chosen, which, prompt, picked, reference, side, seed, heat, most]
     slow: dict[str, Any] = {
-        "show_progress": "hidden",
-        "api_visibility": "private",
         "concurrency_limit": 4,
         "trigger_mode": "once",
-    }
+    } | UNSEEN
     blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
         screen.choices, [chosen], [which, status, picked], **QUIET
     )

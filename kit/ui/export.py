@@ -21,7 +21,7 @@ from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.home import Reading
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
 LOAD = {
@@ -374,11 +374,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
     sized: dict[str, Any] = {"fn": screen.size, "inputs": [chosen, kind, quantization], "outputs": [size]}
     slow: dict[str, Any] = {
-        "show_progress": "hidden",
-        "api_visibility": "private",
         "trigger_mode": "always_last",
         "concurrency_limit": 2,
-    }
+    } | UNSEEN
     blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
         screen.choices, [chosen], [which], **QUIET
     ).then(**look).then(**sized, **slow)

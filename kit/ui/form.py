@@ -27,7 +27,7 @@ from kit.config.schema import document
 from kit.errors import ConfigError, KitError
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, Tree, lookup, preset_tree, refuse_aliases
-from kit.ui.site import QUIET, Site
+from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"
 HIDDEN = frozenset({"run.root"})
@@ -235,7 +235,7 @@ class Form:
 
     def follows(self, work: Callable[[Any], Any], *outputs: Any, **listen: Any) -> None:
         """Fills `outputs` with `work(draft)`, whenever the draft is another; when the page is loaded it becomes one."""
-        how = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
+        how = {"trigger_mode": "always_last"} | UNSEEN
         self.draft.change(work, [self.draft], list(outputs), **how, **listen)
 
     @property
@@ -288,9 +288,6 @@ class Form:
 
         boxes = [made for _, made in self.boxes]
         how = {"api_visibility": "private"} | listen
-        if how.get("show_progress") == "hidden":
-            # Gradio's script tells each output of every event how it stands, and looks each up in the whole tree.
-            how["show_progress_on"] = self.base
         event(call, [*inputs, self.base, *boxes], list(outputs), **how)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
@@ -329,13 +326,14 @@ class Form:
         everything = functools.partial(gr.on, triggers)
         self._listen(everything, both, [], [*outputs, *drafts], trigger_mode="always_last", **how)
 
-        def load(sent: Sent, kept: Any) -> list[Any]:
-            draft = _kept(kept)
-            base, *found = self.filled(draft, sent.boxes)
-            fresh = gr.skip() if sent.base == draft.as_text() else base  # a base that changes is followed once more
+        def load(kept: Any) -> list[Any]:
+            # The boxes hold what they were built with: they need not be sent, which takes the browser as long as all the rest.
+            built, draft = Draft(), _kept(kept)
+            base, *found = self.filled(draft, self.values(built))
+            fresh = gr.skip() if draft.as_text() == built.as_text() else base  # a base that changes is followed once more
             return [fresh, *found, *both(Sent(self, base, self.values(draft)))]
 
-        self._listen(self.blocks.load, load, [self.kept], [*self.shown, *outputs, *drafts], **how)
+        self.blocks.load(load, [self.kept], [*self.shown, *outputs, *drafts], **how)
 
     def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
         """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""

@@ -23,7 +23,7 @@ from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.draft import Draft
 from kit.ui.form import kept_draft
-from kit.ui.site import Site, address, is_id, poll, stamp, unless_unchanged
+from kit.ui.site import QUIET, UNSEEN, Site, address, is_id, poll, stamp, unless_unchanged
 from kit.ui.steps import begun
 
 SECONDS = 3.0
@@ -125,7 +125,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         return look(site, before, run_id)
 
     outputs = [seen, active, recent, chosen, stop, doors]
-    blocks.load(tick, [seen, chosen], outputs, queue=False, show_progress="hidden", api_visibility="private")
+    blocks.load(tick, [seen, chosen], outputs, **QUIET)
     poll(tick, [seen, chosen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
     stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, api_visibility="private")
@@ -204,16 +204,15 @@ def _doors(site: Site) -> gr.Column:
         said = gr.HTML()
     first, own, example = buttons
     starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
-    first.click(lambda: starting, [], [said], queue=False, show_progress="hidden", api_visibility="private").then(
+    first.click(lambda: starting, [], [said], **QUIET).then(
         lambda: begun(site, Draft),
         [],
         [said, place],
         concurrency_limit=2,
-        show_progress="hidden",
-        api_visibility="private",
+        **UNSEEN,
     )
     draft = kept_draft()
-    own.click(of_my_data, [draft], [draft], queue=False, show_progress="hidden", api_visibility="private").then(
+    own.click(of_my_data, [draft], [draft], **QUIET).then(
         None, [], [], js="() => { window.location.href = '/new?step=2'; }"
     )
     example.click(lambda: shown_example(site), [], [said, place], queue=False, api_visibility="private")

@@ -23,14 +23,14 @@ from kit.ui import results, reward
 from kit.ui.children import Job
 from kit.ui.draft import Draft, refuse_aliases
 from kit.ui.form import Form, Sent
-from kit.ui.site import QUIET, poll
+from kit.ui.site import QUIET, UNSEEN, poll
 from rewards.hacks import STYLES
 
 SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
 MOST_ROWS, MOST_EACH = 8, 16
-READING: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 4}
+READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
 NEVER = m.empty(
     "Not checked yet",
     "The signal check samples the model on real rows before you pay for a run: is it sometimes right, do the rewards of a "

@@ -306,7 +306,7 @@ class BeforeARun:
             waits = m.page(m.panel(m.tag("p", "Evaluating the objective …", class_="dim")))
             self.shown = gr.HTML(waits, elem_id="before-shown")
         outputs = [self.seen, self.shown, self.clip, self.coef, *self.slots]
-        how = QUIET | {"queue": True, "trigger_mode": "always_last", "show_progress_on": self.seen} | SLOW
+        how = QUIET | {"queue": True, "trigger_mode": "always_last"} | SLOW
         fold.expand(
             lambda draft, seen: [True, *self.look(draft, True, seen)],
             [form.draft, self.seen],

@@ -145,8 +145,8 @@ def build(form: Form) -> None:
         form.add("reward.params", label="Parameters", info="YAML, e.g. {format_weight: 0.1}")
     last = {**QUIET, "trigger_mode": "always_last"}
     fill = [filled, [form.draft, shown, subject], [shown, *everything, subject]]
-    form.draft.change(*fill, show_progress_on=shown, **last)
-    subject.input(*fill, show_progress_on=shown, **last)
+    form.draft.change(*fill, **last)
+    subject.input(*fill, **last)
     seen = gr.State("")
     form.draft.change(functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
           **(last | {"queue": True, "concurrency_limit": 4}))  # fmt: skip

@@ -13,7 +13,7 @@ import gradio as gr
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import LONGEST_NOTES, RunDir
 from kit.ui import markup as m
-from kit.ui.site import QUIET, Site
+from kit.ui.site import QUIET, UNSEEN, Site
 
 PLACES = {
     "A folder for any static host": "to",
@@ -220,8 +220,7 @@ def build(site: Site, chosen: gr.Dropdown) -> Share:
     share.inputs, share.outputs = [*wish, seen], [notes, seen, report, preview, said]
     save.click(share.save, [chosen, notes, seen], [seen, said], **QUIET)
     publish.click(
-        share.publish, wish, [published], show_progress="hidden", api_visibility="private", trigger_mode="once",
-        concurrency_limit=2,
+        share.publish, wish, [published], trigger_mode="once", concurrency_limit=2, **UNSEEN,
     )  # fmt: skip
     for one in (place, completions, public):
         one.input(share.preview, wish, [preview], **QUIET)

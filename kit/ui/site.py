@@ -17,8 +17,13 @@ from kit.runs.worker import is_user_error
 from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 
-QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-"""How an event is listened to that takes milliseconds: outside of the queue, nothing blinks, no API."""
+UNSEEN: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
+"""How an event is listened to of which nobody is to see that it runs: nothing blinks, no API.
+
+Gradio's script tells each output of every event how it stands, hidden or not, and looks each up in the whole page: a third of the
+time in which New run came up. With `show_progress_on` empty it tells none."""
+QUIET: dict[str, Any] = {"queue": False} | UNSEEN
+"""The same outside of the queue, for what takes milliseconds."""
 RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
 """JavaScript for `Blocks.load(js=...)`: the id in `?run=<id>`."""
 
@@ -111,7 +116,7 @@ def poll(
 ) -> tuple[gr.Timer, Any]:
     """A timer that calls `tick` outside the queue. Returns the timer and the event."""
     timer = gr.Timer(seconds)
-    event = timer.tick(tick, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private")
+    event = timer.tick(tick, inputs, outputs, **QUIET)
     return timer, event
 
 
