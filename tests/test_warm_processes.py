@@ -114,6 +114,7 @@ def test_it_is_a_cold_one_where_modules_would_be_others(tmp_path: Path) -> None:
         return bool(facts(tmp_path, os.environ | {"PYTHONPATH": str(warm_processes.ROOT)} | changes)[0]["warm"])
 
     assert warm()
+    assert warm(PYTHONBREAKPOINT="ray.util.rpdb._driver_set_trace"), "all that follows a test of Ray would be cold"
     assert not warm(HF_HOME=str(tmp_path))
     other = tmp_path / "other"
     other.mkdir()

@@ -66,11 +66,12 @@ MAY_DIFFER = (
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "PYTHONDONTWRITEBYTECODE",
+    "PYTHONBREAKPOINT",
     "HF_HUB_OFFLINE",
     "HF_HUB_DISABLE_TELEMETRY",
 )
-"""Of these: the token is read when it is used, the path is set in the child, and the server, as all tests, looks nothing
-up on the hub and tells it nothing."""
+"""Of these: the token is read when it is used, and so is the breakpoint, which Ray leaves behind; the path is set in the child;
+and the server, as all tests, looks nothing up on the hub and tells it nothing."""
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
 
