@@ -87,6 +87,20 @@ def test_the_screens_are_described_once_they_are_all_there(tmp_path: Path, monke
     assert set(described[-1]["page"]) == {"", "new", "run", "compare", "chat", "export"}
 
 
+def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> None:
+    """Gradio's script would look each output up in the whole page, at every change of every event's state."""
+    from kit.ui.page import build
+    from kit.ui.site import Site
+
+    functions = build(Site(Settings(root=tmp_path / "runs", folder=tmp_path))).get_config_file()["dependencies"]
+    unseen = [one for one in functions if one["backend_fn"] and one["show_progress"] == "hidden"]
+    assert len(unseen) > 100
+    assert [one for one in unseen if one["show_progress_on"] != []] == []
+    loads = [one for one in functions if any(kind == "load" for _, kind in one["targets"])]
+    load = max(loads, key=lambda one: len(one["outputs"]))
+    assert len(load["inputs"]) == 1, "the boxes are as they were built: a browser takes long to send them"
+
+
 def test_without_a_relay_the_page_goes_on_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
