@@ -77,7 +77,8 @@ def test_a_lost_node_costs_its_trial_and_the_values_are_tried_again(searcher: An
 
 
 @pytest.mark.slow
-def test_a_sweep_on_a_local_ray(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sweep_on_a_local_ray(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "warm_site"))  # so that its workers' runs are warm
     from kit.studies.sweep_ray import carry_out_on_ray
 
     tree["evaluation"] |= {"after": True, "every": 1}
