@@ -96,6 +96,8 @@ def grpo_config(
         repetition_penalty=generation.repetition_penalty,
         max_tool_calling_iterations=generation.max_tool_calling_iterations,
         **vllm_arguments(config),
+        # Unsloth's class refuses the balancing loss of experts, which its forward functions do not give.
+        router_aux_loss_coef=0.0 if backend.name == UNSLOTH else None,
         reward_weights=reward_weights,
         shuffle_dataset=True,
         remove_unused_columns=False,

@@ -23,9 +23,15 @@ FAMILIES = {
     "qwen2": "FastQwen2Model",
     "qwen3": "FastQwen3Model",
     "gemma2": "FastGemma2Model",
-    "gemma3_text": None,  # transformers' model, but for an attention of unsloth_zoo's own
+    # transformers' models, but for what unsloth_zoo has replaced of them
+    "gemma3_text": None,
+    "gemma4_text": None,
+    "qwen3_5_text": None,
+    "qwen3_moe": None,
+    "gpt_oss": None,
 }
-AS_PEFT_LEAVES_THEM = ("llama", "gemma2", "gemma3_text")
+FUSED = ("mistral", "qwen2", "qwen3")
+"""With Unsloth's LoRA functions; the others as PEFT leaves them."""
 WINDOW = 6
 """Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
 CAP = 2.0
@@ -227,8 +233,8 @@ def families(bench: PatchedBench) -> dict[str, Any]:
 
     found = {}
     for kind in FAMILIES:
-        bench.kind, bench.fused = kind, kind not in AS_PEFT_LEAVES_THEM
-        trainer = bench.trainer("grpo")
+        bench.kind, bench.fused = kind, kind in FUSED
+        trainer = bench.trainer("grpo", router_aux_loss_coef=0.0)  # as `grpo_config` has it
         trainer.model.train()
         rows = rows_of((7, 5), (1, 4, 9))
         found[kind] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}

@@ -56,7 +56,12 @@ def test_every_saving_is_on(worked: Worked) -> None:
     assert [ratio == 0.0 for ratio in trained["ratios"]] == [True, False]  # old = new on the first pass
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "qwen3_moe", "gpt_oss",
+    ],
+)  # fmt: skip
 def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) -> None:
     found = worked["packs"]["families"][family]
     assert_same_scores(found)

@@ -82,6 +82,7 @@ def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
     stock, unsloth = worked["stock"]["arguments"], worked["unsloth"]["arguments"]
     assert {"learning_rate", "optim", "loss_type"} <= worked["unsloth"]["moved"].keys()
     different = {name: (value, unsloth.get(name)) for name, value in stock.items() if value != unsloth.get(name)}
+    assert different.pop("router_aux_loss_coef") == (None, 0.0)  # its class refuses any other for a mixture of experts
     assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not: the same gradients
     assert set(TRL_LOSS_ARGUMENTS) & worked["unsloth"]["moved"].keys()
 
