@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ FAMILIES = {
     "qwen3_moe": None,
     "gpt_oss": None,
 }
-FUSED = ("mistral", "qwen2", "qwen3")
+FUSED = ("mistral", "qwen2", "qwen3", "gemma2")
 """With Unsloth's LoRA functions; the others as PEFT leaves them."""
+RECIPES_OF_GEMMA = ("grpo", "dapo", "gspo", "cispo", "grpo with kl")
+"""What Gemma 2 is tried with, beside every recipe on Qwen3."""
 WINDOW = 6
 """Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
 CAP = 2.0
@@ -105,6 +107,14 @@ def one_device() -> None:
     rope_embedding._eviction_hints_ok = lambda device: False  # asks CUDA for the device's number
 
 
+def interpreted_tanh() -> None:
+    """Gemma's activation calls CUDA's own `tanh`, which Triton's interpreter lacks."""
+    import triton.language as tl
+    from unsloth.kernels import geglu
+
+    geglu.triton_tanh = lambda x: 1 - 2 / (tl.exp(2 * x) + 1)
+
+
 @contextmanager
 def rowwise_in_torch() -> Iterator[None]:
     """Inside, torch computes Unsloth's norms and rotary embeddings: Triton's interpreter takes some 20 ms for every token."""
@@ -142,10 +152,11 @@ def rowwise_in_torch() -> Iterator[None]:
 
 def fuse(model: Any) -> None:
     """Unsloth's LoRA functions in every layer. It puts them there itself for weights in half precision."""
-    from unsloth.kernels import apply_lora_mlp_swiglu, apply_lora_o, apply_lora_qkv
+    from unsloth.kernels import apply_lora_mlp_geglu_approx, apply_lora_mlp_swiglu, apply_lora_o, apply_lora_qkv
 
+    mlp = apply_lora_mlp_geglu_approx if model.config.model_type == "gemma2" else apply_lora_mlp_swiglu
     for layer in model.base_model.model.model.layers:
-        layer.mlp.forward = types.MethodType(apply_lora_mlp_swiglu, layer.mlp)
+        layer.mlp.forward = types.MethodType(mlp, layer.mlp)
         layer.self_attn.apply_o = apply_lora_o
         if layer.self_attn.q_proj.base_layer.bias is None:
             layer.self_attn.apply_qkv = apply_lora_qkv
@@ -155,6 +166,7 @@ def prepared(folder: Path) -> None:
     os.environ.update(SWITCHES, TRITON_INTERPRET="1", UNSLOTH_COMPILE_LOCATION=str(folder / "unsloth_compiled_cache"))
     generate_unsloths_class()
     one_device()
+    interpreted_tanh()
 
 
 # --- every recipe -----------------------------------------------------------------------------------------------------
@@ -176,12 +188,17 @@ def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> lis
     ]
 
 
-def recipes(bench: PatchedBench, stored: dict[str, Any]) -> dict[str, Any]:
-    """Loss and gradients of every objective in packs and in padded rows; any two settings of the rest meet in a recipe."""
+def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Loss and gradients of every objective, or of those named, in packs and in padded rows of a model of this kind.
+
+    Any two settings of the rest meet in one of six objectives that follow one another.
+    """
     from pairwise import cover
 
     settings, found = cover([2, 2, 2, 2]), {}
-    for number, (name, objective) in enumerate(objectives().items()):
+    bench.kind, bench.fused = kind, True
+    chosen = {name: objective for name, objective in objectives().items() if name in names or not names}
+    for number, (name, objective) in enumerate(chosen.items()):
         accumulation, tools, checkpointing, parts = settings[number % len(settings)]
         trainer = bench.trainer_of(name, objective)
         checkpoint(trainer.model, bool(checkpointing))
@@ -340,8 +357,16 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
         return attend(query, key, value, layout.__class__([Group(0, 0, (layout.tokens,))]), *rest, **more)
 
+    def uncapped(*given: Any, softcap: Any, **more: Any) -> Any:
+        return attend(*given, **more)
+
+    def endless(*given: Any, window: Any, **more: Any) -> Any:
+        return attend(*given, **more)
+
     defects = (
         ("gemma2", "leak", unsloth_packs, "packed_attention", leaking),
+        ("gemma2", "no cap", unsloth_packs, "packed_attention", uncapped),
+        ("gemma2", "no window", unsloth_packs, "packed_attention", endless),
         ("gemma3_text", "leak", packed_attention, "packed_attention", leaking),
         ("gemma3_text", "out of reach", gemma, "_UNSLOTH_FLEX_ATTENTION_DISABLED", True),
     )
@@ -350,6 +375,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
         setattr(module, place, defect)
         bench.kind, bench.fused = kind, False
         trainer = bench.trainer("grpo")
+        trainer.scorer.half = False  # Unsloth's arguments say float16 where there is no GPU; all of this is float32
         trainer.model.train()
         rows = rows_of((7, 5), (1, 4, 9))
         found[kind, name] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
@@ -367,8 +393,9 @@ if __name__ == "__main__":
     bench = PatchedBench(folder)
     stored = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     with rowwise_in_torch():
-        found = {"recipes": recipes(bench, stored), "families": families(bench), "planted": planted(bench)}
+        found = {"recipes": recipes(bench, stored, "qwen3"), "families": families(bench), "planted": planted(bench)}
         found["planted in Gemma"] = planted_in_gemma(bench)
+        found["recipes of Gemma 2"] = recipes(bench, stored, "gemma2", RECIPES_OF_GEMMA)
     found["triton"] = in_triton(bench)
     with rowwise_in_torch():
         found["four_bit"] = four_bit(bench)

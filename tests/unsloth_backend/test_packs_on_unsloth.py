@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from packs_on_unsloth import RECIPES_OF_GEMMA
 from worker import recipes
 
 pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
@@ -29,9 +30,12 @@ def assert_same_scores(found: Worked) -> None:
     assert_same_gradients(gradients, want_gradients)
 
 
-@pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
-def test_every_recipe_has_the_loss_and_gradients_of_padded_rows(worked: Worked, recipe: str) -> None:
-    found = worked["packs"]["recipes"][recipe]
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [("recipes", one) for one in (*recipes(), WITH_KL)] + [("recipes of Gemma 2", one) for one in RECIPES_OF_GEMMA],
+)
+def test_every_recipe_has_the_loss_and_gradients_of_padded_rows(worked: Worked, model: str, recipe: str) -> None:
+    found = worked["packs"][model][recipe]
     packed, padded = found["packed"], found["padded"]
     torch.testing.assert_close(packed["losses"], padded["losses"], rtol=1e-4, atol=1e-4)
     assert_same_gradients(packed["gradients"], padded["gradients"])
@@ -83,6 +87,14 @@ def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked, fam
     assert_same_scores(found)
     assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
     assert "one completion changes the scores of another" in found["report"]["reason"]
+
+
+@pytest.mark.parametrize("defect", ["no cap", "no window"])
+def test_capped_scores_of_gemma_2_that_are_others_are_found(worked: Worked, defect: str) -> None:
+    found = worked["packs"]["planted in Gemma"]["gemma2", defect]
+    assert_same_scores(found)
+    assert found["report"]["packing"] == "trimmed"
+    assert "log-probabilities differ from those of the padded rows" in found["report"]["reason"]
 
 
 @pytest.mark.parametrize("case", ["triton", "four_bit"])
