@@ -50,7 +50,8 @@ class Meter(TorchDispatchMode):
         self.attention: Counter[str] = Counter()  # calls, by kernel and mask
         self.launches = 0
         self.now = 0  # bytes
-        self.peaks: Counter[str] = Counter()  # bytes, by phase: each grows evenly with the number of layers
+        self.peaks: Counter[str] = Counter()  # bytes, by pass and phase: each grows evenly with the number of layers
+        self._passes, self._backward = 1, False
         self.in_head = False
         self._live: dict[int, Any] = {}  # by storage
 
@@ -72,13 +73,15 @@ class Meter(TorchDispatchMode):
         self.now += size
         self._live[key] = weakref.ref(storage, gone)
 
-    @property
-    def phase(self) -> str:
+    def _next_phase(self) -> str:
+        """That of the operation that is here now, with the number of its pass: a forward pass and its backward pass."""
         if torch._C._current_graph_task_id() != -1:
             backward = "recompute" if torch.is_grad_enabled() and not self.in_head else "backward"
         else:
             backward = "forward" if torch.is_grad_enabled() or self.in_head else "no grad"
-        return f"head {backward}" if self.in_head else backward
+        before, self._backward = self._backward, backward in ("backward", "recompute")
+        self._passes += before and not self._backward  # they differ by the gradients that are there before them
+        return f"{self._passes}: {'head ' if self.in_head else ''}{backward}"
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -280,7 +283,8 @@ class Meter(TorchDispatchMode):
                 self.launch([*tensors, *results], kind)
         for one in results:
             self.hold(one)
-        self.peaks[self.phase] = max(self.peaks[self.phase], self.now + workspace)
+        phase = self._next_phase()
+        self.peaks[phase] = max(self.peaks[phase], self.now + workspace)
         return out
 
     # --- parts of the code --------------------------------------------------------------------------------------------

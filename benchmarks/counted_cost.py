@@ -127,7 +127,7 @@ class Count:
     """What was counted; of a whole model or of one of few layers."""
 
     flops: dict[str, float]  # by kind
-    peaks: dict[str, float]  # bytes, by phase
+    peaks: dict[str, float]  # bytes, by pass and phase
     traffic: dict[str, float]  # bytes; gemm, attention, other
     launches: float
     attention: dict[str, int]  # calls of few layers, by kernel and mask

@@ -1,7 +1,7 @@
 """A transformers model in fewer kernels on a GPU, for the same numbers: its LoRA layers, and Liger's kernels where installed.
 
-A plain LoRA layer becomes two autograd nodes. The first computes the adapter's part, keeps all that the layer keeps, and
-later sends back the gradient of the whole layer; the second adds the frozen product to its output, in place. So
+A plain LoRA layer becomes two autograd nodes. The first computes A x, keeps all that the layer keeps, and later sends back
+the gradient of the whole layer; the second makes its output, and keeps nothing. So
 
 - nothing is copied to float32 and there are no temporaries of the output's size, of which PEFT's forward makes three;
 - gradient checkpointing, which stops recomputing once everything kept is there, does not recompute a block's last product.
@@ -141,8 +141,8 @@ def _forward(module: Any, x: Tensor, *rest: Any, **keywords: Any) -> Tensor:
     dtype, a, b, scaling = plain
     flat = x.reshape(-1, x.shape[-1]).to(dtype)
     with torch.autocast(x.device.type, enabled=False):
-        adapted = _Adapter.apply(flat, a, b, module.base_layer, scaling)  # type: ignore[no-untyped-call]
-        result: Tensor = _Base.apply(adapted, flat.detach(), module.base_layer)  # type: ignore[no-untyped-call]
+        low, b, whole = _Adapter.apply(flat, a, b, module.base_layer, scaling)  # type: ignore[no-untyped-call]
+        result: Tensor = _Base.apply(whole, low, b, flat.detach(), module.base_layer)  # type: ignore[no-untyped-call]
     return result.view(*x.shape[:-1], -1)
 
 
@@ -156,40 +156,60 @@ def _weight(base: Any, dtype: torch.dtype) -> Tensor:
     return found.to(dtype)
 
 
+def _scaled_product(left: Tensor, right: Tensor, scaling: float) -> Tensor:
+    """scaling * left @ right, (n, k), rounded once."""
+    out = left.new_empty(left.shape[0], right.shape[1])
+    return out.addmm_(left, right, beta=0.0, alpha=scaling)  # by which what is in `out` is not read
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """left @ right in this precision; on CUDA 16-bit numbers are summed into float32 without being rounded between."""
+    if left.device.type == "cuda" and left.itemsize == 2 and dtype == torch.float32:
+        return torch.mm(left, right, out_dtype=dtype)
+    return torch.mm(left, right).to(dtype)
+
+
 class _Adapter(torch.autograd.Function):
-    """(T, in) -> bias + scaling B A x, (T, out). Its gradient is that of the layer, W x included: see `_Base`."""
+    """(T, in) -> scaling A x, (T, r); B in x's precision; and what stands for the layer's output, (T, out) without memory.
+
+    Keeps all that the layer keeps, and takes the gradient of the layer, W x included, by what stands for its output.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Any, scaling: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Any, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         dtypes = a.dtype, b.dtype
         a, b = a.to(x.dtype), b.to(x.dtype)
-        low = torch.mm(x, a.t()).mul_(scaling)  # (T, r)
+        low = _scaled_product(x, a.t(), scaling)
         ctx.base, ctx.scaling, ctx.dtypes = base, scaling, dtypes
         ctx.save_for_backward(x, low, a, b)
-        return torch.mm(low, b.t()) if base.bias is None else torch.addmm(base.bias.to(x.dtype), low, b.t())
+        ctx.mark_non_differentiable(low, b)
+        return low, b, x.new_empty(1).expand(len(x), len(b))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, _low: None, _b: None, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 5
         x, low, a, b = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
-            grad_low = torch.mm(grad, b).mul_(ctx.scaling)  # (T, r)
-            grad_x = None
+            grad_low, grad_x = _scaled_product(grad, b, ctx.scaling), None  # (T, r)
+            grad_a, grad_b = _product(grad_low.t(), x, ctx.dtypes[0]), _product(grad.t(), low, ctx.dtypes[1])
+            del x, low  # what checkpointing has recomputed for this node alone makes room for the gradient of the same size
             if ctx.needs_input_grad[0]:
                 grad_x = torch.mm(grad, _weight(ctx.base, grad.dtype)).addmm_(grad_low, a)
-            grad_a, grad_b = torch.mm(grad_low.t(), x), torch.mm(grad.t(), low)
-        return grad_x, grad_a.to(ctx.dtypes[0]), grad_b.to(ctx.dtypes[1]), None, None
+        return grad_x, grad_a, grad_b, None, None
 
 
 class _Base(torch.autograd.Function):
-    """Adds the frozen product x W^T to the adapter's (T, out), in place; keeps nothing."""
+    """The layer's output, (T, out): bias + B low + W x. Keeps nothing."""
 
     @staticmethod
-    def forward(ctx: Any, adapted: Tensor, x: Tensor, base: Any) -> Tensor:
-        ctx.mark_dirty(adapted)
-        return adapted.addmm_(x, _weight(base, x.dtype).t())
+    def forward(ctx: Any, whole: Tensor, low: Tensor, b: Tensor, x: Tensor, base: Any) -> Tensor:
+        out = torch.mm(low, b.t()) if base.bias is None else torch.addmm(base.bias.to(x.dtype), low, b.t())
+        return out.addmm_(x, _weight(base, x.dtype).t())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return grad, None, None, None, None

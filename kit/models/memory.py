@@ -38,7 +38,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 TILE_BYTES = 2 * 8 * MIB
 """Two buffers of the scorer's tiles (kit/scoring/tiles.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
-GPU_TILE_ELEMENTS = 1 << 25
+GPU_TILE_ELEMENTS = 1 << 24
 PACK_TOKENS = 8192
 """Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
 CPU_BASELINE = 1060 * MIB

@@ -54,8 +54,8 @@ LogProbOutputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tens
 
 TILES = {"cpu": (1024, 1 << 21)}
 """Rows of a tile, and entries: small enough for the caches of a CPU (8 MiB of float32 a buffer)."""
-GPU_TILES = (2048, 1 << 25)
-"""2,048 rows and 16,384 columns keep a matrix product of a GPU busy; 128 MiB of float32, and 64 MiB in 16 bits."""
+GPU_TILES = (2048, 1 << 24)
+"""2,048 rows and 8,192 columns keep a matrix product of a GPU busy; 64 MiB of float32, and 32 MiB in 16 bits."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import copy
 import importlib.machinery
 import sys
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -188,6 +189,33 @@ def test_checkpointing_does_not_recompute_the_last_product() -> None:
         after["product", IN, HIDDEN] == before["product", IN, HIDDEN] == 3
     )  # gate and up recomputed, the gradient of down
     assert seen[0]["to float32"] > seen[1]["to float32"] == 0
+
+
+def test_what_checkpointing_recomputed_is_gone_before_its_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down's input and its gradient, the two largest tensors of a block beside gate and up, do not stand side by side."""
+    model, inputs, alive = adapted(torch.bfloat16, bias=False), [], []
+    Fused(model)
+    product, weight = fused._product, fused._weight
+
+    def watched(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+        if right.shape[1] == HIDDEN:  # of down's A
+            inputs.append(weakref.ref(right.untyped_storage()))
+        return product(left, right, dtype)
+
+    def asked(base: Any, dtype: torch.dtype) -> Tensor:
+        if inputs and base.in_features == HIDDEN:
+            alive.append(inputs[-1]() is not None)
+        return weight(base, dtype)
+
+    monkeypatch.setattr(fused, "_product", watched)
+    monkeypatch.setattr(fused, "_weight", asked)
+    for checkpointed in (True, False):
+        inputs.clear()
+        x = torch.randn(TOKENS, IN, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+        found.sum().backward()
+    assert alive == [False, True]  # without checkpointing autograd holds it
 
 
 def test_casts_to_float32_go_under_autocast_alone() -> None:
