@@ -312,8 +312,7 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
         found = run(
             input_ids=ids,
             position_ids=positions,
-            # Unsloth's own forward pass has not been seen with labels that are no tensor.
-            shift_labels=labels if run.unsloths else PlacedLabels(labels, labelled),
+            shift_labels=PlacedLabels(labels, labelled),
             **_layout_inputs(layout, device, run.unsloths),
         )
         parts.append(found.laid_out(functools.partial(_at, places=labelled)))

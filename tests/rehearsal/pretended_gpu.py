@@ -5,6 +5,7 @@ and by the lines of code that they come from:
 
     kernels     operations that would be launched
     waits       operations for which the host waits for the device: values asked for, lengths that depend on values, copies back
+    copies      from the host, for which it waits until the device has done what it was given before
     mixed       operands on two devices, which CUDA refuses
     attention   which attention is called, with what for a mask
 """
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import interpreted
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -41,6 +43,8 @@ BY_INDEX = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::set_", *BY_INDEX}
 """Operations that CUDA lets take operands of the host."""
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+PASSED = ("/torch/", "/triton/", "contextlib")
+"""Files that no count is put down to."""
 TAGS = 20_000
 """Storages that are remembered before those that are gone are forgotten."""
 
@@ -61,6 +65,7 @@ class PretendedGPU:
         self.capability, self.memory, self.phase = capability, memory, "-"
         self.kernels: Counter[str] = Counter()
         self.waits: Counter[tuple[str, str, str]] = Counter()
+        self.copies: Counter[tuple[str, str]] = Counter()
         self.mixed: Counter[tuple[str, str, str]] = Counter()
         self.attention: Counter[tuple[str, ...]] = Counter()
         self.thread = Thread()
@@ -83,8 +88,18 @@ class PretendedGPU:
     def waits_in(self, phase: str) -> int:
         return sum(count for (one, *_), count in self.waits.items() if one == phase)
 
+    def copies_in(self, phase: str) -> int:
+        return sum(count for (one, _), count in self.copies.items() if one == phase)
+
     def wait(self, what: str) -> None:
         self.waits[self.phase, what, _lines()] += 1
+
+    def launched(self, name: str, operands: Sequence[Tensor]) -> None:
+        """A kernel by its name, which takes no operands of the host."""
+        self.kernels[self.phase] += 1
+        for one in operands:
+            if self.where(one).type == "cpu" and one.numel():
+                self.mixed[self.phase, name, _lines()] += 1
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -98,9 +113,9 @@ class PretendedGPU:
     @contextlib.contextmanager
     def one_kernel(self, name: str, dtype: torch.dtype) -> Iterator[None]:
         """What happens inside stands for a single kernel of attention, which waits for nothing."""
-        kept = self.kernels.copy(), self.waits.copy(), self.mixed.copy(), self.attention.copy()
+        kept = self.kernels.copy(), self.waits.copy(), self.copies.copy(), self.mixed.copy(), self.attention.copy()
         yield
-        self.kernels, self.waits, self.mixed, self.attention = kept
+        self.kernels, self.waits, self.copies, self.mixed, self.attention = kept
         self.kernels[self.phase] += 1
         self.attention[self.phase, name, str(dtype)] += 1
 
@@ -117,6 +132,8 @@ class PretendedGPU:
             return tensor
         if device.type == "cpu" and waits:
             self.wait("copy to the host")
+        elif device.type == "cuda" and waits:
+            self.copies[self.phase, _lines()] += 1
         with self.making_on(device):
             moved = tensor.clone()
         self.put(moved, device)
@@ -131,11 +148,11 @@ def _storage(tensor: Tensor) -> Any:
 
 
 def _lines() -> str:
-    """The three innermost lines of code outside torch and this file."""
+    """The three innermost lines of code outside torch, Triton and what pretends them."""
     frame, found = sys._getframe(2), []
     while frame is not None and len(found) < 3:
         file = frame.f_code.co_filename
-        if file != __file__ and "/torch/" not in file and "contextlib" not in file:
+        if file not in (__file__, interpreted.__file__) and not any(one in file for one in PASSED):
             found.append(f"{file.split('site-packages/')[-1]}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(found)
@@ -181,7 +198,7 @@ class Operations(TorchDispatchMode):
         if (on_gpu or place.type == "cuda") and (fresh or writes):
             gpu.kernels[gpu.phase] += 1
         if on_gpu:
-            self._count(name, func, args, tensors, places)
+            self._count(name, func, args, kwargs, tensors, places)
         return out
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor], on_gpu: bool) -> torch.device:
@@ -200,7 +217,7 @@ class Operations(TorchDispatchMode):
         return gpu.thread.making or wanted
 
     def _count(
-        self, name: str, func: Any, args: Any, tensors: Sequence[Tensor], places: Sequence[torch.device]
+        self, name: str, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor], places: Sequence[torch.device]
     ) -> None:
         gpu = self.gpu
         if name in WAITS or (name == "aten::repeat_interleave" and func._overloadname == "Tensor"):
@@ -211,6 +228,9 @@ class Operations(TorchDispatchMode):
                 gpu.wait(f"{name} by a mask")
         if name == "aten::copy_" and places[0].type == "cpu":
             gpu.wait("copy to the host")
+        if name == "aten::copy_" and [place.type for place in places] == ["cuda", "cpu"] and tensors[1].dim():
+            at_once = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            gpu.copies[gpu.phase, _lines()] += not at_once
         if name in COPIES:
             return
         for one, place in zip(tensors, places, strict=True):
@@ -249,6 +269,8 @@ class Calls(TorchFunctionMode):
         if asked is None or func is REAL_TO or _device(asked).type not in ("cuda", "cpu"):
             return func(*args, **kwargs)
         device = _device(asked)
+        if device.type == "cuda" and func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor):
+            gpu.copies[gpu.phase, _lines()] += 1
         with gpu.making_on(device):
             out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"} | {"device": CPU})
         if isinstance(out, Tensor) and (storage := _storage(out)) is not None:
@@ -355,15 +377,42 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
         grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: None, out: Tensor, *rest: Any, scale: Any, window_size: Any
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         left = -1 if window_size is None else window_size - 1
-        with gpu.one_kernel("efficient by lengths, backward", query.dtype), torch.enable_grad():
-            leaves = [one[0].detach().requires_grad_() for one in (query, key, value)]
-            found = torch.autograd.grad(attend(*leaves, rest[0], rest[1], scale, left), leaves, grad[0])
+        with gpu.one_kernel("efficient by lengths, backward", query.dtype):
+            found = gradients(grad[0], (query[0], key[0], value[0]), rest[0], rest[1], scale, left)
             return *(one[None] for one in found), None
+
+    def gradients(grad: Tensor, given: Sequence[Tensor], *rest: Any) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            leaves = [one.detach().requires_grad_() for one in given]
+            return torch.autograd.grad(attend(*leaves, *rest), leaves, grad)
+
+    def flash_forward(
+        query: Tensor, key: Tensor, value: Tensor, starts: Tensor, key_starts: Tensor, *rest: Any, scale: Any = None,
+        window_size_left: int | None = None, **_: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        out = flash(
+            query, key, value, starts, key_starts, *rest[:2], scale=scale, window_size=(_left(window_size_left), 0)
+        )
+        return out, *(out.new_empty(0) for _ in range(4))
+
+    def flash_backward(
+        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, starts: Tensor, key_starts: Tensor,
+        *rest: Any, scale: Any = None, window_size_left: int | None = None, **_: Any,
+    ) -> Sequence[Tensor]:  # fmt: skip
+        with gpu.one_kernel("flash by lengths, backward", query.dtype):
+            return gradients(grad, (query, key, value), starts, key_starts, scale, _left(window_size_left))
+
+    def _left(given: int | None) -> int:
+        return -1 if given is None else given
 
     from torch.nn.attention import varlen
 
     yield varlen, "varlen_attn", flash
-    for operator, computed in (("_efficient_attention_forward", forward), ("_efficient_attention_backward", backward)):
+    operators = {
+        "_efficient_attention_forward": forward, "_efficient_attention_backward": backward,
+        "_flash_attention_forward": flash_forward, "_flash_attention_backward": flash_backward,
+    }  # fmt: skip
+    for operator, computed in operators.items():
         yield torch.ops.aten, operator, _Instead(getattr(torch.ops.aten, operator), computed)
 
 
@@ -479,6 +528,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
         import triton.backends.nvidia.driver
 
         yield triton.backends.nvidia.driver, "libcuda_dirs", lambda: []
+        yield from interpreted.replacements(gpu)
 
 
 @contextlib.contextmanager

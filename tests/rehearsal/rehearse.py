@@ -1,9 +1,10 @@
 """A process that rehearses training runs on pretended GPUs: `rehearse.py FOLDER BACKEND KIND ...`
 
-A kind is a compute capability, `+4bit` behind it for 4-bit weights, `+wait` for a wait more in every micro-batch: `9.0+4bit`.
-For each the real trainer makes three steps of two micro-batches, of 8 and of 16 completions. What was seen is in
-FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted. `rehearse.py FOLDER gpu_check KIND ...` does the rows of
-benchmarks/gpu_check.py that have a process of their own instead, in small.
+A kind is a compute capability, `+4bit` behind it for 4-bit weights: `9.0+4bit`. `+wait` is for a wait more in every micro-batch,
+`+host` for an operand of the host. For each the real trainer makes three steps of two micro-batches, of 8 and of 16 completions.
+What was seen is in FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted, but for those of Unsloth's that have a program
+for every token, whose part torch plays. `rehearse.py FOLDER gpu_check KIND ...` does the rows of benchmarks/gpu_check.py that
+have a process of their own instead, in small.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 os.environ |= {
     "TRITON_INTERPRET": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1",
     "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp(), "TOKENIZERS_PARALLELISM": "false",
+    "UNSLOTH_FUSED_ADD_RMSNORM": "0", "UNSLOTH_DECODE_FUSED_ROPE": "0",
 }  # fmt: skip
 
 import torch
@@ -73,7 +79,11 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "optimisation": {"steps": STEPS, "batch_size": 2 * micro, "micro_batch_size": micro, "learning_rate": 1e-4},
             "run": {"id": "rehearsal", "root": str(folder), "save_every": 0},
         })  # fmt: skip
-        with activate_backend(choose_backend(config.model)):
+        with ExitStack() as stack:
+            with gpu.within("import"):  # Unsloth asks of autograd what it does on the CPU
+                stack.enter_context(activate_backend(choose_backend(config.model)))
+            if backend == "unsloth":
+                stack.enter_context(unsloths_kernels())
             files = find_model(config.model, chat=False)
             loaded = load_model(files, config.model, loading(config, files.backend, files.context))
             from kit.trainer.trainer import HookedGRPOTrainer
@@ -98,7 +108,7 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             )
             keep_trainable_in_float32(trainer.model)
             ragged(trainer)
-            waits = watch(trainer, gpu, planted="wait" in options)
+            waits, copies = watch(trainer, gpu, options)
             trainer.train()
         log = trainer.state.log_history
         return {
@@ -109,8 +119,10 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "dtypes": sorted({str(one.dtype) for one in loaded.model.parameters()}),
             "half": "bf16" if args.bf16 else "fp16" if args.fp16 else None,
             "waits": waits,
+            "copies": copies,
+            "copied": [[*key, count] for key, count in gpu.copies.most_common()],
             "where": [[*key, count] for key, count in gpu.waits.most_common()],
-            "mixed": [[*key, count] for key, count in gpu.mixed.most_common()],
+            "mixed": [[*key, count] for key, count in gpu.mixed.most_common() if key[0] != "import"],
             "attention": [[*key, count] for key, count in Counter(gpu.attention).most_common()],
             "kernels": dict(gpu.kernels),
         }
@@ -131,18 +143,22 @@ def ragged(trainer: Any) -> None:
     trainer._generate_and_score_completions = cut
 
 
-def watch(trainer: Any, gpu: PretendedGPU, *, planted: bool) -> list[int]:
-    """The waits of every micro-batch, in their order. planted: each asks for one value more."""
+def watch(trainer: Any, gpu: PretendedGPU, planted: list[str]) -> tuple[list[int], list[int]]:
+    """Waits, and copies from the host, of every micro-batch. planted: a `wait` for a value, an operand of the `host`."""
     waits: list[int] = []
+    copies: list[int] = []
     step, generate, log = trainer.training_step, trainer._generate_and_score_completions, trainer.log
 
     def training_step(model: Any, inputs: Any, *args: Any) -> Any:
         with gpu.within("train"):
-            before = gpu.waits_in("train")
+            before, copied = gpu.waits_in("train"), gpu.copies_in("train")
             loss = step(model, inputs, *args)
-            if planted:
+            if "wait" in planted:
                 loss.item()
+            if "host" in planted:
+                loss.detach() * torch.ones(1)
             waits.append(gpu.waits_in("train") - before)
+            copies.append(gpu.copies_in("train") - copied)
         return loss
 
     def rollout(inputs: Any) -> Any:
@@ -154,7 +170,79 @@ def watch(trainer: Any, gpu: PretendedGPU, *, planted: bool) -> list[int]:
             log(*args)
 
     trainer.training_step, trainer._generate_and_score_completions, trainer.log = training_step, rollout, logged
-    return waits
+    return waits, copies
+
+
+@contextmanager
+def unsloths_kernels() -> Iterator[None]:
+    """Inside, Triton's interpreter has less to do for Unsloth: it takes some 10 ms for a program, and norms have one for a token.
+
+    torch plays norms and rotary embeddings, bitsandbytes for the CPU reads 4-bit weights; gated products are Unsloth's, in fewer
+    programs. `rehearse_kernels` holds each to what it stands for.
+    """
+    from packs_on_unsloth import read_four_bit, rowwise_in_torch
+    from unsloth.kernels import fast_lora, swiglu, utils
+
+    with ExitStack() as stack:
+        stack.enter_context(rowwise_in_torch())
+        stack.enter_context(mock.patch.object(swiglu, "BLOCK_SIZE", 2**16))
+        for module in (utils, fast_lora):
+            stack.enter_context(mock.patch.object(module, "fast_dequantize", read_four_bit))
+        yield
+
+
+def rehearse_kernels(dtype: torch.dtype) -> dict[str, Any]:
+    """Unsloth's kernels on a few tokens, in Triton's interpreter, and what plays them: how far `off`, forward and backward.
+
+    And how often the host waited for Unsloth's own, and which operands were on two devices; `planted`: a norm's weight is
+    the host's.
+    """
+    with pretended(PretendedGPU((9, 0))) as gpu:
+        import unsloth  # noqa: F401
+        from unsloth.kernels import qk_norm_rope, swiglu
+        from unsloth.models import qwen3
+
+        def norm(weight: Any) -> Any:
+            return SimpleNamespace(weight=weight, variance_epsilon=1e-6, eps=1e-6)
+
+        def drawn(*shape: int) -> Any:
+            return torch.randn(*shape, generator=draw).to("cuda", dtype)
+
+        def rotated(query: Any, key: Any) -> Any:
+            given = (norm(weight), norm(weight), query, key, cos, sin, places)
+            if qk_norm_rope.QK_NORM_ROPE_ENABLED:
+                return qwen3.fast_qk_norm_rope(*given)
+            heads = (qwen3.fast_rms_layernorm(norm(weight), one).transpose(1, 2) for one in (query, key))
+            return qwen3.fast_rope_embedding(*heads, cos, sin, places)
+
+        def gated(gate: Any, up: Any) -> Any:
+            made = swiglu.swiglu_fg_kernel(gate, up)
+            return made, *swiglu.swiglu_DWf_DW_dfg_kernel(*(one.flatten(0, 1).clone() for one in (pull, gate, up)))
+
+        def results() -> list[Any]:
+            leaves = [one.detach().requires_grad_() for one in (states, query, key)]
+            done = [qwen3.fast_rms_layernorm(norm(wide), leaves[0]), *rotated(*leaves[1:])]
+            back = torch.autograd.grad([one.float().square().sum() for one in done], leaves)
+            with torch.no_grad():
+                return [*done, *back, *gated(states, pull)]
+
+        draw = torch.Generator().manual_seed(0)
+        states, pull, wide, weight = drawn(1, 3, 128), drawn(1, 3, 128), drawn(128), drawn(64)
+        query, key, angles = drawn(1, 3, 2, 64), drawn(1, 3, 1, 64), drawn(8, 32)
+        cos, sin = (torch.cat((one, one), 1) for one in (angles.cos(), angles.sin()))
+        places = torch.tensor([[2, 0, 5]], dtype=torch.int32, device="cuda")
+        with gpu.within("own"):
+            own = results()
+        with unsloths_kernels():
+            played = results()
+        with gpu.within("planted"), torch.no_grad():
+            qwen3.fast_rms_layernorm(norm(wide.cpu()), states)
+        return {
+            "waits": gpu.waits_in("own"),
+            "mixed": [[*key, count] for key, count in gpu.mixed.items() if key[0] == "own"],
+            "planted": [[*key, count] for key, count in gpu.mixed.items() if key[0] == "planted"],
+            "off": [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(played, own, strict=True)],
+        }
 
 
 def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
@@ -198,6 +286,8 @@ if __name__ == "__main__":
     for one in sys.argv[3:]:
         if chosen == "gpu_check":
             found: dict[Any, Any] = rehearse_gpu_check(place, one)
+        elif one in ("bfloat16", "float16"):
+            found = rehearse_kernels(getattr(torch, one))
         else:
-            found = {size: rehearse(place, chosen, one, size) for size in SIZES}
+            found = {size: rehearse(place, chosen, one, size) for size in (SIZES[:1] if "+wait" in one else SIZES)}
         (place / f"{chosen}-{one}.json").write_text(json.dumps(found))

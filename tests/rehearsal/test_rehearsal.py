@@ -11,20 +11,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
-KINDS = {"transformers": ["9.0", "8.9+4bit", "7.5", "9.0+wait"], "gpu_check": ["9.0", "7.5+4bit"]}
-"""By process: runs of a backend, or the rows of benchmarks/gpu_check.py."""
+KINDS = {
+    "transformers": ["9.0", "8.9+4bit", "7.5", "9.0+wait"],
+    "unsloth": ["9.0", "8.9+4bit", "7.5", "9.0+wait+host", "bfloat16", "float16"],
+    "gpu_check": ["9.0", "7.5+4bit"],
+}
+"""By process: runs of a backend, Unsloth's kernels in a precision, or the rows of benchmarks/gpu_check.py."""
 WAITS = 4
 """Times that the host may wait for the device in a micro-batch, whatever its size."""
 FIRST = 3
 """Micro-batches whose values are asked for, to see that nothing wraps the loss."""
-RUNS = [(name, kind) for name, kinds in KINDS.items() for kind in kinds if "wait" not in kind and name != "gpu_check"]
+RUNS = [(name, kind) for name in ("transformers", "unsloth") for kind in ("9.0", "8.9+4bit", "7.5")]
 Seen = Callable[[str, str], dict[str, Any]]
 
 
@@ -32,7 +38,8 @@ Seen = Callable[[str, str], dict[str, Any]]
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What a backend was seen to do on a kind of GPU, by completions of a micro-batch."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    path = os.pathsep.join(map(str, (HERE.parents[1], HERE.parents[1] / "benchmarks", HERE.parent, HERE)))
+    root, tests = HERE.parents[1], HERE.parent
+    path = os.pathsep.join(map(str, (root, root / "benchmarks", tests, HERE, tests / "unsloth_backend")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     build = "import sys, rehearse, pathlib; rehearse.build_model(pathlib.Path(sys.argv[1]) / 'model')"
     subprocess.run([sys.executable, "-c", build, str(folder)], env=environment, check=True, capture_output=True)
@@ -41,9 +48,16 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     def seen(backend: str, kind: str) -> dict[str, Any]:
         if backend not in done:
             command = [sys.executable, str(HERE / "rehearse.py"), str(folder), backend]
-            run = subprocess.run(
-                [*command, *KINDS[backend]], env=environment, cwd=folder, capture_output=True, text=True, timeout=290
-            )
+            # Unsloth has to come before TRL, which warm processes have imported.
+            with warm_processes.cold() if backend == "unsloth" else nullcontext():
+                run = subprocess.run(
+                    [*command, *KINDS[backend]],
+                    env=environment,
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    timeout=580,
+                )
             assert run.returncode == 0, run.stderr[-4000:]
             done.add(backend)
         found: dict[str, Any] = json.loads((folder / f"{backend}-{kind}.json").read_text())
@@ -87,11 +101,41 @@ def test_waits_do_not_grow_with_the_micro_batch(rehearsed: Any, backend: str, ki
     assert large <= small
 
 
-def test_a_planted_wait_is_seen(rehearsed: Any) -> None:
-    plain, planted = (rehearsed("transformers", kind) for kind in ("9.0", "9.0+wait"))
-    for size in plain:
-        assert planted[size]["waits"] == [one + 1 for one in plain[size]["waits"]]
-        assert planted[size]["losses"] == plain[size]["losses"]
+@pytest.mark.parametrize(("backend", "kind"), RUNS)
+def test_no_copy_of_a_micro_batch_holds_the_host_up(rehearsed: Any, backend: str, kind: str) -> None:
+    for run in rehearsed(backend, kind).values():
+        assert run["copies"][1:] == [0] * (len(run["copies"]) - 1), run["copied"]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("transformers", "9.0+wait"), ("unsloth", "9.0+wait+host")])
+def test_a_planted_wait_is_seen(rehearsed: Any, backend: str, kind: str) -> None:
+    plain, planted = rehearsed(backend, "9.0"), rehearsed(backend, kind)
+    for size, run in planted.items():
+        assert run["waits"] == [one + 1 for one in plain[size]["waits"]]
+        assert run["losses"] == plain[size]["losses"]
+
+
+def test_a_planted_operand_of_the_host_is_seen(rehearsed: Any) -> None:
+    for run in rehearsed("unsloth", "9.0+wait+host").values():
+        assert [(phase, name, count) for phase, name, _, count in run["mixed"]] == [("train", "aten::mul", 6)]
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("9.0", "flash"), ("8.9+4bit", "flash"), ("7.5", "efficient")])
+def test_unsloths_class_trains_in_packs(rehearsed: Any, kind: str, kernel: str) -> None:
+    """With shared prompts, in one call of attention a layer."""
+    for run in rehearsed("unsloth", kind).values():
+        assert run["packing"] == {"packing": "packed", "share_prompts": True, "reason": ""}
+        assert f"{kernel} by lengths" in {name for phase, name, *_ in run["attention"] if phase == "train"}
+
+
+@pytest.mark.parametrize(("precision", "rounding"), [("bfloat16", 0.01), ("float16", 0.002)])
+def test_what_plays_unsloths_kernels_gives_what_they_give(rehearsed: Any, precision: str, rounding: float) -> None:
+    """And Unsloth's own neither wait nor mix devices, but where a weight of the host is planted."""
+    seen = rehearsed("unsloth", precision)
+    assert len(seen["off"]) == 10
+    assert max(seen["off"]) < rounding
+    assert (seen["waits"], seen["mixed"]) == (0, [])
+    assert [name for _, name, *_ in seen["planted"]] == ["triton _rms_layernorm_forward"]
 
 
 @pytest.mark.parametrize("kind", KINDS["gpu_check"])

@@ -127,7 +127,7 @@ def rowwise_in_torch() -> Iterator[None]:
         return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], weight, eps)
 
     def rotated(heads: Any, cos: Any, sin: Any, places: Any) -> Any:
-        at = torch.arange(heads.shape[2])[None] if places is None else places.long()
+        at = torch.arange(heads.shape[2], device=heads.device)[None] if places is None else places.long()
         first, second = heads.chunk(2, dim=-1)
         return heads * cos[at][:, None] + torch.cat((-second, first), dim=-1) * sin[at][:, None]
 
@@ -273,6 +273,20 @@ def in_triton(bench: PatchedBench) -> dict[str, Any]:
     return {"packed": score(trainer, rows), "padded": plainly(trainer, rows), "report": trainer.packing_report}
 
 
+def read_four_bit(
+    weight: Any, state: Any = None, out: Any = None, use_global_buffer: bool = False, dtype: Any = None
+) -> Any:
+    """Unsloth's `fast_dequantize` by bitsandbytes for the CPU."""
+    import bitsandbytes as bnb
+
+    if state is None:
+        return weight
+    turned = weight.shape[0] == 1
+    whole = bnb.functional.dequantize_4bit(weight.t() if turned else weight, state)
+    whole = whole if dtype is None else whole.to(dtype)
+    return whole.t() if turned else whole
+
+
 def four_bit(bench: PatchedBench) -> dict[str, Any]:
     """4-bit weights, read by bitsandbytes for the CPU in the place of its CUDA kernels."""
     import bitsandbytes as bnb
@@ -280,18 +294,8 @@ def four_bit(bench: PatchedBench) -> dict[str, Any]:
     from training.packs import plainly, rows_of, score
     from unsloth.kernels import fast_lora, utils
 
-    def read(
-        weight: Any, state: Any = None, out: Any = None, use_global_buffer: bool = False, dtype: Any = None
-    ) -> Any:
-        if state is None:
-            return weight
-        turned = weight.shape[0] == 1
-        whole = bnb.functional.dequantize_4bit(weight.t() if turned else weight, state)
-        whole = whole if dtype is None else whole.to(dtype)
-        return whole.t() if turned else whole
-
     bench.kind, bench.fused, bench.layers = "qwen3", True, 2
-    utils.fast_dequantize = fast_lora.fast_dequantize = read
+    utils.fast_dequantize = fast_lora.fast_dequantize = read_four_bit
     trainer = bench.trainer("grpo")
     for layer in list(trainer.model.modules()):
         base = getattr(layer, "base_layer", None)

@@ -1,0 +1,72 @@
+"""Triton's interpreter on a pretended GPU: bfloat16 as the numbers it stands for, and a launch counted as one kernel.
+
+The interpreter holds bfloat16 as its 16 bits and multiplies these as integers, so that kernels which multiply in the precision
+of their weights (norms, gated products) give noise, or infinity. Here such a number is widened to float32, and what comes out is
+rounded to the nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._pytree import tree_flatten
+
+if TYPE_CHECKING:
+    from pretended_gpu import PretendedGPU
+
+
+def rounded(numbers: Any) -> Any:
+    """float32 as the bits of the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), np.uint32(0x7FC0), nearest).astype(np.uint16)
+
+
+def widened(bits: Any) -> Any:
+    """The bits of bfloat16 as float32."""
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
+    """What is put in the place of what in the interpreter."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
+    convert, launch = interpreter._convert_float, interpreter.GridExecutor.__call__
+
+    def converted(given: Any, of: Any, to: Any, mode: Any) -> Any:
+        if (of, to) == (tl.bfloat16, tl.float32):
+            return widened(given)
+        if (of, to) == (tl.float32, tl.bfloat16):
+            return rounded(given)
+        return convert(given, of, to, mode)
+
+    def is_half(one: Any) -> bool:
+        return isinstance(one, handle) and one.dtype.scalar == tl.bfloat16
+
+    def in_float32(real: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(self: Any, *given: Any) -> Any:
+            if not any(map(is_half, given)):
+                return real(self, *given)
+            wide = [handle(widened(one.data), tl.float32) if is_half(one) else one for one in given]
+            found = real(self, *wide)
+            return handle(rounded(found.data), tl.bfloat16) if found.data.dtype == np.float32 else found
+
+        return compute
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _get_current_dispatch_mode() is not None:
+            given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+            gpu.launched(f"triton {self.fn.__name__}", given)
+        with _disable_current_modes(), np.errstate(all="ignore"):  # lanes that are masked compute anything
+            return launch(self, *args, **kwargs)
+
+    yield interpreter, "_convert_float", converted
+    for name in ("binary_op", "create_fma", "unary_op", "create_rsqrt", "create_dot"):
+        yield builder, name, in_float32(getattr(builder, name))
+    yield interpreter.GridExecutor, "__call__", launched
