@@ -184,12 +184,15 @@ def worked(todo: Sequence[Row], folder: Path, turn: float, end: float) -> Iterat
     left = list(todo)
     while left and turn - time.monotonic() > LEAST:
         some = next(alike(left))
-        if some[0].kind in COMMANDS:
-            answers: Iterator[dict[str, Any]] = iter([by_command(some[0], folder, end)])
-        else:
-            failure = build_apart(some[0].model, folder, end)
-            failed = iter([failure] * len(some)) if failure else None
-            answers = failed or in_a_process(some, folder, turn, end)
+        try:
+            if some[0].kind in COMMANDS:
+                answers: Iterator[dict[str, Any]] = iter([by_command(some[0], folder, end)])
+            else:
+                failure = build_apart(some[0].model, folder, end)
+                failed = iter([failure] * len(some)) if failure else None
+                answers = failed or in_a_process(some, folder, turn, end)
+        except TimeoutError:
+            return
         done = 0
         for row, answer in zip(some, answers, strict=False):
             yield row, answer | {"wrong": wrong(row, answer)}
@@ -259,19 +262,22 @@ def end_all(process: subprocess.Popen[Any]) -> None:
 
 
 def build_apart(name: str, folder: Path, end: float) -> dict[str, Any] | None:
-    """The model's folder, built in a process of its own: the memory of the GPU is another's afterwards. None, or why not."""
+    """The model's folder, built in a process of its own: the memory of the GPU is another's afterwards. None, or why not.
+
+    Raises `TimeoutError` at the end.
+    """
     if not name:
         return None
     command, limit = [sys.executable, random_models.__file__, name, str(folder)], max(1.0, end - time.monotonic())
     try:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
-        return {"error": f"{name} was not built in the {limit:.0f} s that were left"}
+        raise TimeoutError from None
     return {"error": f"{name} was not built: {done.stderr[-1500:]}"} if done.returncode else None
 
 
 def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
-    """What `grpo-kit` itself does with the configuration of a row."""
+    """What `grpo-kit` itself does with the configuration of a row. Raises `TimeoutError` at the end, before its own limit."""
     run, place = f"{row.kind}-{time.time_ns()}", folder / "run.json"
     root = f"run.root={folder / 'runs'}"
     commands = {
@@ -295,6 +301,8 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired as late:
         end_all(process)  # the run is in a process of its own, which would go on
+        if limit < row.limit:
+            raise TimeoutError from None
         return {"error": f"ended after {limit:.0f} s: {(late.stdout or b'')[-1500:]!r}"}
     if process.returncode:
         return {"error": (output + errors)[-2000:]}

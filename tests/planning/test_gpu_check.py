@@ -229,6 +229,25 @@ def test_nothing_is_begun_that_there_is_no_time_for(
     assert "no time" in said[0]
 
 
+@pytest.mark.parametrize("slow", ["command", "model"])
+def test_a_row_that_the_end_of_the_budget_cuts_is_not_filed_as_a_failure(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: str
+) -> None:
+    """Unlike one that takes longer than its own limit."""
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(gpu_check.sys, "executable", str(sleeper))
+    monkeypatch.setattr(gpu_check, "LEAST", 0.0)
+    row = gpu_check.Row(1, "doctor") if slow == "command" else gpu_check.Row(2, "update", model="tiny")
+    end = time.monotonic() + 0.5
+    assert list(gpu_check.worked([row], tmp_path, end, end)) == []
+    if slow == "command":
+        later = time.monotonic() + 100
+        found = list(gpu_check.worked([dataclasses.replace(row, limit=1)], tmp_path, later, later))
+        assert "ended after 1 s" in found[0][1]["wrong"]
+
+
 WORKER = """
 import faulthandler, json, sys, time
 rows = json.loads(open(sys.argv[1]).read())["rows"]
