@@ -231,7 +231,7 @@ def test_nothing_is_begun_that_there_is_no_time_for(
 
 @pytest.mark.parametrize("slow", ["command", "model"])
 def test_a_row_that_the_end_of_the_budget_cuts_is_not_filed_as_a_failure(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: str
+    gpu_check: Any, cold_processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: str
 ) -> None:
     """Unlike one that takes longer than its own limit."""
     sleeper = tmp_path / "python"
