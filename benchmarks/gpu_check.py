@@ -46,6 +46,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 import random_models  # noqa: E402
 from gpu_arms import GPU_LOST, LIMITS, WORKS, Row, configuration  # noqa: E402
 
+from kit.runs.files import write_atomic  # noqa: E402
+
 TURN = 120.0
 """Seconds of a stage, after which the next one has its turn; the row in progress is finished."""
 LEAST = 20.0
@@ -172,7 +174,7 @@ def check(
             for row, answer in worked([row for row in left if row.stage == stage], folder, turn, end):
                 left.remove(row)
                 result["rows"][row.key] = answer
-                file.write_text(json.dumps(result, indent=1) + "\n")
+                write_atomic(file, json.dumps(result, indent=1) + "\n")
                 say(line(row.key, answer))
     if left:
         say(f"no time was left for {len(left)} of {len(todo)} rows: the same command goes on with them")

@@ -119,6 +119,7 @@ def _packed_caps(original: Any) -> Any:
         if LAID_OUT not in vars(layer):
             return original(Q, K, V, mask, layer, *sizes)  # type: ignore[no-any-return]
         layout, window = vars(layer)[LAID_OUT]
+        _check(Q, K, layout)
         layout.windows.append(window)
         scale, cap = layer.config.query_pre_attn_scalar**-0.5, layer.config.attn_logit_softcapping
         return packed_attention(Q, K, V, layout, scale, window=window, softcap=cap).flatten(2)
@@ -132,8 +133,7 @@ def _with_packs(original: Any) -> Any:
         layout = context.prefix_seg_info
         if not isinstance(layout, Layout):
             return original(config=config, context=context, Q=Q, K=K, V=V)  # type: ignore[no-any-return]
-        if not Q.shape[2] == K.shape[2] == layout.tokens or len(Q) != 1:
-            raise NotPackable(f"attention over {tuple(K.shape)} keys, of a pack of {layout.tokens} tokens")
+        _check(Q, K, layout)
         given = config.flash_varlen_kwargs or {}
         window = _window(given, context)
         layout.windows.append(window)
@@ -146,6 +146,12 @@ def _with_packs(original: Any) -> Any:
 
     attend.unpacked = original  # type: ignore[attr-defined]
     return attend
+
+
+def _check(Q: Tensor, K: Tensor, layout: Layout) -> None:
+    """Raises `NotPackable` for a call that is not of this pack."""
+    if not Q.shape[2] == K.shape[2] == layout.tokens or len(Q) != 1:
+        raise NotPackable(f"attention over {tuple(K.shape)} keys, of a pack of {layout.tokens} tokens")
 
 
 def _window(given: dict[str, Any], context: Any) -> int | None:
