@@ -195,10 +195,8 @@ class _Adapter(torch.autograd.Function):
         with torch.autocast(grad.device.type, enabled=False):
             grad_low, grad_x = _scaled_product(grad, b, ctx.scaling), None  # (T, r)
             grad_a, grad_b = _product(grad_low.t(), x, ctx.dtypes[0]), _product(grad.t(), low, ctx.dtypes[1])
-            del (
-                x,
-                low,
-            )  # what checkpointing has recomputed for this node alone makes room for the gradient of the same size
+            # What checkpointing has recomputed for this node alone makes room for the gradient of the same size.
+            del x, low
             if ctx.needs_input_grad[0]:
                 grad_x = torch.mm(grad, _weight(ctx.base, grad.dtype)).addmm_(grad_low, a)
         return grad_x, grad_a, grad_b, None, None

@@ -330,9 +330,8 @@ class Form:
             # The boxes hold what they were built with: they need not be sent, which takes the browser as long as all the rest.
             built, draft = Draft(), _kept(kept)
             base, *found = self.filled(draft, self.values(built))
-            fresh = (
-                gr.skip() if draft.as_text() == built.as_text() else base
-            )  # a base that changes is followed once more
+            # A base that changes is followed once more.
+            fresh = gr.skip() if draft.as_text() == built.as_text() else base
             return [fresh, *found, *both(Sent(self, base, self.values(draft)))]
 
         self.blocks.load(load, [self.kept], [*self.shown, *outputs, *drafts], **how)
