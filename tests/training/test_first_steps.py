@@ -597,7 +597,7 @@ def test_evaluation_between_steps_changes_nothing_in_the_proof(new_trainer: NewT
 
 
 def test_the_checks_cost_less_than_a_step(new_trainer: NewTrainer) -> None:
-    """Once a run, in CPU seconds. A step is generation, scoring and backward; the tiny model leaves out what makes real steps long."""
+    """Once a run, in CPU seconds. A step: generation, scoring, backward; a tiny model has not what makes real steps long."""
     trainer = new_trainer(objective="dapo", max_steps=6)
     checks, spent = trainer.checks, [0.0]
     for name in ("before_scoring", "after_scoring", "on_pre_optimizer_step", "on_step_end"):
