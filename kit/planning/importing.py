@@ -143,6 +143,8 @@ def _read_yaml(found: Imported, text: str, path: Path) -> None:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML ({error}).") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deep; a configuration has a handful of levels.") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no mapping of keys.")
     if "actor_rollout_ref" in tree or "worker" in tree:

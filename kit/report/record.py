@@ -115,7 +115,7 @@ def _yaml(text: str, faults: list[str]) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         faults.append("config.yaml is damaged: it is not YAML.")
         return {}
 

@@ -232,7 +232,9 @@ def test_what_is_dropped_is_told(tmp_path: Path) -> None:
         ("a.ipynb.py", "", "neither"),
         ("a.yaml", "a: 1\n", "no GRPO configuration"),
         ("a.yaml", "- 1\n", "no mapping"),
+        ("a.yaml", "[" * 100_000, "nested too deep"),
     ],
+    ids=["script", "syntax", "notebook", "keys", "list", "brackets"],
 )
 def test_what_is_no_grpo_run_is_refused(name: str, text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -364,8 +364,11 @@ def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
         ("/export?run=way", "#export-results"),
     ],
 )
-def test_a_phone_shows_all_without_scrolling_sideways(page: Any, tab: Callable[..., Tab], path: str, last: str) -> None:
-    one = tab(page, path, 390)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_without_scrolling_sideways(
+    page: Any, tab: Callable[..., Tab], path: str, last: str, scheme: str
+) -> None:
+    one = tab(page, path, 390, scheme)
     one.locator(last).first.wait_for(state="attached")
     one.wait_for_timeout(1000)
     assert one.evaluate("document.documentElement.scrollWidth") <= 390
