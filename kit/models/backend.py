@@ -9,6 +9,7 @@ take transformers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import io
 import logging
@@ -226,7 +227,7 @@ def _unsloth(backend: Backend) -> Any:
             f"model.backend: {backend.name}, but TRL was imported in this process already, and Unsloth can only rewrite it "
             "while it is imported. Start a new process (grpo-kit train, kit.train(...)), or import unsloth first."
         )
-    with stdout_to_log():
+    with stdout_to_log(), without_collections():
         try:
             import unsloth
         except (ImportError, NotImplementedError, RuntimeError) as failure:
@@ -257,6 +258,29 @@ def stdout_to_log() -> Iterator[None]:
     finally:
         for line in filter(None, map(str.strip, heard.getvalue().splitlines())):
             log.info("unsloth: %s", line)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Inside, a process of the kit collects no garbage: of modules there is none, and looking takes a third of their time.
+
+    What is there afterwards is left out of later collections; elsewhere, where it may be garbage by then, nothing is changed.
+    """
+    if not is_of_the_kit():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def is_of_the_kit() -> bool:
+    """Whether this process was started as `python -m kit....`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and (spec.name or "").startswith("kit.")
 
 
 def is_unsloths(base: type) -> bool:

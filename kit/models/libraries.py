@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import logging
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from kit.config import EMBEDDED_MODELS
 from kit.errors import EnvironmentUnsupported
-from kit.models.backend import TRANSFORMERS, choose_backend
+from kit.models.backend import TRANSFORMERS, choose_backend, is_of_the_kit, without_collections
 
 if TYPE_CHECKING:
     from kit.config import ModelConfig
@@ -40,10 +39,13 @@ def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool
     Does nothing in a process that the kit did not start: there, what else wants the packages is not known. And nothing
     for Unsloth, which wants them all, and has to come before TRL.
     """
-    if not _is_of_the_kit() or (training and choose_backend(model).name != TRANSFORMERS):
+    if not is_of_the_kit():
         return
     small = model.name in EMBEDDED_MODELS and not (quantized or model.load_in_4bit)
-    with hidden(UNUSED + OF_LARGE_MODELS * small), _without_collections():
+    with without_collections():
+        if training and choose_backend(model).name != TRANSFORMERS:
+            return
+    with hidden(UNUSED + OF_LARGE_MODELS * small), without_collections():
         import datasets  # noqa: F401
         import peft  # noqa: F401
         import transformers.generation.utils
@@ -75,22 +77,6 @@ def hidden(names: Iterable[str]) -> Iterator[None]:
     finally:
         for name in names:
             sys.modules.pop(name, None)  # gone already where somebody has imported it by other means
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Inside, no garbage is collected; what is there afterwards is left out of later collections."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _is_of_the_kit() -> bool:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and (spec.name or "").startswith("kit.")
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], quantized: bool, hidden_too: bool
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(libraries, "_is_of_the_kit", lambda: True)
+    monkeypatch.setattr(libraries, "is_of_the_kit", lambda: True)
     monkeypatch.setattr(libraries, "hidden", lambda names: asked.extend(names) or contextlib.nullcontext())
     load_libraries(ModelConfig(**model), training=False, quantized=quantized)
     assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]

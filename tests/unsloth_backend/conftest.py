@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _cold() -> Iterator[None]:
-    """Unsloth has to come before TRL, which warm processes have imported."""
-    with warm_processes.cold():
-        yield
-
-
 @pytest.fixture(scope="session")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """`stock`, `unsloth` and `packs`: rollouts, losses, gradients and findings of each process."""
@@ -31,13 +23,13 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("unsloth")
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    workers = {
-        "stock": ["worker.py", "stock"],
-        "unsloth": ["worker.py", "unsloth"],
-        "packs": ["packs_on_unsloth.py"],
-    }
-    for script, *which in workers.values():
-        command = [sys.executable, str(HERE / script), *which, str(folder)]
+
+    def work(which: str) -> None:
+        command = [sys.executable, str(HERE / "worker.py"), which, str(folder)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-4000:]
-    return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in workers}
+
+    work("stock")
+    with warm_processes.cold():  # Unsloth has to come before TRL, which warm processes have imported
+        work("unsloth")
+    return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in ("stock", "unsloth", "packs")}

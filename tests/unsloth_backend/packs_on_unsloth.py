@@ -1,21 +1,19 @@
 """Models with Unsloth's own forward functions, on the CPU: scored in packs and in padded rows, in a process of its own.
 
-`packs_on_unsloth.py FOLDER` reads the rollouts of `worker.py stock FOLDER` and leaves `packs.pt`. Unsloth's Triton kernels
-run in Triton's interpreter, its fused LoRA functions as they are, in float32 throughout.
+`main(FOLDER)`, in a fork of `worker.py unsloth`, reads the rollouts of `worker.py stock` and leaves `packs.pt`. Unsloth's Triton
+kernels run in Triton's interpreter, its fused LoRA functions as they are, in float32 throughout.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from worker import SWITCHES, Bench, generate_unsloths_class, objectives
+from worker import Bench, objectives
 
 FAMILIES = {
     "llama": "FastLlamaModel",
@@ -162,11 +160,11 @@ def fuse(model: Any) -> None:
             layer.self_attn.apply_qkv = apply_lora_qkv
 
 
-def prepared(folder: Path) -> None:
-    os.environ.update(SWITCHES, TRITON_INTERPRET="1", UNSLOTH_COMPILE_LOCATION=str(folder / "unsloth_compiled_cache"))
-    generate_unsloths_class()
-    one_device()
-    interpreted_tanh()
+def in_few_blocks() -> None:
+    """Triton's interpreter takes as long for a block of 1,024 numbers as for one of all."""
+    from unsloth.kernels import geglu, swiglu
+
+    geglu.BLOCK_SIZE = swiglu.BLOCK_SIZE = 2**14
 
 
 # --- every recipe -----------------------------------------------------------------------------------------------------
@@ -388,12 +386,13 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     return found
 
 
-if __name__ == "__main__":
+def main(folder: Path) -> None:
+    """In a process in which Unsloth has generated its class, with Triton's interpreter."""
     import torch
 
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    prepared(folder)
+    one_device()
+    interpreted_tanh()
+    in_few_blocks()
     bench = PatchedBench(folder)
     stored = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     with rowwise_in_torch():
