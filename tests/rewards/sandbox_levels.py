@@ -1,12 +1,14 @@
 """The levels of the sandbox, and what a test does where one does not work."""
 
+import functools
 import os
 
 import pytest
 
 from rewards import sandbox
+from rewards.sandbox import runner
 
-LEVELS = ("namespaces", "bwrap", "landlock")
+LEVELS: tuple[sandbox.Level, ...] = ("namespaces", "bwrap", "landlock")
 
 
 def need(level: str) -> None:
@@ -17,3 +19,22 @@ def need(level: str) -> None:
     if level in os.environ.get("SANDBOX_LEVELS", "").split():
         pytest.fail(f"SANDBOX_LEVELS says that {level} works here, and it does not: {report.reason}")
     pytest.skip(f"{level} does not work here: {report.reason}")
+
+
+def working_levels() -> list[sandbox.Level]:
+    """Those that work here."""
+    return [report.level for report in sandbox.describe() if report.level in LEVELS and report.available]
+
+
+@functools.cache
+def at_every_level(
+    *programs: str, seconds: float, output_bytes: int = 1 << 20
+) -> dict[tuple[str, str], sandbox.Result]:
+    """Results of programs that run until their deadline, by level and program: all at once, so that they are waited for
+    together, at every level that works here."""
+    places = [(level, program) for level in working_levels() for program in programs]
+
+    def run(place: tuple[sandbox.Level, str]) -> sandbox.Result:
+        return sandbox.run(place[1], seconds=seconds, output_bytes=output_bytes, at=place[0])
+
+    return dict(zip(places, runner.concurrently(run, places, len(places)), strict=True))

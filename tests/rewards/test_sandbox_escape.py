@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-import functools
+import itertools
 import os
 import shutil
 import signal
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pairwise import rest_in_matrix
-from sandbox_levels import need
+from sandbox_levels import at_every_level, need, working_levels
 
 from rewards import sandbox
 from rewards.sandbox import commands, forkserver, slots
@@ -196,7 +196,7 @@ if os.fork() == 0:
     "endless chain of processes": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
 }
 
-ENDLESS = [name for name in PROGRAMS if name.startswith(("closed", "ignoring", "busy"))]  # until the deadline
+ENDLESS = [name for name in PROGRAMS if name.startswith(("closed", "ignoring", "busy", "recursive"))]
 LIMITS = {"seconds": 1.5, "output_bytes": 1 << 18}
 
 
@@ -225,15 +225,11 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ended(target):
-    """The endless programs of a level, waited for together."""
-
-    @functools.cache
-    def run(level):
-        jobs = [sandbox.Job(program=PROGRAMS[name].format(**target[0]), **LIMITS) for name in ENDLESS]
-        return dict(zip(ENDLESS, sandbox.run_all(jobs, workers=len(jobs), at=level), strict=True))
-
-    return run
+def ended(target, request):
+    """What became of the endless programs of this session, which all run until the deadline: by level and program."""
+    names = {getattr(item, "callspec", None) and item.callspec.params.get("name") for item in request.session.items}
+    programs = [PROGRAMS[name].format(**target[0]) for name in ENDLESS if name in names]
+    return lambda level, program: at_every_level(*programs, **LIMITS | {"seconds": 1.0})[level, program]
 
 
 WORKERS = set()  # process ids of children that other tests of this session keep, such as isolation's warm workers
@@ -265,14 +261,14 @@ def processes(zombies, starter=None):
     if starter is not None:
         uids = {FIRST_UID + (starter + n) % SLOTS for n in range(8)}
     pids = {server.process.pid for server in servers}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+            fields = dict(line.split(":\t", 1) for line in itertools.islice(status, 12) if ":\t" in line)
             ours = int(fields["Uid"].split()[0]) in uids
             dead = fields["State"].startswith("Z")
-            server = pids & {int(fields["Pid"]), int(fields["PPid"])}
+            server = pids & {int(pid), int(fields["PPid"])}
             if (ours or int(fields["PPid"]) == os.getpid()) and (zombies or not dead) and not server:
-                found.append((fields["Name"], fields["Pid"], fields["State"]))
+                found.append((fields["Name"], pid, fields["State"]))
     return found
 
 
@@ -281,7 +277,8 @@ def test_no_program_gets_out_or_stays(name, level, target, ended):
     aims, listeners = target
     before = Path(aims["secret"]).stat()
     start = time.monotonic()
-    result = ended(level)[name] if name in ENDLESS else sandbox.run(PROGRAMS[name].format(**aims), at=level, **LIMITS)
+    program = PROGRAMS[name].format(**aims)
+    result = ended(level, program) if name in ENDLESS else sandbox.run(program, at=level, **LIMITS)
     assert time.monotonic() - start < 8
     assert result.status != "infra", result.reason
     assert "ESCAPED" not in result.stdout
@@ -300,26 +297,35 @@ def test_no_program_gets_out_or_stays(name, level, target, ended):
     assert survivors() == []
 
 
-def test_programs_end_with_the_trainer(level):
-    code = (
-        "from rewards import sandbox\n"
-        f"sandbox.run('print(1)', at={level!r}); print('started', flush=True)\n"
-        f"sandbox.run('import time; time.sleep(1000)', seconds=500, at={level!r})"
-    )
-    before = set(Path("/tmp").glob("sandbox-*"))
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert trainer.stdout.readline() == "started\n"
+@pytest.fixture(scope="module")
+def killed():
+    """By level: the process id of a trainer that was killed while a program ran in its sandbox."""
+    before, trainers = set(Path("/tmp").glob("sandbox-*")), {}
+    for level in working_levels():
+        code = (
+            "from rewards import sandbox\n"
+            f"sandbox.run('print(1)', at={level!r}); print('started', flush=True)\n"
+            f"sandbox.run('import time; time.sleep(1000)', seconds=500, at={level!r})"
+        )
+        trainers[level] = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    for trainer in trainers.values():
+        assert trainer.stdout.readline() == "started\n"
     time.sleep(0.6)
-    assert trainer.poll() is None
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
+    for trainer in trainers.values():
+        assert trainer.poll() is None
+        trainer.kill()
+        trainer.wait()
+        trainer.stdout.close()
     for box in set(Path("/tmp").glob("sandbox-*")) - before:  # without bwrap, a killed trainer cannot clear it away
         with contextlib.suppress(OSError):
             if "sleep(1000)" in (box / "main.py").read_text():  # other tests may run at the same time
                 shutil.rmtree(box)
+    return {level: trainer.pid for level, trainer in trainers.items()}
+
+
+def test_programs_end_with_the_trainer(level, killed):
     # Whom the dead trainer leaves behind is for the machine's first process to reap.
-    assert survivors(zombies=False, starter=trainer.pid) == []
+    assert survivors(zombies=False, starter=killed[level]) == []
 
 
 @pytest.mark.parametrize(
@@ -335,7 +341,7 @@ def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
     Path(aims["secret"]).write_text("secret")
 
 
-DEEP = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')\n    open('f', 'w').close()\nprint('done')"
+DEEP = "import os\nfor _ in range(2200):\n    os.mkdir('d'); os.chdir('d')\n    open('f', 'w').close()\nprint('done')"
 LINKS = """
 import os
 box = os.getcwd()
@@ -352,7 +358,7 @@ for act in (lambda: os.rename(box, box + '-moved'), lambda: os.symlink('/', os.p
 @pytest.mark.parametrize("program", [DEEP, LINKS])
 def test_nothing_is_left_behind_at_the_level_without_walls(program, target):
     before = set(Path("/tmp").glob("sandbox-*"))
-    result = sandbox.run(program.format(**target[0]), at="unsafe", allow_unsafe=True)
+    result = sandbox.run(program.format(**target[0]), seconds=30, at="unsafe", allow_unsafe=True)
     assert result.status == "ok", result.stderr
     if program == LINKS and os.geteuid() == 0:
         assert result.stdout == "refused\nrefused\n"
@@ -362,13 +368,12 @@ def test_nothing_is_left_behind_at_the_level_without_walls(program, target):
 
 MANY = """
 import os, time
-size = 300 << 20
 for _ in range(3):
     if os.fork() == 0:
-        kept = b"x" * (300 << 20)
+        kept = b"x" * (150 << 20)
         time.sleep(0.4)
         os._exit(0)
-kept = b"x" * (300 << 20)
+kept = b"x" * (150 << 20)
 time.sleep(0.4)
 print("ESCAPED")
 """
@@ -377,17 +382,17 @@ print("ESCAPED")
 @pytest.mark.parametrize("at", ["bwrap", "namespaces"])
 def test_processes_together_hold_no_more_than_one_may(at):
     need(at)
-    result = sandbox.run(MANY, at=at, seconds=10.0)
+    result = sandbox.run(MANY, at=at, seconds=10.0, memory_mb=256)
     assert "ESCAPED" not in result.stdout
-    assert (result.status, result.reason) == ("failed", "stopped: its processes held more than 512 MiB together")
+    assert (result.status, result.reason) == ("failed", "stopped: its processes held more than 256 MiB together")
 
 
 def test_what_processes_share_is_counted_once():
     program = (
-        "import os, time\nkept = bytearray(os.urandom(1 << 20) * 150)\nfor _ in range(4):\n    if os.fork() == 0:\n"
-        "        time.sleep(0.5)\n        os._exit(0)\ntime.sleep(0.5)\nprint(len(kept))"
+        "import os, time\nkept = bytearray(os.urandom(1 << 20) * 100)\nfor _ in range(4):\n    if os.fork() == 0:\n"
+        "        time.sleep(0.3)\n        os._exit(0)\ntime.sleep(0.3)\nprint(len(kept))"
     )
-    result = sandbox.run(program, memory_mb=512)
+    result = sandbox.run(program, memory_mb=256)
     assert result.status == "ok", result
 
 
