@@ -26,7 +26,8 @@ class Task:
 
     A function that can be interrupted says so with a `grace`: at the deadline an alarm raises `Overrun`, a BaseException,
     in it, which is a `timeout` that costs no worker. In a batch with a budget such a function is first given an eighth of
-    the deadline, and all of it when every other task was tried. So may any exception with a true attribute `overrun`.
+    the deadline, and all of it when every other task was tried; the end of the budget interrupts it, too, and costs no worker
+    either. So may any exception with a true attribute `overrun`.
 
     Args:
         function: `package.module:function`. Its module is imported in the worker, outside the deadline; when the module
@@ -120,18 +121,37 @@ class Batch:
             for worker in list(workers):
                 if not self.pending and self._slow:
                     self.pending, self._slow = self._slow, deque()
-                if not worker.waiting and self.pending:
-                    worker.send(self.memory, self._chunk(len(workers)))
+                if not worker.waiting and self.pending and self.left() != 0:
+                    worker.send(self.memory, self._chunk(len(workers)), self.end)
                 elif not worker.waiting:
                     give_back(workers, worker)
             if not workers or self.left() == 0:
                 self._tried.update(worker.running for worker in workers if worker.running is not None)
+                self._hear_out(workers, give_back)
                 return
-            self._poll(workers)
+            until = min(self._due(worker) for worker in workers)
+            self._poll(workers, until if self.end is None else min(until, self.end))
             for worker in [w for w in workers if self._is_over(w)]:
                 if self._deaths >= _DEATHS:
                     return
                 replace(workers, worker, self)
+
+    def _hear_out(
+        self, workers: list[WorkerProcess], give_back: Callable[[list[WorkerProcess], WorkerProcess], None]
+    ) -> None:
+        """When the budget is spent: what can be interrupted is, by the worker itself, which then need not be killed."""
+        while ending := [worker for worker in workers if self._ends_by_itself(worker)]:
+            self._poll(ending, min(self._last_word(worker) for worker in ending))
+            for worker in ending:
+                if not worker.waiting:
+                    give_back(workers, worker)
+
+    def _ends_by_itself(self, worker: WorkerProcess) -> bool:
+        return bool(worker.waiting) and not worker.dead and time.monotonic() < self._last_word(worker)
+
+    def _last_word(self, worker: WorkerProcess) -> float:
+        """When a worker has had the budget and its task's grace."""
+        return (self.end or 0.0) + self.graces[worker.waiting[0]]
 
     def _chunk(self, workers: int) -> list[Call]:
         """As many calls as take about 20 ms by what is known so far, and no more than a fair share."""
@@ -144,10 +164,8 @@ class Batch:
             chunk.append(self.pending.popleft())
         return chunk
 
-    def _poll(self, workers: list[WorkerProcess]) -> None:
-        """Waits for the next answer, room in a pipe, or the next deadline."""
-        until = min(self._due(worker) for worker in workers)
-        until = until if self.end is None else min(until, self.end)
+    def _poll(self, workers: list[WorkerProcess], until: float) -> None:
+        """Waits for the next answer, room in a pipe, or the time that is given."""
         poller = select.poll()
         by_pipe = {}
         for worker in workers:
@@ -171,7 +189,8 @@ class Batch:
         self._busy += reply.seconds
         self._answered += 1
         call = self.calls[reply.item]
-        if reply.late and 0 < call.alarm < self.deadline:
+        spent = self.left() == 0 and reply.seconds < self.deadline
+        if reply.late and call.alarm and (call.alarm < self.deadline or spent):
             self._tried.add(reply.item)
             self.calls[reply.item] = again = call._replace(alarm=self._alarm(reply.item, first=False))
             self._slow.append(again)

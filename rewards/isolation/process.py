@@ -95,9 +95,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, memory: int, calls: Sequence[Call]) -> None:
-        """Hands over a chunk; only for a worker with nothing waiting."""
-        message = pickle.dumps((memory, [tuple(call) for call in calls]))
+    def send(self, memory: int, calls: Sequence[Call], end: float | None = None) -> None:
+        """Hands over a chunk, and when (monotonic seconds) what can be interrupted of it is; only for a worker with nothing
+        waiting."""
+        message = pickle.dumps((memory, end, [tuple(call) for call in calls]))
         self.waiting.extend(call.item for call in calls)
         self.since, self.loading = time.monotonic(), True  # until it says that it has begun
         self.unsent = memoryview(LENGTH.pack(len(message)) + message)

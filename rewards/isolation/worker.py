@@ -43,11 +43,12 @@ class Worker:
         self.functions: dict[str, Callable[..., Any]] = {}
         self.baseline = 0  # bytes of address space that loaded code takes
         self.memory = 0  # bytes that an item may take beside it
+        self.end: float | None = None  # monotonic seconds after which what can be interrupted is, however short it ran
 
     def serve(self) -> None:
         """Until the parent closes the pipe, or this process has grown so much that a fresh one is better."""
         while len(header := self.requests.read(LENGTH.size)) == LENGTH.size:
-            memory, items = pickle.loads(self.requests.read(*LENGTH.unpack(header)))
+            memory, self.end, items = pickle.loads(self.requests.read(*LENGTH.unpack(header)))
             self.memory = memory
             self.limit(memory)
             waiting = b""  # the reply before goes out with the next start: one write an item
@@ -81,10 +82,12 @@ class Worker:
         return HEADER.pack(RESULT, item, time.monotonic() - start, len(payload)) + payload, False
 
     def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
-        """What the function returns; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
-        of the interpreter. What that cannot stop is for the parent to kill."""
+        """What the function returns; after `alarm` seconds, if that is not 0, or at the chunk's end, `Overrun` is raised in
+        it, between two steps of the interpreter. What that cannot stop is for the parent to kill."""
         if not alarm:
             return self.functions[function](*arguments)
+        if self.end is not None:
+            alarm = min(alarm, max(self.end - time.monotonic(), 1e-6))  # 0 would be no alarm at all
         signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, alarm)
         try:
