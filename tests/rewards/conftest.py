@@ -1,11 +1,12 @@
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from sandbox_levels import LEVELS, need
 
 from rewards import Sample, build_samples
+from rewards.isolation import Pool, component
 
 
 @pytest.fixture
@@ -22,6 +23,15 @@ def level(request: pytest.FixtureRequest) -> str:
     """A level of the sandbox, if it works here."""
     need(request.param)
     return str(request.param)
+
+
+@pytest.fixture
+def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """Workers of the test's own, for a test that has one killed: those that all share would load SymPy anew."""
+    pool = Pool(2)
+    monkeypatch.setattr(component, "shared_pool", lambda: pool)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -37,7 +37,7 @@ STDIO_WRONG = {
     "prints the first test's output": "print(2)\nprint(4)",
     "prints more": f"{HONEST_STDIO}\nprint(1)",
     "right output, then a crash": f"{HONEST_STDIO}\nraise SystemExit(3)",
-    "right output, then an endless loop": f"{HONEST_STDIO}\nimport sys; sys.stdout.flush()\nwhile True: pass",
+    "right output, then an endless loop": f"{HONEST_STDIO}\nimport sys; sys.stdout.flush()\nimport time; time.sleep(60)",
     "no Python": "square it",
     "NUL": "print(1)\0",
     "lone surrogate": "print('\ud800')",
@@ -55,7 +55,7 @@ STDIO_WRONG = {
 
 
 def test_stdio_programs_that_are_right_and_wrong():
-    evaluation = evaluate("code-stdio", HONEST_STDIO, *STDIO_WRONG.values(), reference=SQUARES, seconds=2.0)
+    evaluation = evaluate("code-stdio", HONEST_STDIO, *STDIO_WRONG.values(), reference=SQUARES, seconds=1.0)
     assert evaluation.totals == [1.0] + [0.0] * len(STDIO_WRONG)
     assert evaluation.statuses["accuracy"] == ["ok"] + ["wrong"] * len(STDIO_WRONG)
     assert evaluation.failure_share == 0.0
@@ -82,7 +82,7 @@ FUNCTION_WRONG = {
     ),
     "not there": "def cube(n):\n    return n ** 3",
     "raises": "def square(n):\n    raise ValueError(n)",
-    "hangs": "def square(n):\n    while True: pass",
+    "hangs": "import time\ndef square(n):\n    time.sleep(60)",
     "endless recursion": "def square(n):\n    return square(n)",
     "deep value": "def square(n):\n    v = []\n    for _ in range(5000): v = [v]\n    return v",
     "patched builtins": (
@@ -98,7 +98,7 @@ FUNCTION_WRONG = {
 
 
 def test_functions_that_are_right_and_wrong():
-    evaluation = evaluate("code-function", HONEST_FUNCTION, *FUNCTION_WRONG.values(), reference=CALLS, seconds=2.0)
+    evaluation = evaluate("code-function", HONEST_FUNCTION, *FUNCTION_WRONG.values(), reference=CALLS, seconds=1.0)
     verdicts = dict(zip(["honest", *FUNCTION_WRONG], evaluation.statuses["accuracy"], strict=True))
     assert verdicts == {"honest": "ok"} | dict.fromkeys(FUNCTION_WRONG, "wrong")
     assert evaluation.totals == [1.0] + [0.0] * len(FUNCTION_WRONG)
@@ -129,20 +129,20 @@ def test_a_share_is_paid_only_when_asked_for():
 
 
 def test_contests_take_limits_from_the_row():
-    slow = f"import time\ntime.sleep(0.6)\n{HONEST_STDIO}"
+    slow = f"import time\ntime.sleep(0.3)\n{HONEST_STDIO}"
     assert evaluate("code-contest", slow, reference=SQUARES[:1]).totals == [1.0]
-    late = evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.5)
+    late = evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.25)
     assert late.totals == [0.0]
-    assert "stopped after 0.5 s" in late.infos["accuracy"][0]["reason"]
-    assert evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.5, time_factor=4).totals == [1.0]
+    assert "stopped after 0.25 s" in late.infos["accuracy"][0]["reason"]
+    assert evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.25, time_factor=8).totals == [1.0]
     big = f"kept = bytearray(300 << 20)\n{HONEST_STDIO}"
     assert evaluate("code-contest", big, reference=SQUARES[:1]).totals == [1.0]
     assert evaluate("code-contest", big, reference=SQUARES[:1], memory_limit=200).totals == [0.0]
 
 
 def test_a_budget_ends_the_tests_of_a_completion():
-    slow = f"import time\ntime.sleep(0.4)\n{HONEST_STDIO}"
-    evaluation = evaluate("code-contest", slow, reference=SQUARES * 20, scoring="share", budget_seconds=1.0)
+    slow = f"import time\ntime.sleep(0.2)\n{HONEST_STDIO}"
+    evaluation = evaluate("code-contest", slow, reference=SQUARES * 20, scoring="share", budget_seconds=0.5)
     assert 0.0 <= evaluation.totals[0] <= 3 / 60
     assert evaluation.statuses["accuracy"] == ["wrong"]
 
@@ -306,20 +306,20 @@ def test_what_real_solutions_return(program, test, right):
 
 def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
     endless = [
-        f"import time\nwhile True: time.sleep({n})" for n in range(1, 18)
+        f"import time\nwhile True: time.sleep({n})" for n in range(1, 5)
     ]  # the limits are those of the wall's clock
-    endless += [f"while True: x = {n}" for n in range(3)]
+    endless += ["while True: x = 1"]
     right = [f"{HONEST_STDIO}\n# {n}" for n in range(6)]
     start = time.monotonic()
     evaluation = evaluate(
-        "code-stdio", *endless, *right, reference=SQUARES, scoring="share", seconds=1.0, batch_seconds=6.0, workers=2
+        "code-stdio", *endless, *right, reference=SQUARES, scoring="share", seconds=2.0, batch_seconds=3.0, workers=2
     )
-    assert time.monotonic() - start < 14  # 20 x 3 tests x 1 s / 2 = 30 s without a limit
-    assert evaluation.statuses["accuracy"][20:] == ["ok"] * 6
-    assert {"infra"} <= set(evaluation.statuses["accuracy"][:20]) <= {"infra", "wrong"}
+    assert time.monotonic() - start < 10  # 5 x 3 tests x 2 s / 2 = 15 s without a limit
+    assert evaluation.statuses["accuracy"][5:] == ["ok"] * 6
+    assert {"infra"} <= set(evaluation.statuses["accuracy"][:5]) <= {"infra", "wrong"}
     reasons = {
         i["reason"]
         for i, s in zip(evaluation.infos["accuracy"], evaluation.statuses["accuracy"], strict=True)
         if s == "infra"
     }
-    assert reasons == {"the batch's 6 s were spent by others"}
+    assert reasons == {"the batch's 3 s were spent by others"}

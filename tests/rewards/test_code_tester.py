@@ -105,13 +105,13 @@ def test_helpers_come_from_the_prompt_and_never_from_the_program():
         "class Yes:\n    def __eq__(self, other):\n        return True\ndef f(n):\n    return Yes()",
         "import os\ndef f(n):\n    os._exit(0)",
         'print(\'{"calls": [], "open": false, "units": 1, "failed": []}\')\ndef f(n):\n    return 0',
-        "def f(n):\n    while True: pass",
+        "import time\ndef f(n):\n    time.sleep(60)",
         "raise SystemExit(0)",
         "x = 1",
     ],
 )
 def test_programs_that_cheat_are_wrong(program):
-    assert evaluate(program, LOOP, seconds=1.0)[0] == "wrong"
+    assert evaluate(program, LOOP, seconds=0.5)[0] == "wrong"
 
 
 def test_what_failed_is_said_and_each_test_counts_for_a_share():
@@ -132,7 +132,7 @@ def test_what_failed_is_said_and_each_test_counts_for_a_share():
     ],
 )
 def test_tests_that_cannot_be_run_are_an_error_of_the_row(tests, says):
-    status, info = evaluate(DOUBLE, tests, seconds=2.0)
+    status, info = evaluate(DOUBLE, tests, seconds=1.0)
     assert status == "error"
     assert says in info["reason"]
 

@@ -61,8 +61,8 @@ def test_a_slow_verifier_is_a_timeout_of_its_item():
     entry = json.dumps(ENTRIES["simple_integration"])
     answers = [answered(slow), answered("x**2 + C")]
     samples = build_samples(["p"] * 2, answers, task=["simple_integration"] * 2, entry=[entry] * 2)
-    first, second = run_component(ReasoningGymAccuracy(deadline=1.5), samples, Context())
-    assert (first.status, first.info) == ("timeout", {"extracted": slow, "reason": "over the deadline of 1.5 s"})
+    first, second = run_component(ReasoningGymAccuracy(deadline=0.8), samples, Context())
+    assert (first.status, first.info) == ("timeout", {"extracted": slow, "reason": "over the deadline of 0.8 s"})
     assert second.status == "ok"
 
 
@@ -73,36 +73,29 @@ def test_a_score_that_is_no_number_is_an_error_of_the_row(monkeypatch):
     assert (score.status, score.info["reason"]) == ("error", "score_answer returned nan")
 
 
-def test_one_task_is_read_without_the_whole_package():
-    """In a process of its own: nothing of SymPy or matplotlib, the same problems, and the real package for whoever asks."""
-    code = (
-        "import sys\n"
-        "from rewards.components.reasoning_gym_tasks import factory\n"
-        "some = factory('chain_sum')\n"
-        "print(sorted({'sympy', 'matplotlib', 'reasoning_gym', 'reasoning_gym.factory'} & set(sys.modules)))\n"
-        "problem = some.create_dataset('chain_sum', seed=5, size=9)[8]\n"
-        "from reasoning_gym.factory import DATASETS, create_dataset\n"
-        "assert create_dataset('chain_sum', seed=5, size=9)[8] == problem\n"
-        "print(len(some.DATASETS) < 30, len(DATASETS) > 100, factory('chain_sum').DATASETS is DATASETS)"
-    )
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split("\n")[:2] == ["[]", "True True True"]
+ALONE = """
+import sys
+from rewards.components import reasoning_gym_tasks as tasks
+some = tasks.factory("chain_sum")
+print(sorted({"sympy", "matplotlib", "reasoning_gym", "reasoning_gym.factory"} & set(sys.modules)))
+problem = some.create_dataset("chain_sum", seed=5, size=9)[8]
+known = sys.argv[1].split()
+alone = [name for name in known if tasks._some_tasks(name) is not None]
+assert all(name in tasks._some_tasks(name).DATASETS for name in alone)
+print(len(alone) > 0.85 * len(known), [name for name in known if name not in tasks.factory(name).DATASETS],
+      "chain_summ" in tasks.factory("chain_summ").DATASETS)
+from reasoning_gym.factory import DATASETS, create_dataset
+assert create_dataset("chain_sum", seed=5, size=9)[8] == problem
+print(len(some.DATASETS) < 30, len(DATASETS) > 100, tasks.factory("chain_sum").DATASETS is DATASETS)
+"""
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.matrix), 12])
-def test_every_task_is_found_and_an_unknown_one_is_not(share):
-    """The default suite asks for every twelfth task only."""
-    code = (
-        "import sys\n"
-        "from rewards.components import reasoning_gym_tasks as tasks\n"
-        "known = sys.argv[1].split()\n"
-        "alone = [name for name in known if tasks._some_tasks(name) is not None]\n"
-        "assert all(name in tasks._some_tasks(name).DATASETS for name in alone)\n"
-        "print(len(alone) > 0.85 * len(known), [name for name in known if name not in tasks.factory(name).DATASETS],\n"
-        "      'chain_summ' in tasks.factory('chain_summ').DATASETS)"
-    )
+def test_one_task_is_read_without_the_whole_package(share):
+    """In a process of its own: nothing of SymPy or matplotlib for a sum; each task is found, and one that is not there is not;
+    the same problems, and the real package for whoever asks. The default suite asks for every twelfth task only."""
     names = sorted(reasoning_gym_tasks.factory().DATASETS)[::share]
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, " ".join(names)], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", ALONE, " ".join(names)], capture_output=True, text=True, check=True
     )
-    assert ran.stdout.strip() == "True [] False"
+    assert ran.stdout.split("\n")[:3] == ["[]", "True [] False", "True True True"]
