@@ -32,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,10 @@ def main(place: str, owner: int) -> None:
     assert len(threads - {"jemalloc_bg_thd"}) == 1, (
         f"these would be missing in every child: {threads}"
     )  # jemalloc's comes back
+    # What torch would do at the end of each child, to no use: print how long it has compiled, take 300 operators apart.
+    atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
+    for left in list(weakref.finalize._registry):
+        left.atexit = False
     gc.freeze()
     gc.enable()
     listener = socket.socket(socket.AF_UNIX)
