@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import warm_processes
+
+NEEDED = ("kit.runner.build", "kit.trainer.trainer", "vllm.model_executor.models.qwen3", "vllm.v1.worker.cpu_worker")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,6 +19,17 @@ def _cold() -> Iterator[None]:
     """This environment has not all that warm processes import, and an engine wants a process of its own."""
     with warm_processes.cold():
         yield
+
+
+@pytest.fixture(scope="session")
+def _imported() -> None:
+    """Modules that all engines need, left out of the garbage collections between them."""
+    pytest.importorskip("vllm")
+    gc.disable()
+    for name in NEEDED:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
@@ -53,17 +68,13 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]],
 
 
 @pytest.fixture(autouse=True)
-def no_engine_left() -> Iterator[None]:
-    """Frees what the engine of a test held, and what it left of torch.distributed: the next one begins anew."""
-    parallel = pytest.importorskip("vllm.distributed.parallel_state")
-    yield
-    gc.collect()
-    parallel.cleanup_dist_env_and_memory()
+def no_engine_left(_imported: None) -> Iterator[None]:
+    """Frees what the engine of a test held, and what it left of torch.distributed: the next one begins anew.
 
-
-@pytest.fixture(autouse=True)
-def without_earlier_engines() -> Iterator[None]:
-    """An engine takes vLLM's process groups down when it is collected: before the next one is made, not while it works."""
+    An engine takes vLLM's process groups down when it is collected: before the next one is made, not while it works.
+    """
     gc.collect()
     yield
     gc.collect()
+    sys.modules["vllm.distributed.parallel_state"].cleanup_dist_env_and_memory()
+    gc.freeze()  # it has let go of the modules, in which nothing is to be found
