@@ -3,7 +3,8 @@
 A new key appears by itself, with its words, range and choices. The server writes into a box only when a click replaces the
 whole draft. Every click sends all boxes as they are at that moment, and the draft that they were filled from; what differs
 between the two is what the user has changed. So the values used are the values on the screen, even where the answer to an
-earlier edit is still under way.
+earlier edit is still under way. The browser puts them into one text first: Gradio's script tells each input of an event how it
+stands, and again at every change of every later event, so that 164 inputs took most of the time of an edit.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from kit.config.loading import parse_value
 from kit.config.schema import document
 from kit.errors import ConfigError, KitError
 from kit.ui import markup as m
-from kit.ui.draft import FIRST, Draft, Tree, lookup, preset_tree, refuse_aliases
+from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, lookup, preset_tree, refuse_aliases
 from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"
+TOGETHER = "(...given) => JSON.stringify(given)"
 HIDDEN = frozenset({"run.root"})
 """Keys that the server decides."""
 
@@ -205,6 +207,7 @@ class Form:
     `base` is that draft, as JSON. `draft` is what the boxes amounted to when one was last left: what is shown beside them
     follows from it. `kept` is the same in the browser, over a reload; nothing listens to its changes, as Gradio's script, which
     copies a component's value between two places, takes the copies of two that come at once for changes, and does not end.
+    `together` is what a click sends: the base and all boxes, as JSON.
     `said` is where a click says what it did.
     """
 
@@ -215,6 +218,7 @@ class Form:
         self._later: list[Callable[[], Any]] = []
         self.draft, self.kept = gr.State(), kept_draft()
         self.base = gr.Textbox(Draft().as_text(), visible="hidden", elem_classes="hidden-box", label="base")
+        self.together = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="together")
         self.preset: gr.Dropdown
         self.aside: gr.HTML
         self.back: gr.Button
@@ -283,12 +287,11 @@ class Form:
         self, event: Any, work: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], **listen: Any
     ) -> None:
         def call(*given: Any) -> Any:
-            sent = Sent(self, given[len(inputs)], given[len(inputs) + 1 :])
-            return work(sent, *given[: len(inputs)])
+            return work(Sent.of(self, given[-1]), *given[:-1])
 
-        boxes = [made for _, made in self.boxes]
         how = {"api_visibility": "private"} | listen
-        event(call, [*inputs, self.base, *boxes], list(outputs), **how)
+        gathered = event(None, [self.base, *(made for _, made in self.boxes)], [self.together], js=TOGETHER)
+        gathered.then(call, [*inputs, self.together], list(outputs), **how)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
         """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft. Boxes that hold already what
@@ -327,14 +330,11 @@ class Form:
         self._listen(everything, both, [], [*outputs, *drafts], trigger_mode="always_last", **how)
 
         def load(kept: Any) -> list[Any]:
-            # The boxes hold what they were built with: they need not be sent, which takes the browser as long as all the rest.
-            built, draft = Draft(), _kept(kept)
-            base, *found = self.filled(draft, self.values(built))
-            # A base that changes is followed once more.
-            fresh = gr.skip() if draft.as_text() == built.as_text() else base
-            return [fresh, *found, *both(Sent(self, base, self.values(draft)))]
+            # The boxes hold what they were built with. What follows from them, edits from before this answer included, is
+            # asked for by the base that changes.
+            return self.filled(_kept(kept), self.values(Draft()))
 
-        self.blocks.load(load, [self.kept], [*self.shown, *outputs, *drafts], **how)
+        self.blocks.load(load, [self.kept], self.shown, **QUIET)
 
     def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
         """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""
@@ -357,6 +357,17 @@ class Sent:
     form: Form
     base: Any
     boxes: Sequence[Any]
+
+    @classmethod
+    def of(cls, form: Form, together: Any) -> Sent:
+        """From the text that the browser made; of one that no page makes, boxes and base are unreadable."""
+        try:
+            base, *boxes = json.loads(together)
+            if len(boxes) == len(form.boxes):
+                return cls(form, base, boxes)
+        except (ValueError, TypeError, RecursionError):
+            pass
+        return cls(form, UNREADABLE, [None] * len(form.boxes))
 
     def before(self) -> Draft:
         """What the boxes were filled from. Raises `ConfigError` for what no page sends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -81,6 +82,21 @@ class Page:
     def config(self, screen: str = "") -> dict[str, Any]:
         """What Gradio says of the page: components and events."""
         return self.ask("GET", "/config").json()
+
+    @functools.cached_property
+    def described(self) -> dict[str, Any]:
+        """The same, asked for once."""
+        return self.config()
+
+    def event(self, target: str) -> dict[str, Any]:
+        """The server's event that the component with this elem_id or text triggers, also after one of the browser's own."""
+        components, events = self.described["components"], self.described["dependencies"]
+        wanted = {one["id"] for one in components if target in (one["props"].get("elem_id"), one["props"].get("value"))}
+        begun = [one for one in events if any(at in wanted for at, _ in one["targets"])]
+        begun += [one for one in events if one["trigger_after"] in {first["id"] for first in begun}]
+        found = [one for one in begun if one.get("backend_fn")]
+        assert found, f"no event of {target}"
+        return dict(found[0])
 
     def events(self) -> list[dict[str, Any]]:
         return [event for event in self.config()["dependencies"] if event.get("backend_fn")]

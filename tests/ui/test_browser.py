@@ -252,10 +252,10 @@ def test_two_browsers_see_the_same_and_a_killed_server_loses_nothing(
 
 def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
     changes = {key: json.loads(value) for key, value in QUICK.items()} | {"run.id": "twice"}
-    config = page.config()
-    button = next(one["id"] for one in config["components"] if one["props"].get("elem_id") == "start")
-    event = next(one for one in config["dependencies"] if [button, "click"] in one["targets"] and one.get("backend_fn"))
-    sent = [json.dumps({"preset": "quickstart", "changes": changes}), *[None] * (len(event["inputs"]) - 1)]
+    event = page.event("start")
+    (gathered,) = [one for one in page.described["dependencies"] if one["id"] == event["trigger_after"]]
+    boxes = [None] * (len(gathered["inputs"]) - 1)
+    sent = [json.dumps([json.dumps({"preset": "quickstart", "changes": changes}), *boxes])]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = [json.dumps(one) for one in pool.map(lambda _: page.queued(event["id"], sent, 240.0), range(4))]
     started = ["/run?run=twice" in answer for answer in answers]

@@ -122,6 +122,15 @@ def test_a_base_that_no_page_sends_is_refused_and_starting_over_always_goes(form
     assert forged.valid() == Draft()
 
 
+def test_a_form_is_read_from_the_text_that_a_browser_makes_of_it(form: Form) -> None:
+    typed = sent(form, steps="12")
+    assert Sent.of(form, json.dumps([typed.base, *typed.boxes])) == typed
+    for text in (json.dumps([typed.base, *typed.boxes, None]), json.dumps([typed.base]), "7", "", None, "[" * 100_000):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Sent.of(form, text).draft()
+        assert Sent.of(form, text).valid() == Draft()
+
+
 def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> None:
     mine = Draft().change("run.seed", 3).change("optimisation.steps", 9)
     other, problem = _from_preset(sent(form, mine), "gsm8k")

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from pairwise import rest_in_matrix
 from test_security_http import page
 
 __all__ = ["page"]
-
-
-@functools.cache
-def config_of(url: str) -> dict[str, Any]:
-    """What Gradio says of the page at this address: the same to all who ask."""
-    with urlopen(f"{url}/config") as answer:
-        return dict(json.load(answer))
-
-
-def event(page: Any, target: str) -> dict[str, Any]:
-    """The event that is triggered by the component with this elem_id or button text."""
-    config = config_of(page.url)
-    wanted = {
-        one["id"] for one in config["components"] if target in (one["props"].get("elem_id"), one["props"].get("value"))
-    }
-    found = [
-        one for one in config["dependencies"] if one.get("backend_fn") and any(at in wanted for at, _ in one["targets"])
-    ]
-    assert found, f"no event of {target}"
-    return found[0]
 
 
 FORGED: list[Any] = [
@@ -69,11 +47,17 @@ FORGED: list[Any] = [
 ]  # fmt: skip
 
 
-def start(page: Any, base: str, box: Any = None) -> None:
-    """Presses Start with boxes that all hold the same, filled from a draft: it must do nothing."""
-    found = event(page, "start")
+def together(page: Any, base: Any, box: Any = None) -> str:
+    """What a browser makes of boxes that all hold the same, filled from a draft."""
+    (first,) = [one for one in page.described["dependencies"] if one["id"] == page.event("start")["trigger_after"]]
+    return json.dumps([base, *[box] * (len(first["inputs"]) - 1)])
+
+
+def start(page: Any, sent: Any) -> None:
+    """Presses Start: it must do nothing."""
+    found = page.event("start")
     before = sorted(path.name for path in page.root.iterdir())
-    said = json.dumps(page.queued(found["id"], [base, *[box] * (len(found["inputs"]) - 1)]))
+    said = json.dumps(page.queued(found["id"], [sent]))
     assert "note fail" in said or "error" in said, said[:500]
     assert "Traceback" not in said
     assert "root:x:" not in said
@@ -83,7 +67,7 @@ def start(page: Any, base: str, box: Any = None) -> None:
 
 @pytest.mark.parametrize("draft", rest_in_matrix(3, FORGED), ids=lambda draft: json.dumps(draft)[:70])
 def test_a_forged_draft_starts_nothing(page: Any, draft: Any) -> None:
-    start(page, json.dumps(draft))
+    start(page, together(page, json.dumps(draft)))
 
 
 BOXES: list[Any] = ["../../etc", "os:system", True, 7, ["x"], {"a": 1}, "x" * 20_001, "[" * 200, "&a [*a]"]
@@ -91,13 +75,21 @@ BOXES: list[Any] = ["../../etc", "os:system", True, 7, ["x"], {"a": 1}, "x" * 20
 
 @pytest.mark.parametrize("box", BOXES, ids=lambda box: str(box)[:20])
 def test_forged_boxes_start_nothing(page: Any, box: Any) -> None:
-    start(page, json.dumps({"preset": "quickstart"}), box)
+    start(page, together(page, json.dumps({"preset": "quickstart"}), box))
+
+
+TEXTS: list[Any] = [None, 7, "", "nonsense", "{}", "[]", '["{}"]', "[" * 100_000, json.dumps(["{}"] * 1000), ["{}"]]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(text)[:20])
+def test_what_no_page_puts_together_starts_nothing(page: Any, text: Any) -> None:
+    start(page, text)
 
 
 def test_forged_values_of_a_list_are_refused(page: Any) -> None:
-    found = event(page, "preset")
+    found = page.event("preset")
     for value in ("../../etc/passwd", ["quickstart"], {"a": 1}, 7, None):
-        answer = page.predict(found["id"], [value, *[None] * (len(found["inputs"]) - 1)])
+        answer = page.predict(found["id"], [value, together(page, None)])
         assert answer.status in (200, 422, 500)
         assert "Traceback" not in answer.text
         if answer.status == 200:
@@ -108,7 +100,7 @@ def test_forged_values_of_a_list_are_refused(page: Any) -> None:
     "run_id", ["../good", "/etc", "good/../..", "x" * 5000, {"a": 1}, ["good"], 3, None, "..", "good\0"]
 )
 def test_stop_takes_ids_of_live_runs_only(page: Any, run_id: Any) -> None:
-    found = event(page, "home-stop")
+    found = page.event("home-stop")
     answer = page.predict(found["id"], [run_id])
     assert answer.status == 500 or "note" in answer.text
     assert "Traceback" not in answer.text

@@ -96,6 +96,7 @@ def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> 
     unseen = [one for one in functions if one["backend_fn"] and one["show_progress"] == "hidden"]
     assert len(unseen) > 100
     assert [one for one in unseen if one["show_progress_on"] != []] == []
+    assert max(len(one["inputs"]) for one in functions if one["backend_fn"]) < 30, "inputs are told, too"
     loads = [one for one in functions if any(kind == "load" for _, kind in one["targets"])]
     load = max(loads, key=lambda one: len(one["outputs"]))
     assert len(load["inputs"]) == 1, "the boxes are as they were built: a browser takes long to send them"

@@ -181,7 +181,7 @@ def test_another_preset_puts_changes_aside_and_they_can_be_brought_back(here: An
     expect(new.locator("#aside-back")).not_to_be_visible()
 
 
-def test_what_is_typed_before_the_first_answer_stays(
+def test_what_is_changed_and_typed_before_the_first_answer_stays(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Form.filled
@@ -192,9 +192,11 @@ def test_what_is_typed_before_the_first_answer_stays(
 
     monkeypatch.setattr(Form, "filled", late)
     new = tab(here, "/new")
+    new.get_by_label("4-bit weights").locator("visible=true").first.click()
     box(new, "key-model-lora-rank").click()
     box(new, "key-model-lora-rank").fill("24")
     new.wait_for_timeout(3500)
+    expect(new.locator("#command textarea")).to_have_value(re.compile("load_in_4bit=true"))
     expect(box(new, "key-model-lora-rank")).to_have_value("24")
     box(new, "key-model-lora-rank").blur()
     expect(new.locator("#command textarea")).to_have_value(re.compile("rank=24"))
