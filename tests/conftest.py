@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import json
 import os
 import signal
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,24 +68,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again."""
+    """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again.
+
+    And what a thousand small runs in one process would do a thousand times is done once, or not at all.
+    """
     gc.freeze()
     gc.enable()
-    if runner := sys.modules.get(
-        "typer.testing"
-    ):  # else the command line is built again for each call of a verb: 40 ms
+    importlib.metadata.version = functools.cache(importlib.metadata.version)  # read from the disk: 1 ms
+    # 3 ms a file, 50 files a run: what is tested here outlives processes, not the machine.
+    os.fsync = lambda handle: None
+    if runner := sys.modules.get("typer.testing"):  # the command line, built for each call of a verb: 40 ms
         runner._get_command = functools.cache(runner._get_command)
     if "accelerate" in sys.modules:
+        import accelerate.utils.memory
+
         from kit.models.libraries import remember_packages
 
         remember_packages()
-    # 3 ms a file, 50 files a run: what is tested here outlives processes, not the machine.
-    os.fsync = lambda handle: None
+        accelerate.utils.memory.gc = SimpleNamespace(
+            collect=lambda: 0
+        )  # before each training, for a GPU's memory: 20 ms
     torch = sys.modules.get("torch")
-    if (
-        torch is not None and not torch.cuda.is_available()
-    ):  # each seed would be kept for CUDA's start, with its stack: 1 ms
+    if torch is not None and not torch.cuda.is_available():  # each seed is kept for CUDA's start, with its stack: 1 ms
         torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """A worker names a warning's class, which the process that prints it then imports: for one of peft's, all of torch."""
+    if warning_message.category.__module__ != "builtins":
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        warning_message.message, warning_message.category = UserWarning(text), UserWarning
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from kit.ui import run
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent, _kept
 from kit.ui.new_run import _bring_back, _from_preset, written
+from kit.ui.server import without_applications
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -25,7 +26,7 @@ NAMES = ("model.lora", "model.lora.rank", "model.load_in_4bit", "optimisation.st
 def form(tmp_path: Path) -> Form:
     """A few boxes, one key twice."""
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-    with gr.Blocks() as blocks:
+    with without_applications(), gr.Blocks() as blocks:
         made = Form(site, blocks)
         for name in NAMES:
             made.add(name)

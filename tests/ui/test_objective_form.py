@@ -14,6 +14,7 @@ from kit.planning import workbench
 from kit.ui import objective
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
+from kit.ui.server import without_applications
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -22,7 +23,7 @@ from kit.ui.site import Site
 def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> objective.BeforeARun:
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     monkeypatch.setattr(site.benches, "ask", lambda question, **more: workbench.QUESTIONS[question](RunConfig(), more))
-    with gr.Blocks() as blocks:
+    with without_applications(), gr.Blocks() as blocks:
         form = Form(site, blocks)
         found = objective.BeforeARun(form)
     return found

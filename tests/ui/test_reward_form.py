@@ -16,6 +16,7 @@ from kit.planning.workbench import answer
 from kit.ui import guard, lab, reward
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
+from kit.ui.server import without_applications
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -24,7 +25,7 @@ NONE: dict[str, Any] = {}
 
 @pytest.fixture
 def form(tmp_path: Path) -> Form:
-    with gr.Blocks() as blocks:
+    with without_applications(), gr.Blocks() as blocks:
         form = Form(Site(Settings(root=tmp_path / "runs", folder=tmp_path)), blocks)
         form.add("reward.preset")
         form.add("reward.params")

@@ -92,7 +92,9 @@ def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> 
     from kit.ui.page import build
     from kit.ui.site import Site
 
-    functions = build(Site(Settings(root=tmp_path / "runs", folder=tmp_path))).get_config_file()["dependencies"]
+    with without_applications():
+        page = build(Site(Settings(root=tmp_path / "runs", folder=tmp_path)))
+    functions = page.get_config_file()["dependencies"]
     unseen = [one for one in functions if one["backend_fn"] and one["show_progress"] == "hidden"]
     assert len(unseen) > 100
     assert [one for one in unseen if one["show_progress_on"] != []] == []
