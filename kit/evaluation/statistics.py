@@ -144,6 +144,7 @@ def t_cdf(t: float, df: float) -> float:
     return 0.5 + half if t >= 0 else 0.5 - half
 
 
+@cache
 def t_quantile(probability: float, df: float) -> float:
     """The t that P(T <= t) equals `probability`, in (0, 1); by bisection."""
     if probability < 0.5:
