@@ -153,7 +153,7 @@ def tree(model_folder: Path, tmp_path: Path) -> Tree:
             "heldout": 8,
         },
         "reward": {"preset": "reasoning-gym"},
-        "generation": {"num_generations": 4, "max_completion_tokens": 12},
+        "generation": {"num_generations": 4, "max_completion_tokens": 6},
         "optimisation": {"steps": 2, "batch_size": 8, "learning_rate": 1e-3},
         "evaluation": {"before": False, "after": False, "prompts": 4, "k": 2},
         "run": {"id": "it", "root": str(tmp_path / "runs"), "threads": 1, "save_every": 0},

@@ -13,6 +13,13 @@ LAYER += [("gate_proj", 128, 352), ("up_proj", 128, 352), ("down_proj", 352, 128
 
 
 @pytest.fixture
+def tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """The common run with completions of 12 tokens, of which the arithmetic in these tests is."""
+    tree["generation"]["max_completion_tokens"] = 12
+    return tree
+
+
+@pytest.fixture
 def shape() -> ModelShape:
     """Two layers of a Qwen3: hidden 128, 6 heads of 32 (2 for keys), feed-forward 352, vocabulary 512."""
     return ModelShape(
