@@ -309,18 +309,28 @@ def is_remote(config: Any) -> bool:
     return bool(getattr(config, "auto_map", None)) and not native
 
 
+_META: dict[str, Any] = {}
+"""The last architecture that was asked for: one start asks for its own several times."""
+
+
 def meta_model(config: Any) -> Any:
-    """The architecture without memory for its weights. Raises `ModelError` for what transformers cannot build."""
+    """The architecture without memory for its weights, to be looked at only. Raises `ModelError` for what transformers
+    cannot build."""
     import torch
 
-    auto = auto_class(config)
+    auto, written = auto_class(config), f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
+    if (known := _META.get(written)) is not None:
+        return known
     try:
         with torch.device("meta"):
-            return auto.from_config(config)
+            made = auto.from_config(config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
         raise ModelError(
             f"The architecture of model_type '{config.model_type}' could not be built: {first_line(error)}"
         ) from error
+    _META.clear()
+    _META[written] = made
+    return made
 
 
 def has_position_table(model: Any) -> bool:

@@ -15,7 +15,7 @@ from kit.config import load_config
 from kit.evaluation.heldout import HeldOut
 
 PROBLEMS = 40
-RISING = 'reward.functions=[{"path": "rising.py:score"}]'
+RISING = ('reward.functions=[{"path": "rising.py:score"}]', "generation.max_completion_tokens=3")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def scripted(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(HeldOut, "score", score)
         steps = f"optimisation.steps={max(shares)}"
         result = attempt(
-            RISING, steps, "evaluation.every=1", "evaluation.before=true", "evaluation.after=true", *overrides
+            *RISING, steps, "evaluation.every=1", "evaluation.before=true", "evaluation.after=true", *overrides
         )
         assert result.code == 0, result.message
         result.scored = scored
