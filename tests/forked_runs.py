@@ -12,6 +12,11 @@
     {"seconds": s}                          from outside, so long after the start
 and may name another `signal`, by number.
 
+    forks.run(tree, copies={"early": {"operation": 40}, ...})
+
+kills at none of these moments, but copies the run directory at each, while all threads stand still: `forks.copy("early")` is the
+root of what a SIGKILL would have left there, and one run gives many.
+
 `made=True` makes the run's directory first, as a face does for the process that it starts.
 """
 
@@ -25,6 +30,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +40,9 @@ from pathlib import Path
 from typing import Any
 
 Tree = dict[str, Any]
+COPIES, STOPPED = "copies", "stopped.json"
+"""In the folder of the process that forks: copies of runs, and the moment at which a run stands still."""
+STANDING = threading.Lock()
 
 
 class Forks:
@@ -41,7 +50,7 @@ class Forks:
 
     def __init__(self, folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.log = folder / "forks.txt"
+        self.folder, self.log = folder, folder / "forks.txt"
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -60,11 +69,17 @@ class Forks:
         self.process.stdin.close()
         self.process.wait(timeout=60)
 
-    def run(self, tree: Tree, *overrides: str, kill: Tree | None = None, **ways: bool) -> Tree:
+    def copy(self, moment: str) -> Path:
+        """The root of the run as it was at this moment of `copies`."""
+        return self.folder / COPIES / moment
+
+    def run(
+        self, tree: Tree, *overrides: str, kill: Tree | None = None, copies: dict[str, Tree] | None = None, **ways: bool
+    ) -> Tree:
         """How a run ended: `signal` (None unless it was killed), `code`, `error`, `shown`, `operations`, `seconds`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = {"config": tree, "overrides": overrides, "kill": kill, "ways": ways}
+        request = {"config": tree, "overrides": overrides, "kill": kill, "copies": copies or {}, "ways": ways}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
@@ -95,7 +110,7 @@ def warm_up() -> None:
     import kit.runner.console
     import kit.trainer.trainer  # the class, while the process is young
 
-    kit.runner.console.draw_curves = lambda *_: None  # a second of drawing, which is another's test
+    kit.runner.console.draw_curves = kit.runner.console.draw_report = lambda *_, **__: None  # which is another's test
     gc.collect()
     gc.freeze()
 
@@ -113,7 +128,12 @@ def answer(request: Tree) -> Tree:
     if "seconds" in kill:
         timer = threading.Timer(kill["seconds"], os.kill, (child, signal.SIGKILL))
         timer.start()
-    _, status = os.waitpid(child, 0)
+    while True:
+        _, status = os.waitpid(child, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            break
+        copy_run(**json.loads(Path(STOPPED).read_text()))
+        os.kill(child, signal.SIGCONT)
     if "seconds" in kill:
         timer.cancel()
     result = {
@@ -126,6 +146,14 @@ def answer(request: Tree) -> Tree:
     return result | {"shown": shown.read_text(), "seconds": time.monotonic() - started, "cpu": cpu} | told
 
 
+def copy_run(moment: str, run: str, half: str) -> None:
+    copied = Path(COPIES, moment, Path(run).name)
+    shutil.copytree(run, copied, symlinks=True)
+    if half:
+        file = copied / Path(half).relative_to(run)
+        os.truncate(file, file.stat().st_size // 2)
+
+
 def work(request: Tree, said: Path, shown: Path) -> None:
     """In the child: one run, and its last words."""
     for target in (1, 2):
@@ -136,7 +164,10 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     from kit.errors import KitError
 
     config = load_config(request["config"], request["overrides"])
-    count = plant(request["kill"] or {}, Path(config.run.root) / str(config.run.id))
+    run = Path(config.run.root) / str(config.run.id)
+    for moment, place in request["copies"].items():
+        plant(place | {"copy": {"moment": moment, "run": str(run.resolve())}}, run)
+    count = plant(request["kill"] or {}, run)
     error, code, ways = None, 0, request["ways"]
     try:
         if ways.pop("made", False):
@@ -154,7 +185,15 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     os._exit(code)
 
 
-def die(kill: Tree) -> None:
+def die(kill: Tree, half: str = "") -> None:
+    """half: a file of which only half is to be left."""
+    if "copy" in kill:
+        with STANDING:
+            Path(STOPPED).write_text(json.dumps(kill["copy"] | {"half": half}))
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to this thread: it goes no step further
+        return
+    if half:
+        os.truncate(half, os.path.getsize(half) // 2)
     os.kill(os.getpid(), kill.get("signal", signal.SIGKILL))
 
 
@@ -213,8 +252,7 @@ def trap_save(kill: Tree) -> None:
         if Path(str(where)).name == kill["half"]:
             calls.append(None)
             if len(calls) == kill["nth"]:
-                os.truncate(where, os.path.getsize(where) // 2)
-                die(kill)
+                die(kill, half=os.path.abspath(where))
 
     torch.save = trapped
 
@@ -224,8 +262,9 @@ def trap_line(kill: Tree) -> None:
 
     def trapped(handle: int, data: bytes) -> int:
         if data.startswith(kill["line"].encode()):
-            original(handle, data[: len(data) // 2])
+            half = original(handle, data[: len(data) // 2])
             die(kill)
+            return half + original(handle, data[half:])
         return original(handle, data)
 
     os.write = trapped

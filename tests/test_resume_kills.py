@@ -1,7 +1,8 @@
 """A run that was killed at whatever moment, and resumed, leaves what the uninterrupted run of its seed leaves, to the bit.
 
 Metrics, events, completions, held-out scores, weights, optimiser, random numbers, controllers: see `forked_runs.trace`.
-`KIT_KILL_POINTS=all` kills before every single change of a file in the run directory instead of before a few.
+Where many moments are tried, one run is copied at each of them while all its threads stand still, which is what a SIGKILL leaves;
+others are killed. `KIT_KILL_POINTS=all` tries every single change of a file in the run directory instead of a few.
 """
 
 from __future__ import annotations
@@ -137,19 +138,22 @@ def folder(tree: Tree) -> Path:
     return Path(tree["run"]["root"]) / str(tree["run"]["id"])
 
 
-def whole(forks: Forks, tree: Tree) -> Tree:
-    """The trace of an uninterrupted run."""
-    result = forks.run(tree)
+def whole(forks: Forks, tree: Tree, copies: dict[str, Tree] | None = None) -> tuple[Tree, int]:
+    """The trace of an uninterrupted run, and how often it changes a file. copies: moments at which it is copied."""
+    result = forks.run(tree, copies=copies)
     assert result["code"] == 0, result
-    return trace(folder(tree))
+    return trace(folder(tree)), result["operations"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(forks: Forks, steady: Tree) -> tuple[Tree, int]:
-    """The trace of the run that is never interrupted, and how often it changes a file."""
-    result = forks.run(steady)
-    assert result["code"] == 0, result
-    return trace(folder(steady)), result["operations"]
+    """The run that is never interrupted. What a kill would have left at the moments of `PLANTED` is copied."""
+    return whole(forks, steady, PLANTED)
+
+
+def left(forks: Forks, moment: str, tree: Tree) -> Tree:
+    """The run that a kill at a moment would have left."""
+    return tree | {"run": tree["run"] | {"root": str(forks.copy(moment))}}
 
 
 def resumed(forks: Forks, tree: Tree, **ways: bool) -> str:
@@ -160,9 +164,8 @@ def resumed(forks: Forks, tree: Tree, **ways: bool) -> str:
 
 
 @pytest.mark.parametrize("moment", PLANTED)
-def test_killed(moment: str, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
-    mine = tree("planted")
-    assert forks.run(mine, kill=PLANTED[moment])["signal"] == signal.SIGKILL
+def test_killed(moment: str, forks: Forks, steady: Tree, uninterrupted: tuple[Tree, int]) -> None:
+    mine = left(forks, moment, steady)
     assert "Resuming" in resumed(forks, mine)
     assert different(uninterrupted[0], trace(folder(mine))) == {}
 
@@ -173,9 +176,10 @@ def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterru
     if KILL_POINTS != "all":
         points = sorted(random.Random(6).sample(points, int(KILL_POINTS)))
     wrong: dict[str, Any] = {}
+    again = tree("again")
+    assert different(expected, whole(forks, again, {f"at {point}": {"operation": point} for point in points})[0]) == {}
     for point in points:
-        mine = tree(f"at-{point}")
-        assert forks.run(mine, kill={"operation": point})["signal"] == signal.SIGKILL, point
+        mine = left(forks, f"at {point}", again)
         result = forks.run(mine, resume=True)
         if result["code"] == 0:
             wrong |= {f"{point}: {key}": value for key, value in different(expected, trace(folder(mine))).items()}
@@ -280,14 +284,14 @@ VARIANTS: dict[str, dict[str, Tree]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
-    mine, other = tree("variant", **VARIANTS[variant]), tree("whole", **VARIANTS[variant])
-    expected = whole(forks, other)
+    other = tree("whole", **VARIANTS[variant])
     point = (
         {"call": "kit.runner.evaluation:conclude", "nth": 1}
         if variant == "an early end"
         else PLANTED["in a metrics line"]
     )
-    assert forks.run(mine, kill=point)["signal"] == signal.SIGKILL
+    expected, _ = whole(forks, other, {variant: point})
+    mine = left(forks, variant, other)
     resumed(forks, mine)
     assert different(expected, trace(folder(mine))) == {}
     if variant == "an early end":
@@ -297,7 +301,7 @@ def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
 def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(forks: Forks, tree: Named) -> None:
     level = {"optimisation": {"schedule": "constant"}, "evaluation": {"every": 2}}
     longer, short = tree("longer", **level), tree("short", **level)
-    expected = whole(forks, longer)
+    expected, _ = whole(forks, longer)
     result = forks.run(short, "optimisation.steps=4")
     assert result["code"] == 0, result
     assert "there is nothing to resume" in forks.run(short, "optimisation.steps=4", resume=True)["error"]
