@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from pretended_gpu import PretendedGPU
@@ -29,6 +28,17 @@ def rounded(numbers: Any) -> Any:
 def widened(bits: Any) -> Any:
     """The bits of bfloat16 as float32."""
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def tensors(*given: Any) -> Iterator[Tensor]:
+    """Those in lists, tuples and dictionaries. torch's own search makes a tree of all operands, which takes longer."""
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from tensors(*one)
+        elif isinstance(one, dict):
+            yield from tensors(*one.values())
 
 
 def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
@@ -61,8 +71,7 @@ def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _get_current_dispatch_mode() is not None:
-            given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-            gpu.launched(f"triton {self.fn.__name__}", given)
+            gpu.launched(f"triton {self.fn.__name__}", list(tensors(args, kwargs)))
         with _disable_current_modes(), np.errstate(all="ignore"):  # lanes that are masked compute anything
             return launch(self, *args, **kwargs)
 

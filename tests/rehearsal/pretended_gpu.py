@@ -13,7 +13,7 @@ and by the lines of code that they come from:
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import sys
 import threading
 from collections import Counter
@@ -29,7 +29,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import bias as attention_bias
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 REAL_DEVICE = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
@@ -175,12 +174,12 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gpu, kwargs, name = self.gpu, dict(kwargs or {}), func._schema.name
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        tensors = list(interpreted.tensors(args, kwargs))
         places = [gpu.where(one) for one in tensors]
         on_gpu = any(place.type == "cuda" for place in places)
         place = self._place(kwargs, tensors, on_gpu)
         kwargs.pop("pin_memory", None)
-        given = {_storage(one)._cdata for one in tensors if _storage(one) is not None}
+        given = {storage._cdata for storage in map(_storage, tensors) if storage is not None}
         before, gpu.thread.silent = gpu.thread.silent, True
         try:
             if func._overloadname in ("dtype", "dtype_out") and name in PRODUCTS:
@@ -190,12 +189,11 @@ class Operations(TorchDispatchMode):
         finally:
             gpu.thread.silent = before
         fresh = False
-        for one in tree_flatten(out)[0] if name != "aten::set_" else ():
-            if isinstance(one, Tensor) and (storage := _storage(one)) is not None and storage._cdata not in given:
+        for one in interpreted.tensors(out) if name != "aten::set_" else ():
+            if (storage := _storage(one)) is not None and storage._cdata not in given:
                 gpu.put(one, place)
                 fresh = True
-        writes = any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
-        if (on_gpu or place.type == "cuda") and (fresh or writes):
+        if (on_gpu or place.type == "cuda") and (fresh or _writes(func)):
             gpu.kernels[gpu.phase] += 1
         if on_gpu:
             self._count(name, func, args, kwargs, tensors, places)
@@ -238,6 +236,12 @@ class Operations(TorchDispatchMode):
                 gpu.mixed[gpu.phase, name, _lines()] += 1
 
 
+@functools.cache
+def _writes(func: Any) -> bool:
+    """Whether it changes an operand."""
+    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+
+
 def _mixed_product(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """cuBLAS's products of half precision with a float32 result, which the CPU lacks."""
     if name in ("aten::mm", "aten::bmm"):
@@ -274,8 +278,8 @@ class Calls(TorchFunctionMode):
         with gpu.making_on(device):
             out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"} | {"device": CPU})
         if isinstance(out, Tensor) and (storage := _storage(out)) is not None:
-            own = [one for one in tree_flatten((args,))[0] if isinstance(one, Tensor)]
-            if all(_storage(one) is None or _storage(one)._cdata != storage._cdata for one in own):
+            own = (_storage(one) for one in interpreted.tensors(args))
+            if all(one is None or one._cdata != storage._cdata for one in own):
                 gpu.put(out, device)
         return out
 
@@ -341,18 +345,22 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     def attend(
         query: Tensor, key: Tensor, value: Tensor, starts: Tensor, key_starts: Tensor, scale: float | None, left: int
     ) -> Tensor:
-        done = []
-        of_keys = itertools.pairwise(key_starts.tolist())
-        for (a, b), (c, d) in zip(itertools.pairwise(starts.tolist()), of_keys, strict=True):
-            q, k, v = (one.transpose(0, 1) for one in (query[a:b], key[c:d], value[c:d]))
-            k, v = (one.repeat_interleave(q.shape[0] // k.shape[0], 0) for one in (k, v))
-            places = torch.arange(d - c, device=query.device)
-            behind = places[a - b :, None] - places
-            hidden = (behind < 0) | (behind > (left if left >= 0 else d))
-            scores = (q.float() @ k.float().transpose(1, 2)) * (q.shape[2] ** -0.5 if scale is None else scale)
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            done.append((weights @ v.float()).to(query.dtype).transpose(0, 1))
-        return torch.cat(done)
+        def segments(ends: Tensor, size: int) -> tuple[Tensor, Tensor]:
+            """Of each token: its segment, and how far it is from the segment's end."""
+            place = torch.arange(size, device=query.device)
+            number = torch.searchsorted(ends[1:].contiguous(), place, right=True)
+            return number, ends[1:][number] - place
+
+        (of_query, ahead), (of_key, key_ahead) = (
+            segments(ends.long(), len(given)) for ends, given in ((starts, query), (key_starts, key))
+        )
+        behind = key_ahead - ahead[:, None]
+        hidden = (of_query[:, None] != of_key) | (behind < 0) | (behind > (left if left >= 0 else len(key)))
+        q, k, v = (one.transpose(0, 1) for one in (query, key, value))
+        k, v = (one.repeat_interleave(q.shape[0] // k.shape[0], 0) for one in (k, v))
+        scores = (q.float() @ k.float().transpose(1, 2)) * (q.shape[2] ** -0.5 if scale is None else scale)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ v.float()).to(query.dtype).transpose(0, 1)
 
     def flash(
         query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,

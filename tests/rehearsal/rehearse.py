@@ -4,11 +4,12 @@ A kind is a compute capability, `+4bit` behind it for 4-bit weights: `9.0+4bit`.
 `+host` for an operand of the host. For each the real trainer makes three steps of two micro-batches, of 8 and of 16 completions.
 What was seen is in FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted, but for those of Unsloth's that have a program
 for every token, whose part torch plays. `rehearse.py FOLDER gpu_check KIND ...` does the rows of benchmarks/gpu_check.py that
-have a process of their own instead, in small.
+have a process of their own instead, in small. `rehearse.py FOLDER model` makes the model of all the others.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -75,12 +76,12 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "data": {"source": "reasoning-gym:chain_sum", "limit": 64, "heldout": 8, "chat": False},
             "reward": {"preset": "reasoning-gym"},
             "objective": {"recipe": "dapo"},
-            "generation": {"engine": "hf", "num_generations": 4, "max_completion_tokens": 12},
+            "generation": {"engine": "hf", "num_generations": 4, "max_completion_tokens": 6},
             "optimisation": {"steps": STEPS, "batch_size": 2 * micro, "micro_batch_size": micro, "learning_rate": 1e-4},
             "run": {"id": "rehearsal", "root": str(folder), "save_every": 0},
         })  # fmt: skip
         with ExitStack() as stack:
-            with gpu.within("import"):  # Unsloth asks of autograd what it does on the CPU
+            with gpu.within("import"), staying():  # Unsloth asks of autograd what it does on the CPU
                 stack.enter_context(activate_backend(choose_backend(config.model)))
             if backend == "unsloth":
                 stack.enter_context(unsloths_kernels())
@@ -126,6 +127,15 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "attention": [[*key, count] for key, count in Counter(gpu.attention).most_common()],
             "kernels": dict(gpu.kernels),
         }
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """What is imported inside is no garbage: Unsloth looks for some a dozen times a run, a second each time."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def ragged(trainer: Any) -> None:
@@ -283,6 +293,8 @@ def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     place, chosen = Path(sys.argv[1]), sys.argv[2]
+    if chosen == "model":
+        build_model(place / "model")
     for one in sys.argv[3:]:
         if chosen == "gpu_check":
             found: dict[Any, Any] = rehearse_gpu_check(place, one)

@@ -41,17 +41,16 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     root, tests = HERE.parents[1], HERE.parent
     path = os.pathsep.join(map(str, (root, root / "benchmarks", tests, HERE, tests / "unsloth_backend")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    build = "import sys, rehearse, pathlib; rehearse.build_model(pathlib.Path(sys.argv[1]) / 'model')"
-    subprocess.run([sys.executable, "-c", build, str(folder)], env=environment, check=True, capture_output=True)
+    script = [sys.executable, str(HERE / "rehearse.py"), str(folder)]
+    subprocess.run([*script, "model"], env=environment, check=True, capture_output=True)
     done: set[str] = set()
 
     def seen(backend: str, kind: str) -> dict[str, Any]:
         if backend not in done:
-            command = [sys.executable, str(HERE / "rehearse.py"), str(folder), backend]
             # Unsloth has to come before TRL, which warm processes have imported.
             with warm_processes.cold() if backend == "unsloth" else nullcontext():
                 run = subprocess.run(
-                    [*command, *KINDS[backend]],
+                    [*script, backend, *KINDS[backend]],
                     env=environment,
                     cwd=folder,
                     capture_output=True,
