@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import warm_processes
 import yaml
 
 import kit
@@ -57,6 +58,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
     with pytest.MonkeyPatch.context() as patch, terminal_into(root / "shown.txt"):
         patch.setenv("HF_TOKEN", "hf_planted_secret")
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(warm_processes.CURVES, "drawn")
         return kit.train(
             "quickstart", steps=3, seed=3, objective="dr_grpo", run_id="first", overrides=[*FEW, f"run.root={root}"]
         )
