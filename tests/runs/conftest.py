@@ -14,7 +14,9 @@ import pytest
 from patience import wait_for
 
 from kit.api import launch as api
-from kit.runs import supervisor
+from kit.api import run as run_module
+from kit.cli import runs as cli
+from kit.runs import stopping, supervisor
 from kit.runs.process import kill_all
 from kit.runs.store import RunDir, RunStore
 
@@ -60,6 +62,8 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(api, "TRAINER", "a_job")
     monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.1)
+    for module in (cli, run_module, stopping):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
     monkeypatch.chdir(tmp_path)
 
     def write(body: str = STEPS, before: str = "pass") -> None:
@@ -96,25 +100,42 @@ def running(start: Callable[..., RunDir]) -> RunDir:
 
 
 @pytest.fixture
-def shell(write_job: Callable[..., None]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def shell(write_job: Callable[..., None], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """A process of its own that runs Python code with the job in place; killed at the end."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def run(code: str, **options: Any) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-c",
+        script = tmp_path / f"shell_{len(begun)}.py"
+        script.write_text(
             # Under nohup a hang-up is ignored, here and in what is started from here.
             "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-            f"from kit.api import launch as api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}",
-        ]
-        begun.append(subprocess.Popen(command, **options))
+            f"from kit.api import launch as api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}"
+        )
+        begun.append(subprocess.Popen([sys.executable, str(script)], **options))
         return begun[-1]
 
     yield run
     for process in begun:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def race(shell: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., list[str]]:
+    """`race(code, count)`: the first line that each of `count` processes prints which run the code at the same moment, when
+    all are there. They live on until the test's end, unless they end by themselves."""
+
+    def run(code: str, count: int) -> list[str]:
+        waiting, begin = os.pipe()
+        code = "import sys; print('there', flush=True); sys.stdin.read()\n" + textwrap.dedent(code)
+        racers = [shell(code, stdin=waiting, stdout=subprocess.PIPE) for _ in range(count)]
+        streams = [racer.stdout for racer in racers if racer.stdout is not None]
+        assert [stream.readline() for stream in streams] == [b"there\n"] * count
+        os.close(waiting)
+        os.close(begin)  # to all at once: the end of their input
+        return [stream.readline().decode() for stream in streams]
+
+    return run
 
 
 @pytest.fixture

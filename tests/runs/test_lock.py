@@ -142,7 +142,7 @@ from kit.runs.lock import exclusive
 folder = pathlib.Path(sys.argv[1])
 with exclusive(folder):
     print("in", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.2)
     (folder / "out").touch()
 """
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:

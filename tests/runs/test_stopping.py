@@ -128,7 +128,7 @@ def test_two_stops_at_once_send_one_sigterm(start: Start, write_job: WriteJob, m
         + """
     while not terms:
         time.sleep(0.02)
-    time.sleep(1.0)  # it saves
+    time.sleep(0.5)  # it saves
     (run.path / "checkpoint-1").mkdir()
     run.write_status("stopped", reason="SIGTERM", exit=130)
     raise KeyboardInterrupt
@@ -156,7 +156,7 @@ def test_a_run_is_waited_for_as_long_as_its_checkpoint_grows(
         + """
     while not (run.control / "stop").exists():
         time.sleep(0.02)
-    for part in range(20):
+    for part in range(14):
         run.write_text(f"checkpoint-1/part-{part}", "x")
         time.sleep(0.05)
     run.write_status("stopped", reason="control/stop", exit=130)

@@ -242,62 +242,62 @@ def test_the_end_of_another_process_is_not_ours_to_write(store: RunStore) -> Non
 # --- who has the run -------------------------------------------------------------------------------------------------
 
 
-def test_of_several_that_start_one_id_exactly_one_gets_it(shell: Callable[..., subprocess.Popen[bytes]]) -> None:
-    code = f"""
+Race = Callable[..., list[str]]
+
+
+def test_of_several_that_start_one_id_exactly_one_gets_it(race: Race) -> None:
+    said = race(
+        """
         from kit.errors import RunError
-        import time
-        while time.time() < {time.time() + 1.5}: pass
         try:
             api.start('quickstart', run_id='one')
-            print('won')
+            print('won', flush=True)
         except RunError as error:
-            print(error)
-    """
-    racers = [shell(code, stdout=subprocess.PIPE) for _ in range(3)]
-    said = [racer.communicate(timeout=60)[0].decode() for racer in racers]
-    assert sum(text == "won\n" for text in said) == 1
-    assert sum("already a run 'one'" in text for text in said) == 2
+            print(error, flush=True)
+        """,
+        3,
+    )
+    assert sum(text == "won\n" for text in said) == 1, said
+    assert sum("already a run 'one'" in text for text in said) == 2, said
     api.Run("one").stop()
 
 
-def test_of_several_that_resume_one_run_exactly_one_gets_it(
-    running: RunDir, shell: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, race: Race) -> None:
     api.Run("one").stop()
-    code = f"""
+    said = race(
+        """
         from kit.errors import RunError
-        import time
-        while time.time() < {time.time() + 1.5}: pass
         try:
             api.resume('one', detach=True)
-            print('won')
+            print('won', flush=True)
         except RunError as error:
-            print(error)
-    """
-    racers = [shell(code, stdout=subprocess.PIPE) for _ in range(3)]
-    said = [racer.communicate(timeout=60)[0].decode() for racer in racers]
+            print(error, flush=True)
+        """,
+        3,
+    )
     assert sum(text == "won\n" for text in said) == 1, said
-    assert sum("one run is trained by one process" in text for text in said) == 2
+    assert sum("one run is trained by one process" in text for text in said) == 2, said
     wait_for(lambda: running.status()["state"] == "running")
     api.Run("one").stop()
 
 
-def test_of_several_claims_exactly_one_succeeds(store: RunStore) -> None:
-    run = store.create("one")
-    run.write_status("stopped")
-    code = """
-import sys, time
-from kit.runs import RunStore
-from kit.errors import RunError
-run = RunStore(sys.argv[1]).open("one")
-while time.time() < float(sys.argv[2]): pass
-try: run.claim(); print("won", flush=True); time.sleep(2)
-except RunError: print("lost", flush=True)
-"""
-    arguments = [sys.executable, "-c", code, str(store.root), str(time.time() + 0.8)]
-    racers = [subprocess.Popen(arguments, stdout=subprocess.PIPE) for _ in range(6)]
-    said = [racer.communicate(timeout=60)[0] for racer in racers]
-    assert sorted(said) == [b"lost\n"] * 5 + [b"won\n"]
+def test_of_several_claims_exactly_one_succeeds(store: RunStore, race: Race) -> None:
+    store.create("one").write_status("stopped")
+    said = race(
+        f"""
+        import time
+        from kit.errors import RunError
+        from kit.runs import RunStore
+        try:
+            RunStore({str(store.root)!r}).open("one").claim()
+            print("won", flush=True)
+            time.sleep(60)
+        except RunError:
+            print("lost", flush=True)
+        """,
+        5,
+    )
+    assert sorted(said) == ["lost\n"] * 4 + ["won\n"]
 
 
 def test_of_two_that_adopt_one_run_exactly_one_succeeds(store: RunStore) -> None:

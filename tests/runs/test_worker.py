@@ -169,9 +169,10 @@ def test_an_interrupt_lets_the_job_save_and_the_caller_gets_the_stopped_run(writ
             raise
     """)
     caller = "import kit, sys; run = kit.train('quickstart', steps=int(sys.argv[1]), run_id='mine'); print(repr(run))"
+    Path("caller.py").write_text(caller_with_job(caller))
     # A session of its own has no terminal: the caller must pass the signal on, once.
     done = subprocess.run(
-        [sys.executable, "-c", caller_with_job(caller), str(int(number))],
+        [sys.executable, "caller.py", str(int(number))],
         capture_output=True,
         text=True,
         timeout=60,
