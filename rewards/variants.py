@@ -8,9 +8,11 @@ r"""Answers made from a question and its reference: wrong ones that come near, r
 '\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}'
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from rewards.components.math_numbers import decimals, number
 from rewards.components.math_text import Pieces, bare, plain, split
@@ -66,14 +68,30 @@ def same_answer(one: str, other: str) -> bool:
     known = bool(before) and all(_NAME_OR_NOTHING.fullmatch(side) or same_answer(side, last) for side in before)
     if known and same_answer(last, other):
         return True
-    left, right = plain(one), plain(other)
-    if bare(left).casefold() == bare(right).casefold():
+    left, right = _read(one), _read(other)
+    if left.written == right.written:
         return True
-    values = [[number(bare(part)) for part in split(text).parts] for text in (left, right)]
-    several = {split(text).kind for text in (left, right)} <= {"list", "set"}
-    if None in values[0] or not (several or len(values[0]) == len(values[1]) == 1):
+    several = {left.kind, right.kind} <= {"list", "set"}
+    if None in left.values or not (several or len(left.values) == len(right.values) == 1):
         return False
-    return set(values[0]) == set(values[1])
+    return set(left.values) == set(right.values)
+
+
+class _Read(NamedTuple):
+    """What an answer is compared by: its spelling, its kind and its parts as numbers."""
+
+    written: str
+    kind: str
+    values: tuple[Fraction | None, ...]
+
+
+@functools.lru_cache(
+    maxsize=4096
+)  # an audit compares each reference with a hundred answers, and these with each reference
+def _read(text: str) -> _Read:
+    written = plain(text)
+    pieces = split(written)
+    return _Read(bare(written).casefold(), pieces.kind, tuple(number(bare(part)) for part in pieces.parts))
 
 
 def near_misses(reference: str) -> list[str]:

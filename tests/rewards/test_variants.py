@@ -4,6 +4,7 @@ import doctest
 import random
 
 import pytest
+from pairwise import rest_in_matrix
 
 from rewards import variants
 from rewards.components import math_judge
@@ -75,12 +76,11 @@ OF_CONSTANTS = {
 }
 
 
-def test_no_constant_is_right_for_a_reference_of_which_it_is_not_the_answer() -> None:
+@pytest.mark.parametrize("shift", rest_in_matrix(2, range(8)))
+def test_no_constant_is_right_for_a_reference_of_which_it_is_not_the_answer(shift: int) -> None:
     assert set(REFERENCES) > OF_CONSTANTS
     others = [reference for reference in REFERENCES if reference not in OF_CONSTANTS]
-    pairs = [
-        (others[(at * 7 + more) % len(others)], constant) for at, constant in enumerate(CONSTANTS) for more in range(8)
-    ]
+    pairs = [(others[(at * 7 + shift) % len(others)], constant) for at, constant in enumerate(CONSTANTS)]
     pairs += [("A", "A")]
     paid = [(ref, constant) for ref, constant in pairs if judge(constant, ref, final=True) == "equal"]
     assert [pair for pair in paid if not same_answer(*pair)] == []
