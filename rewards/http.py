@@ -7,6 +7,7 @@ key or a wrong address stops the batch at once. Replies are read up to `MAX_REPL
 """
 
 import asyncio
+import functools
 import json
 import os
 import random
@@ -20,6 +21,8 @@ from rewards.errors import PresetError
 from rewards.protocol import failure_reason
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 __all__ = ["MAX_REPLY", "Chat", "Endpoint", "Reply"]
@@ -109,7 +112,10 @@ class Chat:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
         self._key = os.environ.get(self.endpoint.api_key_env or "", "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._client = httpx.AsyncClient(timeout=None, headers=headers, trust_env=not self.endpoint.is_local)
+        trusted = not self.endpoint.is_local
+        self._client = httpx.AsyncClient(
+            timeout=None, headers=headers, trust_env=trusted, verify=_certificates(trusted)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -169,6 +175,14 @@ class Chat:
 
     def _redacted(self, text: str) -> str:
         return (text.replace(self._key, "***") if self._key else text)[:300]
+
+
+@functools.cache
+def _certificates(trust_env: bool) -> "ssl.SSLContext":
+    """Whom to trust, read once a process: it takes longer than many a batch."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=trust_env)
 
 
 async def _read(response: "httpx.Response") -> bytes:

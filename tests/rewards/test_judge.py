@@ -243,9 +243,9 @@ def test_a_cache_file_that_is_garbage_is_passed_over(judge, tmp_path):
 
 
 def test_the_batch_has_a_budget_of_seconds_and_the_process_one_of_requests(judge):
-    judge.delay = 0.3
+    judge.delay = 0.2
     start = time.monotonic()
-    evaluation = evaluate(preset_for(judge, concurrency=1, batch_seconds=0.8), *map(str, range(30)))
+    evaluation = evaluate(preset_for(judge, concurrency=1, batch_seconds=0.5), *map(str, range(30)))
     assert time.monotonic() - start < 2.0
     assert evaluation.statuses["judge"][0] == "wrong"
     assert evaluation.statuses["judge"][-1] == "infra"
