@@ -142,9 +142,9 @@ def free_port() -> int:
 Opener = Callable[..., Page]
 
 
-@pytest.fixture(scope="module")
-def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Starts a server: `open_page("--auth", "FILE", environment={...}, folder=...)`; ended with the module."""
+@contextlib.contextmanager
+def opening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """What starts servers, and ends them at last."""
     opened: list[Page] = []
 
     def start(
@@ -179,6 +179,44 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
                 page.process.wait(15)
             except subprocess.TimeoutExpired:
                 page.process.kill()
+
+
+@pytest.fixture(scope="module")
+def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Starts a server: `open_page("--auth", "FILE", environment={...}, folder=...)`; ended with the module."""
+    with opening(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The server of the tests in a browser, unless they need one of their own."""
+    with opening(tmp_path_factory) as start:
+        yield start(environment={"OMP_NUM_THREADS": "1"})
+
+
+CHROMIUM = ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium")
+"""The shell draws the same pages with two thirds of the work."""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium; its tabs share a process, where each would have begun one."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = next((path for path in CHROMIUM if Path(path).exists()), None)
+        options = ["--no-sandbox", "--disable-background-networking", "--renderer-process-limit=1"]
+        yield playwright.chromium.launch(executable_path=path, args=options)
+
+
+@pytest.fixture(scope="session")
+def known(browser: Any) -> Iterator[Any]:
+    """A browser that has been here before: it has the page's files, and their scripts compiled, but no draft."""
+    context = browser.new_context()
+    context.new_page()  # a window that stays: to open one costs more than a tab in it
+    yield context
+    context.close()
 
 
 @pytest.fixture(scope="module")

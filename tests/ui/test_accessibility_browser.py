@@ -13,13 +13,13 @@ pytest.importorskip("playwright")
 from axe_playwright_python.sync_playwright import Axe
 from made_runs import make
 from playwright.sync_api import Page as Tab
-from test_browser import SCREENS, browser, known, step, tab
+from test_browser import SCREENS, step, tab
 
 from kit.ui import run
 from kit.ui.new_run import STEPS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-__all__ = ["browser", "known", "tab"]
+__all__ = ["tab"]
 TABS = {"/new": tuple(STEPS), "/run": tuple(name.capitalize() for name in run.TABS)}
 INNER = {"3 Reward Lab": ("Let it write", "Try to cheat", "Signal check", "Play")}
 """Tabs within a tab, but the first, which is open."""

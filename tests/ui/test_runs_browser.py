@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import re
 import time
@@ -17,17 +18,18 @@ import pyarrow.parquet as pq
 from made_runs import batch, make
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
-from test_browser import QUICK, browser, fill, known, page, press, sees, status, step, tab, wait_for
+from test_browser import QUICK, fill, fits_a_phone, press, sees, status, step, tab, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-__all__ = ["browser", "known", "page", "tab"]
+__all__ = ["tab"]
 SLOW = 240_000
 
 
 def choose(tab: Tab, elem_id: str, name: str) -> None:
     """An entry of a drop-down list."""
-    tab.locator(f"#{elem_id} input").first.click()
-    tab.get_by_role("option", name=name, exact=True).click()
+    box = tab.locator(f"#{elem_id}")
+    box.locator("input").first.click()
+    box.get_by_role("option", name=name, exact=True).click()
 
 
 def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
@@ -37,6 +39,20 @@ def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
     given = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
     overrides = [f"{key}={value}" for key, value in given.items()]
     return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
+
+
+def test_empty_states(page: Any, tab: Callable[..., Tab]) -> None:
+    assert not page.root.exists() or not [one for one in page.root.iterdir() if not one.name.startswith(".")]
+    for path, text in {
+        "/run": "No run yet",
+        "/compare": "Two runs are needed",
+        "/chat": "No trained model yet",
+        "/export": "No trained model yet",
+    }.items():
+        one = tab(page, path)
+        sees(one, text)
+        fits_a_phone(one)
+        one.close()  # a browser keeps six connections to a server, and each tab needs one for itself
 
 
 def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
@@ -130,6 +146,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
         run.get_by_role("link", name="adapter_model.safetensors").click()
     written = page.root / "way" / "export" / "adapter" / "adapter_model.safetensors"
     assert Path(got.value.path()).read_bytes() == written.read_bytes()
+    fits_a_phone(run)
 
 
 def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) -> None:
@@ -158,6 +175,7 @@ def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) 
         )
         answers = chat.locator("#chat-answers .said").all_inner_texts()
         assert (answers == before) == (text == "")
+    fits_a_phone(chat)
 
 
 def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
@@ -166,8 +184,10 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     environment = {"OMP_NUM_THREADS": "1"}
     own = open_page(environment=environment)
     run = started(own, "long", 4000)
-    first, second = (tab(own, "/run?run=long", apart=apart) for apart in (False, True))
+    first, second = (tab(own, apart=apart) for apart in (False, True))
     for one in (first, second):
+        sees(one, "long")
+        one.goto(f"{own.url}/run?run=long")
         sees(one, "running")
     wait_for(lambda: status(own, "long").get("step", 0) >= 5)
     for one in (first, second):
@@ -177,7 +197,9 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     at = status(own, "long")["step"]
     wait_for(lambda: status(own, "long")["step"] > at)  # the run did not notice
     again = open_page(folder=own.folder, port=own.port, environment=environment)
-    third = tab(again, "/run?run=long")
+    third = tab(again)
+    sees(third, "running")
+    third.goto(f"{again.url}/run?run=long")
     sees(third, "running")
     chart = third.locator("#run-charts svg").first
     chart.wait_for()
@@ -189,6 +211,8 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     third.locator("#run-stop").click()
     sees(third, "its step is finished and saved first")
     run.wait(120)
+    assert run.status["state"] == "stopped"
+    assert list(run.path.glob("checkpoint-*"))
     sees(third, "stopped")
     for one in (second, third):
         one.locator("#run-resume").wait_for()
@@ -203,27 +227,31 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     sees(third, "What was learned since the last checkpoint is lost")
     third.locator("#run-now-no").click()
     assert status(again, "long")["state"] == "running"
-    third.locator("#run-now").click()
-    third.locator("#run-now-yes").click()
-    wait_for(lambda: run.status["state"] in ("stopped", "interrupted", "failed"))
-    sees(third, "stopped")
+    third.goto(again.url)
+    press(third, "Stop & save")
+    sees(third, "its step is finished and saved first")
+    run.wait(120)
+    assert run.status["state"] == "stopped"
+    sees(third, "Nothing is running")
 
 
-def test_a_refused_resume_says_why(tab: Callable[..., Tab], open_page: Any) -> None:
-    own = open_page(environment={"OMP_NUM_THREADS": "1"})
-    run = started(own, "changed", 4000)
-    wait_for(lambda: status(own, "changed").get("step", 0) >= 2)
+def test_a_refused_resume_says_why_and_a_run_is_stopped_at_once(page: Any, tab: Callable[..., Tab]) -> None:
+    run = started(page, "changed", 4000)
+    wait_for(lambda: status(page, "changed").get("step", 0) >= 2)
     run.stop()
     text = run.path / "data.json"
     text.write_text(re.sub(r'("sha256": ")[0-9a-f]{8}', r"\g<1>00000000", text.read_text()))
-    one = tab(own, "/run?run=changed")
+    one = tab(page, "/run?run=changed")
     one.locator("#run-resume").click()
     sees(one, "It was not resumed")
     sees(one, re.compile("data"))
     one.locator("#run-force input").check()
     one.locator("#run-resume").click()
     wait_for(lambda: run.status["state"] == "running")
-    run.stop(now=True)
+    one.locator("#run-now").click()
+    one.locator("#run-now-yes").click()
+    wait_for(lambda: run.status["state"] in ("stopped", "interrupted", "failed"))
+    sees(one, "stopped")
 
 
 def test_charts_of_ten_thousand_steps_and_the_keyboard(page: Any, tab: Callable[..., Tab]) -> None:
@@ -248,6 +276,7 @@ def test_charts_of_ten_thousand_steps_and_the_keyboard(page: Any, tab: Callable[
     )
     assert shown <= 1 + 2 * 500
     assert one.locator("#run-charts svg").count() >= 10
+    fits_a_phone(one)
 
 
 def test_a_single_score_stands_where_it_belongs_in_the_run(page: Any, tab: Callable[..., Tab]) -> None:
@@ -353,54 +382,39 @@ def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
     one.reload()
     expect(one.locator("#compare-runs .token")).to_have_count(6)
     expect(one.locator("#compare-arms .card")).to_have_count(2)
+    one.locator("#compare-charts svg").first.wait_for()
+    fits_a_phone(one)
 
 
-@pytest.mark.parametrize(
-    ("path", "last"),
-    [
-        ("/run?run=explored", "#run-charts svg"),
-        ("/compare?run=plain-s0", "#compare-charts"),
-        ("/chat?run=way", "#chat-answers"),
-        ("/export?run=way", "#export-results"),
-    ],
-)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_without_scrolling_sideways(
-    page: Any, tab: Callable[..., Tab], path: str, last: str, scheme: str
-) -> None:
-    one = tab(page, path, 390, scheme)
-    one.locator(last).first.wait_for(state="attached")
-    one.wait_for_timeout(1000)
-    assert one.evaluate("document.documentElement.scrollWidth") <= 390
-    wide = one.evaluate(
-        "[...document.querySelectorAll('.k .card, .k .note, .k .verdict, .chart-card')]"
-        ".filter(e => e.getBoundingClientRect().right > 391).length"
-    )
-    assert wide == 0
-
-
-def test_empty_and_error_states(tab: Callable[..., Tab], open_page: Any) -> None:
-    own = open_page()
-    for path, text in {
-        "/run": "No run yet",
-        "/compare": "Two runs are needed",
-        "/chat": "No trained model yet",
-        "/export": "No trained model yet",
-    }.items():
-        one = tab(own, path)
-        sees(one, text)
-        one.close()  # a browser keeps six connections to a server, and each tab needs one for itself
-    lost = tab(own, "/run?run=lost")
+def test_error_states(page: Any, tab: Callable[..., Tab]) -> None:
+    lost = tab(page, "/run?run=lost")
     sees(lost, "There is no run 'lost'")
-    run = make(own.root, "broken", state="failed")
+    run = make(page.root, "broken", state="failed")
     run.write_status("failed", reason="CUDA ran out of memory")
     for path in run.eval.iterdir():
         path.unlink()
     run.metrics_file.write_text("nonsense\n" + run.metrics_file.read_text())
-    one = tab(own, "/run?run=broken")
+    one = tab(page, "/run?run=broken")
     sees(one, "CUDA ran out of memory")
     sees(one, re.compile("line 1: not a JSON object"))
     sees(one, "No step was made")
     begun = time.monotonic()
-    sees(tab(own, "/chat?run=broken"), "This run has no weights yet")
+    sees(tab(page, "/chat?run=broken"), "This run has no weights yet")
     assert time.monotonic() - begun < 60
+
+
+def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
+    changes = {key: json.loads(value) for key, value in QUICK.items()} | {"run.id": "twice"}
+    event = page.event("start")
+    (gathered,) = [one for one in page.described["dependencies"] if one["id"] == event["trigger_after"]]
+    boxes = [None] * (len(gathered["inputs"]) - 1)
+    sent = [json.dumps([json.dumps({"preset": "quickstart", "changes": changes}), *boxes])]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = [json.dumps(one) for one in pool.map(lambda _: page.queued(event["id"], sent, 240.0), range(4))]
+    started = ["/run?run=twice" in answer for answer in answers]
+    assert started.count(True) == 1, answers
+    assert all("note fail" in answer for answer, won in zip(answers, started, strict=True) if not won)
+    from kit.api.run import Run
+
+    Run("twice", page.root).stop(now=True)
+    assert status(page, "twice")["state"] == "stopped"

@@ -14,7 +14,7 @@ pytest.importorskip("playwright")
 from made_runs import make
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
-from test_browser import browser, known, press, sees, step, tab
+from test_browser import press, sees, step, tab
 from test_runs_browser import choose
 
 import kit.api.launch
@@ -25,7 +25,7 @@ from kit.ui import children, home, new_run, run
 from kit.ui.form import Form
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-__all__ = ["browser", "known", "tab"]
+__all__ = ["tab"]
 
 
 @pytest.fixture(scope="module")
