@@ -40,6 +40,8 @@ ANSWER_SECONDS = 300.0
 """How long one answer may take."""
 LOADING_SECONDS = 1800.0
 """The same for a process that has not loaded its environment yet, and for the environment's rows: both may download data."""
+LOOK_SECONDS = 0.2
+"""Between two looks whether a process that is silent still lives."""
 TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
@@ -184,7 +186,7 @@ def _line_for(process: subprocess.Popen[bytes], request: bytes, seconds: float) 
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            ready = {key.fileobj for key, _ in selector.select(min(left, 1.0))}
+            ready = {key.fileobj for key, _ in selector.select(min(left, LOOK_SECONDS))}
             if process.stdout in ready:
                 said = os.read(process.stdout.fileno(), 1 << 16)
                 if not said:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sandbox_levels import LEVELS, need
 
-from rewards import Sample, build_samples
+from rewards import Sample, build_samples, isolation
 from rewards.isolation import Pool, component
 
 
@@ -29,7 +29,8 @@ def level(request: pytest.FixtureRequest) -> str:
 def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """Workers of the test's own, for a test that has one killed: those that all share would load SymPy anew."""
     pool = Pool(2)
-    monkeypatch.setattr(component, "shared_pool", lambda: pool)
+    for module in (isolation, component):
+        monkeypatch.setattr(module, "shared_pool", lambda: pool)
     yield pool
     pool.close()
 

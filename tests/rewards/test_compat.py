@@ -202,11 +202,11 @@ def test_solutions_that_cannot_be_read_are_none_and_count_as_correct_for_lengths
 
 
 def test_a_hanging_answer_costs_itself_only(without_trl, monkeypatch):
-    monkeypatch.setattr(compat.answers, "_SECONDS", 1.0)
+    monkeypatch.setattr(compat.answers, "_SECONDS", 0.6)
     tower = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
     start = time.perf_counter()
     assert compat.accuracy_reward([r"\boxed{7}", tower, r"\boxed{7}"], ["7"] * 3) == [1.0, 0.0, 1.0]
-    assert time.perf_counter() - start < 30  # one for the tower; workers may have to start first
+    assert time.perf_counter() - start < 30  # 0.6 s for the tower; workers may have to start first
 
 
 def test_open_r1s_order_of_arguments_is_told_apart():

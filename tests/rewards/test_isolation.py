@@ -86,7 +86,8 @@ def test_what_no_signal_handler_can_stop_is_killed(pool, function):
     assert statuses(pool.run([call(function), call("double", 1)], deadline=0.3)) == ["timeout", "ok"]
 
 
-def test_the_hanging_fraction_leaves_the_rest_their_scores(pool):
+def test_the_hanging_fraction_leaves_the_rest_their_scores():
+    pool = shared_pool()  # which has loaded SymPy for other tests
     pool.run([call("compare_latex", "1", "1")] * 4, deadline=60)  # import what it needs
     hanging = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
     answers = ["72", hanging, r"\frac{144}{2}", "71"]
@@ -375,7 +376,7 @@ def test_a_task_or_verdict_that_raises_is_an_error_of_its_item():
     assert "ValueError" in evaluation.infos["doubled"][2]["reason"]
 
 
-def test_a_component_that_overruns_keeps_the_others():
+def test_a_component_that_overruns_keeps_the_others(own_pool):
     evaluation = evaluate(Doubled(function="wait", deadline=0.2), ("a", [0.0]), ("b", [60]), ("c", [0.01]))
     assert evaluation.statuses["doubled"] == ["ok", "timeout", "ok"]
     assert evaluation.infos["doubled"][1] == {"extracted": "b", "reason": "over the deadline of 0.2 s"}

@@ -65,7 +65,7 @@ def test_public_names_exist():
         "rewards.schedules",
     ],
 )
-def test_examples_in_docstrings_hold(module):
+def test_examples_in_docstrings_hold(module, own_pool):
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0
     assert result.failed == 0
