@@ -49,6 +49,7 @@ def test_a_checkout_that_is_not_installed_is_told_once(monkeypatch: pytest.Monke
 
     real = importlib.metadata.distribution
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: absent(name).version)
     checks = check_machine(tmp_path)
     (found,) = [check for check in checks if "not installed" in check.seen]
     assert (found.name, found.level, "pip install -e ." in found.fix) == ("packages", "warn", True)

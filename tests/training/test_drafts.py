@@ -190,7 +190,7 @@ def test_a_resumed_run_goes_on_with_its_drafts(
     tree["data"] |= {"limit": 8, "heldout": 4}
     tree["optimisation"]["steps"] = 4
     tree["evaluation"]["every"] = 2
-    tree["generation"]["drafts"] = True
+    tree["generation"] |= {"drafts": True, "max_completion_tokens": 12}
 
     def run(name: str, **how: Any) -> list[dict[str, Any]]:
         content = tree | {"run": tree["run"] | {"id": name, "root": str(tmp_path)}}
