@@ -49,7 +49,8 @@ FORGED: list[Any] = [
 
 def together(page: Any, base: Any, box: Any = None) -> str:
     """What a browser makes of boxes that all hold the same, filled from a draft."""
-    (first,) = [one for one in page.described["dependencies"] if one["id"] == page.event("start")["trigger_after"]]
+    before = page.event("start")["trigger_after"]
+    (first,) = [one for one in page.described["dependencies"] if one["id"] == before]
     return json.dumps([base, *[box] * (len(first["inputs"]) - 1)])
 
 
