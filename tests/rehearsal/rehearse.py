@@ -9,7 +9,6 @@ have a process of their own instead, in small. `rehearse.py FOLDER model` makes 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -81,7 +80,9 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "run": {"id": "rehearsal", "root": str(folder), "save_every": 0},
         })  # fmt: skip
         with ExitStack() as stack:
-            with gpu.within("import"), staying():  # Unsloth asks of autograd what it does on the CPU
+            # Unsloth asks of autograd what it does on the CPU; and looks for garbage a dozen times a run, a second each
+            # time where the process is not the kit's.
+            with gpu.within("import"), mock.patch("kit.models.backend.is_of_the_kit", return_value=True):
                 stack.enter_context(activate_backend(choose_backend(config.model)))
             if backend == "unsloth":
                 stack.enter_context(unsloths_kernels())
@@ -127,15 +128,6 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "attention": [[*key, count] for key, count in Counter(gpu.attention).most_common()],
             "kernels": dict(gpu.kernels),
         }
-
-
-@contextmanager
-def staying() -> Iterator[None]:
-    """What is imported inside is no garbage: Unsloth looks for some a dozen times a run, a second each time."""
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
 
 
 def ragged(trainer: Any) -> None:
