@@ -218,8 +218,9 @@ carry_out(load_sweep(sys.argv[1]), Path(sys.argv[2]))
 
 @pytest.mark.survival
 def test_a_killed_sweep_goes_on_with_the_values_of_the_dead_trial(tmp_path: Path, launched: list[RunConfig]) -> None:
-    path = write(tmp_path / "it.yaml")
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tmp_path)], check=False)
+    path, script = write(tmp_path / "it.yaml"), tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = subprocess.run([sys.executable, str(script), str(path), str(tmp_path)], check=False)
     assert killed.returncode == -9
     before = look(load_sweep(path), tmp_path)["trials"]
     assert [row["state"] for row in before] == ["running"]

@@ -109,5 +109,5 @@ def test_the_corrected_tasks_still_take_their_own_answers() -> None:
 @pytest.mark.survival
 @pytest.mark.parametrize("task", tasks())
 def test_every_constant_on_every_task(task: str) -> None:
-    """At most 0.5 % of the rows, which of so few is none."""
-    assert paid(task, 2 if task in SLOW_TO_MAKE | SLOW_TO_JUDGE else 6, CONSTANTS, 5) == []
+    """At most 0.5 % of the rows, which of so few is none. The seed is one whose rows are made quickly."""
+    assert paid(task, 2 if task in SLOW_TO_MAKE | SLOW_TO_JUDGE else 6, CONSTANTS, 1) == []
