@@ -196,7 +196,6 @@ def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.
 
 
 @pytest.mark.slow
-@pytest.mark.survival
 def test_a_run_is_scored_again_from_what_it_left(quickstart: kit.Run, tmp_path: Path) -> None:
     with terminal_into(tmp_path / "shown.txt"):
         again = quickstart.evaluate()
