@@ -143,7 +143,10 @@ def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def tree(model_folder: Path, tmp_path: Path) -> Tree:
-    """A run of two steps of eight completions, without evaluation, checkpoints at the end only."""
+    """A run of two steps of eight completions, without evaluation, checkpoints at the end only.
+
+    Nine tokens hold an answer, and some completions end within them: with six every reward is 0, and nothing is trained.
+    """
     return {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
         "data": {
@@ -153,7 +156,7 @@ def tree(model_folder: Path, tmp_path: Path) -> Tree:
             "heldout": 8,
         },
         "reward": {"preset": "reasoning-gym"},
-        "generation": {"num_generations": 4, "max_completion_tokens": 6},
+        "generation": {"num_generations": 4, "max_completion_tokens": 9},
         "optimisation": {"steps": 2, "batch_size": 8, "learning_rate": 1e-3},
         "evaluation": {"before": False, "after": False, "prompts": 4, "k": 2},
         "run": {"id": "it", "root": str(tmp_path / "runs"), "threads": 1, "save_every": 0},

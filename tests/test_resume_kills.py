@@ -98,7 +98,7 @@ def steady(base: Path, model_folder: Path) -> Tree:
         },
         "reward": {"preset": "reasoning-gym"},
         "objective": {"recipe": "grpo", "regularizers": [STEERED]},
-        "generation": {"num_generations": 4, "max_completion_tokens": 12},
+        "generation": {"num_generations": 4, "max_completion_tokens": 9},
         "optimisation": {
             "steps": 7,
             "batch_size": 8,
