@@ -53,8 +53,8 @@ def attempt(attempt: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def engine_tree(tree: Any) -> Any:
-    """The tree of `tree`, with completions from vLLM."""
-    tree["generation"] |= {"engine": "vllm", "vllm": {"timeout": 120}}
+    """The tree of `tree`, with completions from vLLM that are long enough to be answers, so that some groups teach."""
+    tree["generation"] |= {"engine": "vllm", "vllm": {"timeout": 120}, "max_completion_tokens": 12}
     return tree
 
 
