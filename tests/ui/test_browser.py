@@ -182,12 +182,17 @@ def test_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) -> None:
     sees(new, "training row 0")
 
 
+def look(one: Tab, width: int, scheme: Any) -> None:
+    """Makes the window so wide, and asks for light or dark, as a system does that changes in the evening."""
+    one.set_viewport_size({"width": width, "height": 900})
+    one.emulate_media(color_scheme=scheme)
+    one.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
+
+
 def fits_a_phone(one: Tab) -> None:
     """What is shown, in the width of a phone, dark and then light: nothing stands out, and every screen can be reached."""
-    one.set_viewport_size({"width": 390, "height": 900})
     for scheme in ("dark", "light"):
-        one.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        one.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
+        look(one, 390, scheme)
         one.wait_for_timeout(500)
         assert one.evaluate("document.documentElement.scrollWidth") <= 390
         assert one.evaluate(
