@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: no child would ever hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, at most 4: each waits now and then, for a process or a limit of time."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,6 +94,11 @@ def pytest_collection_finish() -> None:
         accelerate.utils.memory.gc = SimpleNamespace(
             collect=lambda: 0
         )  # before each training, for a GPU's memory: 20 ms
+    for logger in list(
+        logging.root.manager.loggerDict.values()
+    ):  # pytest comes to a hundred of torch's, six times a test
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
     torch = sys.modules.get("torch")
     if torch is not None and not torch.cuda.is_available():  # each seed is kept for CUDA's start, with its stack: 1 ms
         torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
