@@ -85,10 +85,9 @@ class _Read(NamedTuple):
     values: tuple[Fraction | None, ...]
 
 
-@functools.lru_cache(
-    maxsize=4096
-)  # an audit compares each reference with a hundred answers, and these with each reference
+@functools.lru_cache(maxsize=4096)
 def _read(text: str) -> _Read:
+    """Kept, since an audit compares each reference with a hundred answers, and these with each reference."""
     written = plain(text)
     pieces = split(written)
     return _Read(bare(written).casefold(), pieces.kind, tuple(number(bare(part)) for part in pieces.parts))
