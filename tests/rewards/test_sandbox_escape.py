@@ -13,13 +13,13 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pairwise import rest_in_matrix
 from sandbox_levels import at_every_level, need, working_levels
 
 from rewards import sandbox
 from rewards.sandbox import commands, forkserver, slots
-from rewards.sandbox.slots import FIRST_UID, SLOTS
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -238,36 +238,47 @@ WORKERS = set()  # process ids of children that other tests of this session keep
 @pytest.fixture(autouse=True)
 def _leave_workers_alone():
     WORKERS.clear()
-    WORKERS.update(pid for _, pid, _ in processes(zombies=True))
+    WORKERS.update(pid for _, pid, _ in processes())
 
 
-def survivors(zombies=True, starter=None):
-    """Processes of the sandbox's user ids, or children of this process, that are still there after a second's grace.
-    `starter`: the process whose sandboxes are meant, if not this one."""
+def survivors():
+    """Processes of the sandbox's user ids, or children of this process, that are still there after a second's grace."""
     for _ in range(20):
-        found = [process for process in processes(zombies, starter) if process[1] not in WORKERS]
+        found = [process for process in processes() if process[1] not in WORKERS]
         if not found:
             return []
         time.sleep(0.05)
     return found
 
 
-def processes(zombies, starter=None):
+def below(trainer, *, but=()):
+    """What a trainer has started that is still there: a program at least. User ids do not tell whose a process is: each
+    trainer takes some of the same few hundred."""
+    found = [one for one in psutil.Process(trainer.pid).children(recursive=True) if one.pid not in but]
+    assert found
+    return found
+
+
+def left_of(started):
+    """Those that a second after the trainer's end still run. Whom it leaves dead is for the machine's first process to reap."""
+    dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    _, alive = psutil.wait_procs(started, timeout=1)
+    return [one for one in alive if one.is_running() and one.status() not in dead]
+
+
+def processes():
     """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers (each is a
     process and its child). Other tests, and others on this machine, run sandboxes under user ids of theirs."""
     found = []
     servers = [server for idle in forkserver._idle.values() for server in idle]
     uids = {uid for uid, _ in [*slots._free, *(server.slot for server in servers if server.slot)]}
-    if starter is not None:
-        uids = {FIRST_UID + (starter + n) % SLOTS for n in range(8)}
     pids = {server.process.pid for server in servers}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
             fields = dict(line.split(":\t", 1) for line in itertools.islice(status, 12) if ":\t" in line)
             ours = int(fields["Uid"].split()[0]) in uids
-            dead = fields["State"].startswith("Z")
             server = pids & {int(pid), int(fields["PPid"])}
-            if (ours or int(fields["PPid"]) == os.getpid()) and (zombies or not dead) and not server:
+            if (ours or int(fields["PPid"]) == os.getpid()) and not server:
                 found.append((fields["Name"], pid, fields["State"]))
     return found
 
@@ -299,8 +310,8 @@ def test_no_program_gets_out_or_stays(name, level, target, ended):
 
 @pytest.fixture(scope="module")
 def killed():
-    """By level: the process id of a trainer that was killed while a program ran in its sandbox."""
-    before, trainers = set(Path("/tmp").glob("sandbox-*")), {}
+    """By level: what a trainer had started that was killed while a program ran in its sandbox."""
+    before, trainers, started = set(Path("/tmp").glob("sandbox-*")), {}, {}
     for level in working_levels():
         code = (
             "from rewards import sandbox\n"
@@ -311,8 +322,8 @@ def killed():
     for trainer in trainers.values():
         assert trainer.stdout.readline() == "started\n"
     time.sleep(0.6)
-    for trainer in trainers.values():
-        assert trainer.poll() is None
+    for level, trainer in trainers.items():
+        started[level] = below(trainer)
         trainer.kill()
         trainer.wait()
         trainer.stdout.close()
@@ -320,12 +331,11 @@ def killed():
         with contextlib.suppress(OSError):
             if "sleep(1000)" in (box / "main.py").read_text():  # other tests may run at the same time
                 shutil.rmtree(box)
-    return {level: trainer.pid for level, trainer in trainers.items()}
+    return started
 
 
 def test_programs_end_with_the_trainer(level, killed):
-    # Whom the dead trainer leaves behind is for the machine's first process to reap.
-    assert survivors(zombies=False, starter=killed[level]) == []
+    assert left_of(killed[level]) == []
 
 
 @pytest.mark.parametrize(
@@ -563,11 +573,12 @@ def test_a_program_ends_with_a_trainer_whose_forked_child_stays(hooks):
     code = FORKING.format(hooks=hooks, seconds=1000)
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = int(trainer.stdout.readline())
+    started = below(trainer, but=[child])
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
     try:
-        assert survivors(zombies=False, starter=trainer.pid) == []
+        assert left_of(started) == []
     finally:
         os.kill(child, signal.SIGKILL)
 
