@@ -37,11 +37,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, at most 4: each waits now and then, for a process or a limit of time."""
-    return min(4, len(os.sched_getaffinity(0)) + 1)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Two workers of the whole suite need two times what the server has imported: they are forked from it."""
     warm_processes.workers = config.args_source is config.ArgsSource.TESTPATHS

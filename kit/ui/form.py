@@ -381,13 +381,15 @@ class Sent:
         for (key, _), old, new in zip(self.form.boxes, self.form.values(draft), self.boxes, strict=True):
             if new is not None and new != old:
                 given.setdefault(key.name, new)
-        faults: list[str] = []
+        faults, tree = list[str](), draft.tree()
         for name in sorted(given, key=lambda name: keys[name].kind != "section"):  # sections before their keys
-            if not _in_null(draft.tree(), name):
+            if not _in_null(tree, name):
                 try:
                     draft = Draft.read(changed(draft, keys[name], given[name]).as_dict())
                 except ConfigError as problem:
                     faults.append(str(problem))
+                else:
+                    tree = draft.tree()
         return draft, faults
 
     def draft(self) -> Draft:

@@ -18,6 +18,8 @@ from kit.runs import lock, supervisor
 from kit.runs.lock import GpuLock, exclusive, gpus, lock_folder
 from kit.runs.store import RunDir, RunStore
 
+pytestmark = pytest.mark.survival
+
 ME = {"run": "mine", "pid": 1}
 
 

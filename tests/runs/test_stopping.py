@@ -24,6 +24,8 @@ from kit.runs.stopping import GRACE_LEAST, GRACE_STARTING, GRACE_UNKNOWN, grace,
 from kit.runs.store import ALIVE, RunDir, RunStore
 from kit.runs.worker import STOPPED
 
+pytestmark = pytest.mark.survival
+
 Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
 

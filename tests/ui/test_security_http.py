@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 PASSWORD = "correct horse battery"
+WRONG_SECONDS = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +35,13 @@ def page(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def locked(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A page with an account."""
-    return serve_here(tmp_path_factory.mktemp("locked"), accounts={"ada": PASSWORD})
+def locked(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A page with an account, which answers a wrong password soon."""
+    from kit.ui import security
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(security, "WRONG_PASSWORD_SECONDS", WRONG_SECONDS)
+        yield serve_here(tmp_path_factory.mktemp("locked"), accounts={"ada": PASSWORD})
 
 
 def basic(text: str) -> str:
@@ -175,7 +181,9 @@ def test_with_it_all_works_and_other_names_do_not(locked: Any) -> None:
     assert locked.ask("GET", "/config", Authorization=basic(f"ada:{PASSWORD}")).status == 200
     assert locked.ask("GET", "/", Authorization=basic(f"ada:{PASSWORD}"), Host="any.example").status == 200
     for wrong in (f"Ada:{PASSWORD}", f":{PASSWORD}", "ada:", f"ada:{PASSWORD}x", "nobody:\0"):
+        asked = time.monotonic()
         assert locked.ask("GET", "/config", Authorization=basic(wrong)).status == 401, wrong
+        assert time.monotonic() - asked >= WRONG_SECONDS
     forged = locked.ask(
         "POST",
         "/gradio_api/run/predict",
