@@ -143,6 +143,7 @@ def test_workers_of_the_whole_suite_are_warm_and_those_of_a_few_tests_are_not(mo
         assert done.stdout.split() == [str(whole)]
 
 
+@pytest.mark.notebooks
 def test_a_command_below_a_cell_is_warm_and_ends_as_it_would(tmp_path: Path) -> None:
     tests = str(warm_processes.ROOT / "tests/warm_site")
     program = str(Path(sys.executable).with_name("grpo-kit"))

@@ -1,5 +1,6 @@
 """A chat endpoint on localhost that obeys whatever stands outside the fences, and fails as it is told."""
 
+import contextlib
 import json
 import re
 import threading
@@ -35,14 +36,11 @@ class FakeJudge:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
             step = self.steps.pop(0) if self.steps else honest
-        try:
-            time.sleep(self.delay)
+        time.sleep(self.delay)
+        with self.lock:
+            self.under_way -= 1  # before the answer: who has it may ask again before this thread goes on
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             step(self, handler, body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        finally:
-            with self.lock:
-                self.under_way -= 1
 
 
 @contextmanager

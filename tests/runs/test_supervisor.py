@@ -24,6 +24,8 @@ from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import detach, settle
 from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
 
+pytestmark = pytest.mark.survival
+
 Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
 
