@@ -86,12 +86,10 @@ def pytest_collection_finish() -> None:
         from kit.models.libraries import remember_packages
 
         remember_packages()
-        accelerate.utils.memory.gc = SimpleNamespace(
-            collect=lambda: 0
-        )  # before each training, for a GPU's memory: 20 ms
-    for logger in list(
-        logging.root.manager.loggerDict.values()
-    ):  # pytest comes to a hundred of torch's, six times a test
+        # Before each training, for a GPU's memory: 20 ms.
+        accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
+    # pytest attaches itself to each logger that keeps its records, a hundred of torch's, six times a test.
+    for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True
     torch = sys.modules.get("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -144,7 +144,7 @@ def t_cdf(t: float, df: float) -> float:
     return 0.5 + half if t >= 0 else 0.5 - half
 
 
-@cache
+@lru_cache(maxsize=1024)
 def t_quantile(probability: float, df: float) -> float:
     """The t that P(T <= t) equals `probability`, in (0, 1); by bisection."""
     if probability < 0.5:

@@ -43,16 +43,16 @@ def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool
         return
     small = model.name in EMBEDDED_MODELS and not (quantized or model.load_in_4bit)
     with without_collections():
-        if training and choose_backend(model).name != TRANSFORMERS:
+        if training and choose_backend(model).name != TRANSFORMERS:  # which imports torch to look at this machine
             return
-    with hidden(UNUSED + OF_LARGE_MODELS * small), without_collections():
-        import datasets  # noqa: F401
-        import peft  # noqa: F401
-        import transformers.generation.utils
-        import transformers.modeling_utils  # noqa: F401
+        with hidden(UNUSED + OF_LARGE_MODELS * small):
+            import datasets  # noqa: F401
+            import peft  # noqa: F401
+            import transformers.generation.utils
+            import transformers.modeling_utils  # noqa: F401
 
-        if training:
-            import trl.trainer.grpo_trainer  # noqa: F401
+            if training:
+                import trl.trainer.grpo_trainer  # noqa: F401
     remember_packages()
 
 

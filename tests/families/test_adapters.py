@@ -10,7 +10,16 @@ from tiny_qwen import tiny_tokenizer
 
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
-from kit.models.family import OVERRIDES, FamilyAdapter, adapter_of, auto_class, end_ids, override, read_template
+from kit.models.family import (
+    OVERRIDES,
+    FamilyAdapter,
+    adapter_of,
+    auto_class,
+    end_ids,
+    meta_model,
+    override,
+    read_template,
+)
 from kit.models.inputs import extended, joined, pieces, take
 from kit.trainer.micro_batch import MicroBatch
 
@@ -106,6 +115,16 @@ def test_the_auto_class_follows_the_configuration():
     assert auto_class(config_of("gemma3")) is AutoModelForImageTextToText
     with pytest.raises(ModelError, match="neither a causal language model"):
         auto_class(AutoConfig.for_model("vit"))
+
+
+def test_an_architecture_is_built_once_and_again_when_its_configuration_has_changed():
+    config = tiny_config(config_of("qwen3"), 512)
+    first = meta_model(config)
+    assert meta_model(config) is first
+    config.vocab_size += 1
+    second = meta_model(config)
+    assert second.get_input_embeddings().num_embeddings == first.get_input_embeddings().num_embeddings + 1
+    assert {weight.device.type for weight in second.parameters()} == {"meta"}
 
 
 def test_pieces_are_found_by_counting():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kit.models  # noqa: F401  (which leaves news out of what libraries log)
 from kit.runner.console import LogCapture
 
 
