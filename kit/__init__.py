@@ -16,7 +16,6 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kit.moved import keep_old_names
 from kit.threads import let_threads_sleep
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 let_threads_sleep()
-keep_old_names()
 
 _HOME = {
     "Comparison": "kit.studies.arms",

@@ -287,10 +287,3 @@ def test_the_schema_and_the_objective_have_the_same_default_recipe() -> None:
     from kit.objective.recipes import DEFAULT_RECIPE
 
     assert load_config({}).objective.recipe == DEFAULT_RECIPE
-
-
-def test_a_configuration_of_an_earlier_run_can_still_be_read():
-    old = load_config({"generation": {"gpu_memory_utilization": 0.5}})
-    assert old.generation.vllm.gpu_memory_utilization == 0.5
-    with pytest.raises(ConfigError, match="gpu_memory_utilization"):
-        load_config({"generation": {"gpu_memory_utilization": 0.5, "vllm": {"seed": 1}}})

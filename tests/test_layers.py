@@ -19,7 +19,6 @@ HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "d
 LAYERS = [
     "kit.errors",
     "kit.threads",
-    "kit.moved",
     "kit.registry",
     "kit.config",
     "kit.runs",
@@ -49,7 +48,6 @@ RANK = {package: rank for rank, package in enumerate(LAYERS)}
 ALLOWED = {
     "kit.errors": set(),
     "kit.threads": set(),
-    "kit.moved": set(),
     "kit.registry": {"kit.errors"},
     "kit.config": {"kit.errors", "kit.registry", "kit.config", "pydantic", "yaml"},
     "kit.runs": {"kit.errors", "kit.runs", "psutil"},

@@ -388,15 +388,6 @@ class GenerationConfig(Section):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_moved(cls, tree: Any) -> Any:
-        """Configurations of earlier runs have `gpu_memory_utilization` here; they can still be read."""
-        if not isinstance(tree, Mapping) or "gpu_memory_utilization" not in tree or "vllm" in tree:
-            return tree
-        kept = {name: value for name, value in tree.items() if name != "gpu_memory_utilization"}
-        return {**kept, "vllm": {"gpu_memory_utilization": tree["gpu_memory_utilization"]}}
-
 
 class DynamicSamplingConfig(Section):
     """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose completions all have one reward teach nothing, and are made
