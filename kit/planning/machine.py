@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ TOKENS = {
     "OPENAI_API_KEY": "judges behind an OpenAI-compatible service that asks for a key",
 }
 BF16_CAPABILITY = (8, 0)
+DRIVERS = {"12": "525", "13": "580"}
+"""The oldest Linux driver of each CUDA major version (NVIDIA, CUDA compatibility guide)."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,13 @@ def torch_build() -> Iterator[Check]:
     build = torch.version.cuda
     seen = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
     if _nvidia_device() and not torch.cuda.is_available():
-        fix = (
-            "Install torch for CUDA (https://pytorch.org/get-started/locally)"
-            if build is None
-            else "Update the NVIDIA driver to one that supports this CUDA, or install torch for an older CUDA"
-        )
+        fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)"
+        if build is not None:
+            needed = DRIVERS.get(build.partition(".")[0], "of its release")
+            fix = (
+                f"CUDA {build} needs the NVIDIA driver {needed} or newer, and this machine has {_driver() or 'an unknown one'}: "
+                "update it, choose a newer runtime, or install torch for an older CUDA (https://pytorch.org/get-started/locally)"
+            )
         yield Check("torch", "fail", f"{seen}; the machine has an NVIDIA GPU that torch cannot use", f"{fix}.")
         return
     yield Check("torch", "ok", seen)
@@ -305,3 +311,33 @@ def caches() -> Iterator[Check]:
 def report(checks: list[Check]) -> dict[str, Any]:
     """Plain values, for JSON and for the page."""
     return {"failed": failed(checks), "checks": [check.as_dict() for check in checks]}
+
+
+def downgraded(before: Mapping[str, str]) -> list[str]:
+    """The packages that are older than in `before` (name to version), each as `NAME OLD -> NEW`, by name."""
+    from packaging.version import InvalidVersion, Version
+
+    lines = []
+    for name, version in sorted(before.items()):
+        now = installed(name)
+        with suppress(InvalidVersion):
+            if now is not None and Version(now) < Version(version):
+                lines.append(f"{name} {version} -> {now}")
+    return lines
+
+
+def main(before: str = "{}") -> int:
+    """Prints what an installation changed and whether torch sees the GPU; returns 1 where a check failed.
+
+    before: the packages before the installation, a JSON object of name to version.
+    """
+    if lines := downgraded(json.loads(before)):
+        print("older than before, as the kit was tested with these versions:", ", ".join(lines))
+    checks = [*torch_build(), *gpu()]
+    for check in checks:
+        print(f"{check.name}: {check.seen}. {check.fix if check.level != 'ok' else ''}".rstrip())
+    return int(failed(checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

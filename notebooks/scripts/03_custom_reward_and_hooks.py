@@ -6,7 +6,9 @@
 
 # %%
 # Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -22,16 +24,20 @@ HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
 # A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# The kit's requirements pin the versions of TRL, transformers, Unsloth and vLLM to those that it is written for.
-EXTRAS = "[unsloth]" if "T4" in GPU else "[unsloth,vllm]" if GPU else ""
+# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
         sys.exit("The kit is not installed: set GRPO_KIT in this cell to its git address, its folder or its wheel.")
     GRPO_KIT = f"grpo-kit{EXTRAS} @ {GRPO_KIT}" if "://" in GRPO_KIT else f"{os.path.abspath(GRPO_KIT)}{EXTRAS}"
-    began = time.monotonic()
+    began, before = time.monotonic(), {package.name: package.version for package in importlib.metadata.distributions()}
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
+    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
+    if subprocess.run(check).returncode and GPU:
+        sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
 # So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print

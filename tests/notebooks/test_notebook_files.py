@@ -140,8 +140,10 @@ def test_a_default_address_is_written_into_all_notebooks(
     assert maker.main() == 0
     monkeypatch.setattr(f"{__name__}.FOLDER", maker.FOLDER)
     assert {cells(name, "code")[0] for name in NAMES} == {cells(NAMES[0], "code")[0]}
-    assert installed(None) == ["grpo-kit[unsloth] @ git+https://host.example/mine.git"]
-    assert installed("git+https://host.example/other.git") == ["grpo-kit[unsloth] @ git+https://host.example/other.git"]
+    assert installed(None) == ["grpo-kit[tested,unsloth] @ git+https://host.example/mine.git"]
+    assert installed("git+https://host.example/other.git") == [
+        "grpo-kit[tested,unsloth] @ git+https://host.example/other.git"
+    ]
     (maker.FOLDER / "scripts" / "01_quickstart.py").write_text("# %%\n1\n")
     with pytest.raises(SystemExit, match="copy a first cell"):
         maker.main()
@@ -149,18 +151,18 @@ def test_a_default_address_is_written_into_all_notebooks(
 
 def test_a_notebook_in_a_clone_installs_the_clone(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
-    assert installed(None) == [f"{ROOT}[unsloth]"]
+    assert installed(None) == [f"{ROOT}[tested,unsloth]"]
 
 
 def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path: Path) -> None:
-    assert installed(str(tmp_path)) == [f"{tmp_path}[unsloth]"]
+    assert installed(str(tmp_path)) == [f"{tmp_path}[tested,unsloth]"]
     wheel = tmp_path / "grpo_kit-0.1.0-py3-none-any.whl"
-    assert installed(str(wheel)) == [f"{wheel}[unsloth]"]
+    assert installed(str(wheel)) == [f"{wheel}[tested,unsloth]"]
     assert installed("git+https://host.example/kit.git@main") == [
-        "grpo-kit[unsloth] @ git+https://host.example/kit.git@main"
+        "grpo-kit[tested,unsloth] @ git+https://host.example/kit.git@main"
     ]
     (name,) = installed("grpo-kit")
-    assert name == f"{Path.cwd() / 'grpo-kit'}[unsloth]", "a folder: pip would look for that name on an index"
+    assert name == f"{Path.cwd() / 'grpo-kit'}[tested,unsloth]", "a folder: pip would look for that name on an index"
 
 
 def test_the_extras_exist() -> None:

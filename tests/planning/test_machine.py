@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 from collections import namedtuple
@@ -111,8 +112,27 @@ def test_a_gpu_that_torch_cannot_use_fails(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.level == "fail"
     assert "Install torch for CUDA" in found.fix
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(machine, "_driver", lambda: "550.54.15")
     (found,) = machine.torch_build()
-    assert "driver" in found.fix
+    assert "driver 580 or newer, and this machine has 550.54.15" in found.fix
+
+
+def test_an_installation_that_made_packages_older_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_nvidia_device", lambda: False)
+    before = {"pyyaml": "99.0", "pydantic": "1.0", "gone": "1.0", "odd": "not a version"}
+    assert machine.main(json.dumps(before)) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "older than before" in line]
+    assert line.split(": ")[1] == f"pyyaml 99.0 -> {machine.installed('pyyaml')}"
+
+
+def test_a_gpu_that_torch_cannot_see_ends_the_check_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_nvidia_device", lambda: True)
+    assert machine.main() == 1
+    assert "torch cannot use" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("capability", "level"), [((9, 0), "ok"), ((7, 5), "warn"), ((6, 1), "fail")])
