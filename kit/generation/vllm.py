@@ -57,14 +57,11 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
     def _init_vllm(self) -> None:
         self._adapter: Any = None
         """vLLM's request for the adapter that was handed over last."""
-        threads, device = torch.get_num_threads(), self.accelerator.device
-
-        def prepare() -> None:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            else:
-                torch.set_num_threads(threads)
-
+        device = self.accelerator.device
+        if device.type == "cuda":  # accelerate leaves the index out on one GPU, and torch sets no device without it
+            prepare = partial(torch.cuda.set_device, torch.cuda.current_device())
+        else:
+            prepare = partial(torch.set_num_threads, torch.get_num_threads())
         self._watchdog = Watchdog(self.settings.timeout, prepare)
         defaults = CPU_DEFAULTS if device.type == "cpu" else {}
         started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
@@ -139,7 +136,13 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         take = self._reload if packed else super().sync_weights
         self._asked("taking over the weights", torch.no_grad()(take))
 
+    def _wake_weights(self) -> None:
+        if self.enable_sleep_mode:
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+
     def _reload(self) -> None:
+        self._wake_weights()
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         runner.reload_weights(weights_iterator=self._iter_named_params())
         # A head that is tied to the embedding is no weight of its own, so reloading passes it by; its packed copy is old.
@@ -152,9 +155,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         """The adapter under a number that it never had: nothing that was cached with another is taken for it."""
         from vllm.lora.request import LoRARequest
 
-        if self.enable_sleep_mode:
-            self.llm.wake_up(tags=["weights"])
-            self._llm_weights_sleeping = False
+        self._wake_weights()
         number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
         request = LoRARequest(f"policy-{number}", number, "in memory")
         self.llm.llm_engine.add_lora(request)
@@ -175,8 +176,14 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), weight
 
     def _asked(self, doing: str, do: Callable[[], Result]) -> Result:
+        def work() -> Result:
+            if self.accelerator.device.type == "cuda":
+                # vLLM gives its thread a stream of its own, which waits for nothing that the optimiser still writes.
+                torch.cuda.default_stream().synchronize()
+            return do()
+
         try:
-            return self._watchdog.call(do)
+            return self._watchdog.call(work)
         except EngineError:
             raise
         except Exception as error:

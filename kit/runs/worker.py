@@ -413,9 +413,15 @@ class Watchdog:
         self.timeout, self.prepare = timeout, prepare
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._own = threading.local()
 
     def call(self, do: Callable[[], Result]) -> Result:
-        """What `do()` returns or raises. Raises `Hung` after `timeout` seconds; the thread is then given up."""
+        """What `do()` returns or raises. Raises `Hung` after `timeout` seconds; the thread is then given up.
+
+        A call that is made inside a call is part of it: one thread cannot wait for itself.
+        """
+        if getattr(self._own, "working", False):
+            return do()
         asked = _Call(do)
         if self._thread is None:
             asked.before = self.prepare
@@ -438,6 +444,7 @@ class Watchdog:
         return result
 
     def _work(self, calls: queue.SimpleQueue[_Call]) -> None:
+        self._own.working = True
         while True:
             asked = calls.get()
             try:

@@ -1,0 +1,106 @@
+"""A stand-in for `vllm.LLM` alone: below it are no weights, above it TRL's own class. It says what vLLM would fail at.
+
+Asleep, it makes nothing; what sleep of level 2 has thrown away must be loaded again; a thread that uses it must have been
+given its CUDA device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+TOKEN = 7
+
+
+class LLM:
+    """vLLM's engine, as far as TRL and the kit call it. `loaded`: names of the weights handed over, by hand-over."""
+
+    last: LLM | None = None
+
+    def __init__(self, shared_weights: bool = False, **given: Any) -> None:
+        self.given, self.shared_weights = given, shared_weights
+        self.asleep: set[str] = set()
+        self.lost = False
+        self.loaded: list[list[str]] = [[]]
+        self.requests: list[Any] = []
+        self.threads = {threading.current_thread().name}
+        model = SimpleNamespace(load_weights=self._load, modules=lambda: [])
+        self.llm_engine: Any = SimpleNamespace(
+            model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model))),
+            vllm_config=SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True)),
+        )
+        type(self).last = self
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep = {"kv_cache"} if self.shared_weights else {"weights", "kv_cache"}
+        self.lost = level == 2 and not self.shared_weights
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.asleep -= set(tags or ("weights", "kv_cache"))
+
+    def _load(self, weights: Any) -> None:
+        assert "weights" not in self.asleep, "weights are written to memory that is not mapped"
+        self.loaded[-1] += [name for name, _ in weights]
+
+    def reset_prefix_cache(self) -> None:
+        if self.loaded[-1]:
+            self.lost = False
+            self.loaded.append([])
+
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool, lora_request: Any = None) -> list[Any]:
+        assert not self.asleep, f"asleep: {self.asleep}"
+        assert not self.lost, "its weights were thrown away and not loaded again"
+        self.threads.add(threading.current_thread().name)
+        self.requests.append(lora_request)
+        made = SimpleNamespace(token_ids=[TOKEN], logprobs=[{TOKEN: SimpleNamespace(rank=1, logprob=-0.5)}])
+        return [SimpleNamespace(prompt_token_ids=one["prompt_token_ids"], outputs=[made]) for one in prompts]
+
+
+@contextmanager
+def vllm_stands_in() -> Iterator[type[LLM]]:
+    """Inside, TRL's module has the stand-in for vLLM's names."""
+    from trl.generation import vllm_generation
+
+    names = {"LLM": LLM, "SamplingParams": SimpleNamespace, "is_vllm_available": lambda *_, **__: True}
+    with mock.patch.multiple(vllm_generation, create=True, **names):
+        yield LLM
+
+
+@contextmanager
+def one_gpu() -> Iterator[SimpleNamespace]:
+    """Inside, a real `Accelerator` is that of a machine with one GPU. `devices`: those that torch was set to; `waits`: a
+    mock of the default stream's `synchronize`."""
+    import torch
+    from accelerate import state
+
+    import kit.generation.vllm  # noqa: F401  with all that asks for the real GPU while it is imported
+
+    seen = SimpleNamespace(devices=[], waits=mock.Mock())
+    stream = SimpleNamespace(synchronize=seen.waits)
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "current_device", return_value=0),
+        mock.patch.object(torch.cuda, "default_stream", return_value=stream),
+        mock.patch.object(torch._C, "_cuda_setDevice", seen.devices.append, create=True),
+        mock.patch.object(state, "check_cuda_p2p_ib_support", return_value=True),
+    ):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        try:
+            yield seen
+        finally:
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def watched(model: Any, timeout: float = 5.0, standby: bool = False, **settings: Any) -> Any:
+    """The kit's handle on a stand-in engine, made by TRL's own class with a real Accelerator."""
+    from accelerate import Accelerator
+
+    from kit.generation.vllm import WatchedGeneration
+    from kit.models.failures import EngineSettings
+
+    told = EngineSettings(timeout=timeout, **settings)
+    return WatchedGeneration(model, Accelerator(), None, settings=told, enable_sleep_mode=standby)
