@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kit.config.sections import VllmConfig
     from kit.objective import Objective
 
-TESTED = ("0.28", "0.31")
+TESTED = ("0.29", "0.31")
 """First and last minor version of vLLM that the kit drives; TRL's own range ends at the last one."""
 HF_INSTEAD = "Set generation.engine: hf (or auto): the same completions, sampled by transformers' generate."
 
@@ -165,6 +165,11 @@ def incompatibilities(
         )
     yield from _cheaper(config, device, objective)
     yield from _of_the_run(config, objective)
+    if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
+        yield EnvironmentUnsupported(
+            "generation.engine: vllm with model.load_in_4bit: true needs the package vllm-bnb-plugin: vLLM reads bitsandbytes' 4 "
+            f"bits by it since 0.28. Install it with: pip install vllm-bnb-plugin, or set model.load_in_4bit: false. {HF_INSTEAD}"
+        )
 
 
 def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[ConfigError]:

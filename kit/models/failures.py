@@ -107,6 +107,11 @@ def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> En
             f"{where} hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
             f"generation.vllm.timeout (seconds), and if it hangs again, set generation.engine: hf."
         )
+    if "error in memory profiling" in str(error).lower():
+        return EngineError(
+            f"{where} measured the memory of the GPU while another process gave some back ({doing}: {reason}). Nothing is wrong "
+            "with the run: start it again, once no chat, evaluation or other program on this GPU is about to end."
+        )
     if is_out_of_memory(error) or any(sign in str(error).lower() for sign in NO_ROOM):
         return EngineError(
             f"{where} is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "

