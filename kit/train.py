@@ -107,7 +107,6 @@ def check(
     previous = runner.resume.load_previous_run(config, adopt=adopt) if resume and first else None
     threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
     parts = runner.prepare.prepare(config, fresh=fresh)
-    runner.distributed.check_sharded_run(config, parts.files.backend.name)
     resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None
     return Checked(parts, threads, previous, resumption)
 
@@ -115,7 +114,7 @@ def check(
 def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
-    together = runner.distributed.FirstProcess(job.processes, trainer, folder.adapter)
+    together = runner.distributed.FirstProcess(job.processes)
     heldout = runner.evaluation.held_out(parts, memory)
     policy = runner.evaluation.make_policy(folder, config.evaluation, parts.checker, job.reporter.say)
     scores = runner.resume.earlier_scores(job.resumption) if job.resumption else {}
@@ -127,8 +126,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
                 stop.check()
                 advance(done, total)
 
-            with together.whole_weights():
-                scores[name] = heldout.score(model, progress, step=step)
+            scores[name] = heldout.score(model, progress, step=step)
         folder.write_json(f"eval/{name}.json", scores[name])
         return scores[name]
 
@@ -141,8 +139,8 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
                 trainer.add_callback(runner.evaluation.AlertCallback(policy))
                 trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop, job.processes.size))
                 trainer.add_callback(trackers)
-            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder, together))
-            together.attend()
+            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
+            job.processes.wait()
             try:
                 with suppress(runner.evaluation.TurnOver):
                     runner.resume.train_on(trainer, job.resumption)
@@ -152,7 +150,9 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
             if first:
                 folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
                 folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-                runner.evaluation.conclude(policy, stop, trainer, score, together.save_model)
+                runner.evaluation.conclude(
+                    policy, stop, trainer, score, lambda: trainer.save_model(str(folder.adapter))
+                )
                 job.reporter.result(folder, config, stop.reason)
 
 

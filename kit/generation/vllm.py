@@ -168,7 +168,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         TRL merges in place and takes the adapter off again, which rounds the frozen weights anew at every step. Here they
         are read only: each merged weight is made, handed over and forgotten.
         """
-        merged = None if self._dist.is_fsdp or self._dist.is_zero3 else merged_weights(self.model)
+        merged = merged_weights(self.model)
         if merged is None:
             yield from super()._iter_named_params()
             return

@@ -132,7 +132,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         **parts.interaction.trainer_arguments(),
     )
     moved = changes(args, trainer.args)
-    if told_budget and trainer.divisible:
+    if told_budget:
         trainer.savings_report["token_budget"] = told_budget
     stands_on |= {"savings": trainer.savings_report, "token_budget": budget, "generation_batch": at_once} | (
         {"changed_by_backend": moved} if moved else {}
@@ -195,7 +195,7 @@ def generation_batch(parts: Parts, previous: PreviousRun | None = None, processe
         return previous.env.get("generation_batch"), ""
     work, room = work_and_room(parts)
     chosen = generation_batch_of(config, files.shape, work, room)
-    if chosen is None or processes > 1:  # several processes divide nothing: `HookedGRPOTrainer.divisible`
+    if chosen is None or processes > 1:
         return None, ""
     return chosen, (
         f"Completions are generated {chosen} at a time, of {work.batch}: their key-value cache is planned for "

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import kit.errors
 from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, RunError
-from kit.models.backend import UNSLOTH
 from kit.runs.files import write_atomic
 from kit.runs.store import RunDir
 
@@ -108,15 +107,8 @@ class DistributedContext:
 def join() -> DistributedContext:
     """Connects the processes that a launcher has started; without a launcher, a context of one process.
 
-    Raises `EnvironmentUnsupported` for a launcher that names no rank, for DeepSpeed, and for FSDP where it would be left out.
+    Raises `EnvironmentUnsupported` for a launcher that names no rank.
     """
-    if _is_set("ACCELERATE_USE_DEEPSPEED"):
-        raise EnvironmentUnsupported(
-            "DeepSpeed takes over the backward pass and the optimiser, which the objective drives here, and no run was ever held "
-            "against one without it. Start with accelerate launch --multi_gpu (each process holds the whole model); where that "
-            "does not fit, take accelerate launch --use_fsdp --fsdp_version 2, model.load_in_4bit and "
-            "optimisation.gradient_checkpointing: offload, or go on in another trainer: grpo-kit scale CONFIG --to verl."
-        )
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return DistributedContext()
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -129,37 +121,8 @@ def join() -> DistributedContext:
     from accelerate import PartialState
 
     # Chooses the GPU and the engine (NCCL or gloo) as the trainer will.
-    state = PartialState(cpu=not torch.cuda.is_available())
-    if is_sharded():
-        _check_fsdp(state)
+    PartialState(cpu=not torch.cuda.is_available())
     return DistributedContext(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-
-
-def is_sharded() -> bool:
-    """Whether the launcher asks for FSDP, which spreads the weights over the processes."""
-    return _is_set("ACCELERATE_USE_FSDP")
-
-
-def _check_fsdp(state: Any) -> None:
-    """Raises `EnvironmentUnsupported` where accelerate would leave FSDP out without a word, and for ways not tried here."""
-    if str(state.distributed_type).rpartition(".")[2] == "MULTI_CPU":
-        raise EnvironmentUnsupported(
-            "accelerate launch --use_fsdp: accelerate takes FSDP up on GPUs alone, and this machine has none that torch can use. "
-            "It would leave FSDP out without a word, and every process would hold the whole model. Leave --use_fsdp out."
-        )
-    if os.environ.get("FSDP_VERSION", "1") != "2":
-        raise EnvironmentUnsupported(
-            "accelerate launch --use_fsdp: no run of FSDP's first version was held against one process. Add --fsdp_version 2."
-        )
-    if _is_set("FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        raise EnvironmentUnsupported(
-            "accelerate launch --use_fsdp: with cpu_ram_efficient_loading, all processes but one would begin without weights, "
-            "and the checks before the first step read them. Add --fsdp_cpu_ram_efficient_loading false."
-        )
 
 
 def check_division(config: RunConfig, processes: int) -> None:
@@ -179,51 +142,11 @@ def check_division(config: RunConfig, processes: int) -> None:
     )
 
 
-def check_sharded_run(config: RunConfig, backend: str) -> None:
-    """Raises `ConfigError` for what was not held against one process under FSDP. backend: its name."""
-    found = {
-        "model.load_in_4bit": config.model.load_in_4bit,
-        "model.backend: unsloth": backend == UNSLOTH,
-        "generation.replay_support": config.generation.replay_support,
-        "teacher.model": config.teacher.model is not None,
-    }
-    if is_sharded() and (refused := [name for name, there in found.items() if there]):
-        raise ConfigError(
-            f"{', '.join(refused)}: not with accelerate launch --use_fsdp, where no run of it was held against one process. "
-            "Start with accelerate launch --multi_gpu (each process holds the whole model), or leave it out."
-        )
-
-
 class FirstProcess:
-    """What the first process does at a time of its own and the others have a part in, each holding a part of the weights.
+    """Lets the other processes wait where the first one works alone."""
 
-    Until then the others stand in `attend`. adapter: where the result is saved.
-    """
-
-    def __init__(self, processes: DistributedContext, trainer: Any, adapter: Path) -> None:
-        self.processes, self.trainer, self.adapter = processes, trainer, adapter
-
-    @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """In the first process: all weights, to score held-out problems with."""
-        self.processes.all_gather_object("whole_weights")
-        with self._whole_weights():
-            yield
-
-    @contextmanager
-    def _whole_weights(self) -> Iterator[None]:
-        from kit.models.sharded import whole_weights
-
-        with whole_weights(self.trainer.model):
-            try:
-                yield
-            finally:
-                self.processes.wait()
-
-    def save_model(self) -> None:
-        """In the first process: the result, put together from the parts of all."""
-        self.processes.all_gather_object("save_model")
-        self.trainer.save_model(str(self.adapter))
+    def __init__(self, processes: DistributedContext) -> None:
+        self.processes = processes
 
     @contextmanager
     def last_work(self) -> Iterator[None]:
@@ -234,19 +157,9 @@ class FirstProcess:
         try:
             yield
         except KeyboardInterrupt:
-            self.attend()
+            self.processes.wait()
             raise
-        self.attend()
-
-    def attend(self, mine: Any = None) -> list[Any]:
-        """`all_gather_object`, before which the first process may have work for all."""
-        while isinstance((found := self.processes.all_gather_object(mine))[0], str):
-            if found[0] == "save_model":
-                self.trainer.save_model(str(self.adapter))
-            else:
-                with self._whole_weights():
-                    pass
-        return found
+        self.processes.wait()
 
 
 class ReadOnlyRunDir(RunDir):

@@ -31,7 +31,7 @@ class TurnOver(Exception):
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
 TRAINING_STATE = (
     "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin", "objective_state.json",
-    "value_head*", "progress.json", "rollout*.pt", "manifest.json", "pytorch_model_fsdp*",
+    "value_head*", "progress.json", "rollout*.pt", "manifest.json",
 )  # fmt: skip
 """Files of a checkpoint that are about training, not about the model."""
 

@@ -18,7 +18,7 @@ from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
 from kit.generation.multi_turn import readable, unanswered
 from kit.runner.console import Advance
-from kit.runner.distributed import DistributedContext, FirstProcess, ReadOnlyRunDir
+from kit.runner.distributed import DistributedContext, ReadOnlyRunDir
 from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
@@ -300,19 +300,21 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 class SyncCallback(TrainerCallback):  # type: ignore[misc]
     """The last callback in every process: a request to save or stop that one process has seen, all follow at this step."""
 
-    def __init__(self, processes: DistributedContext, stop: StopSignal, run: RunDir, together: FirstProcess) -> None:
-        self.processes, self.stop, self.run, self.together = processes, stop, run, together
+    def __init__(self, processes: DistributedContext, stop: StopSignal, run: RunDir) -> None:
+        self.processes, self.stop, self.run = processes, stop, run
         stop.echo = LAUNCHER_SECONDS if processes.size > 1 else 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.together.attend()  # a resumed run may begin with an evaluation
+        self.processes.wait()  # a resumed run may begin with an evaluation
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.processes.size == 1:
             return
         wish = self.stop.reason if self.stop.asked() else None
         events: list[dict[str, Any]] = self.run.pending if isinstance(self.run, ReadOnlyRunDir) else []
-        found = self.together.attend((control.should_save, control.should_training_stop, wish, list(events)))
+        found = self.processes.all_gather_object(
+            (control.should_save, control.should_training_stop, wish, list(events))
+        )
         reasons = [reason for *_, reason, _ in found if reason is not None]
         control.should_save = any(save for save, *_ in found) or bool(reasons)
         control.should_training_stop = any(ends for _, ends, *_ in found) or bool(reasons)

@@ -25,7 +25,6 @@ from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
 from kit.models.start import find_start
-from kit.runner.distributed import is_sharded
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
 from kit.trainer.checkpoint import is_over
@@ -109,8 +108,6 @@ def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
 def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
     """Compares the run as it was started with what would run now. Raises `RunError` with the differences, unless `force`.
 
-    A checkpoint of another kind of launch (FSDP or not) cannot be read, and is refused in any case.
-
     For a run that starts again from the beginning, only weights that would be deleted are refused without `force`.
     """
     if previous.checkpoint is None:
@@ -122,7 +119,6 @@ def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resu
             )
         changes = list(differences(previous.config, previous.data, previous.env, parts, asked=previous.asked))
         return Resumption(previous, changes, forced=bool(weights))
-    _check_kind(previous.run, previous.checkpoint)
     changes = list(differences(previous.config, previous.data, previous.env, parts, previous.checkpoint))
     if changes and not force:
         listed = "\n".join(f"  {change}" for change in changes)
@@ -325,24 +321,6 @@ def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
     new = int(os.environ.get("WORLD_SIZE", "1"))
     if old and old != new:
         yield f"processes: {old} when its checkpoint was written, {new} now"
-
-
-def _check_kind(run: RunDir, checkpoint: Path) -> None:
-    """Raises `RunError` where FSDP wrote the checkpoint and is not there now, or the other way round."""
-    was, now = any(checkpoint.glob("pytorch_model_fsdp*")), is_sharded()
-    if was == now:
-        return
-    seen = "with weights that FSDP had spread over processes" if was else "by processes that each held the whole model"
-    launch = (
-        "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
-        "--fsdp_cpu_ram_efficient_loading false"
-        if was
-        else "the launch of its start, without --use_fsdp"
-    )
-    raise RunError(
-        f"The run '{run.id}' cannot go on as it was, and --force does not help: {checkpoint.name} was written {seen}, and "
-        f"cannot be read {'without' if was else 'with'} FSDP. Resume with {launch}, and as many processes as before."
-    )
 
 
 def inputs(parts: Parts) -> dict[str, str]:

@@ -254,18 +254,15 @@ def push_left(rows: Rows) -> Pushed:
     return Pushed(ids, tokens.to(rows.mask.dtype), labels, places, rows.ids.shape[1], rows.completion)
 
 
-def score_trimmed(
-    run: ModelPass, rows: Rows, size: int | None = None, *, as_they_come: bool = False, plain: Any = score_padded
-) -> Scores:
+def score_trimmed(run: ModelPass, rows: Rows, size: int | None = None, *, plain: Any = score_padded) -> Scores:
     """In batches of rows of like length, columns cut off that are padding in all of a batch: at most `size` rows at a time.
 
-    Exact for every causal model that leaves padding out by the mask. as_they_come: in the batches of TRL, as always with the
-    balancing loss of a mixture of experts, which is a mean over them. plain: how a batch is then scored.
+    Exact for every causal model that leaves padding out by the mask; the balancing loss of a mixture of experts is a mean over
+    batches, which then stay those of TRL. plain: how a batch is scored.
     """
     (ids, live), width = rows.on_host, rows.width
     together, parts, places = [], [], []
-    as_they_come = as_they_come or run.wanted.aux_loss
-    for batch in _like_lengths(live, width, size or len(live), as_they_come=as_they_come):
+    for batch in _like_lengths(live, width, size or len(live), as_they_come=run.wanted.aux_loss):
         columns = torch.nonzero(live[batch].any(0)).flatten()
         start = min(int(columns[0]), width - 1) if len(columns) else width - 1
         stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1

@@ -93,14 +93,14 @@ def fuse(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool) -> 
     return fused
 
 
-def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool, divided: bool = False) -> Verdict:
+def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool) -> Verdict:
     """How this model is scored.
 
     run: brings rows through it. bare: the module itself. rows: real ones, at least one with a completion. plain: the way that
-    is taken for right. half: mixed precision in 16 bits. divided: its weights are spread over processes.
+    is taken for right. half: mixed precision in 16 bits.
     """
     model = _examined(run, bare, half)
-    hindrance = "the model is divided between processes" if divided else _hindrance(model)
+    hindrance = _hindrance(model)
     if hindrance is not None:
         return Verdict("plain", hindrance)
     probe, training = probe_rows(rows), bare.training

@@ -18,20 +18,16 @@ from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from kit.models.family import FamilyAdapter
 from kit.models.fused import Fused
 from kit.models.inputs import COUNTS
-from kit.models.sharded import gather_head
 from kit.scoring.layouts import (
     ModelPass,
     Rows,
     Scores,
     Wanted,
-    join_scores,
     score_packs,
     score_padded,
     score_right_padded,
@@ -39,7 +35,7 @@ from kit.scoring.layouts import (
 )
 from kit.scoring.packed_attention import install_packed_attention
 from kit.scoring.packing import NotPackable, Pack, lay_out
-from kit.scoring.proof import Verdict, examine, fuse, probe_rows
+from kit.scoring.proof import Verdict, examine, fuse
 from kit.scoring.support import SUPPORT, renormalised
 from kit.scoring.unsloth_packs import has_unsloths_layers
 from kit.scoring.unsloth_packs import install as install_unsloth_packs
@@ -71,9 +67,7 @@ class Scorer:
     family: what is known of the policy's architecture. autocast: a context for the precision of the run. unwrap: a model
     without accelerate's wrappers. padding: `left` as TRL has it, or `right` for backbones that leave the mask out. packing:
     leave padding out where that is exact. share_prompts: a prompt once for all completions in a pack. half: mixed precision
-    in 16 bits. divided: weights are spread over processes by DeepSpeed. sharded: by FSDP2, so that all processes bring as many
-    packs through the model, and gather its head before.
-    """
+    in 16 bits."""
 
     def __init__(
         self,
@@ -85,13 +79,10 @@ class Scorer:
         packing: bool = True,
         share_prompts: bool = True,
         half: bool = False,
-        divided: bool = False,
-        sharded: bool = False,
         device: str = "cpu",
     ) -> None:
         self.family, self.autocast, self.unwrap, self.padding = family, autocast, unwrap, padding
         self.packing, self.share_prompts, self.half = packing, share_prompts, half
-        self.divided, self.sharded = divided, sharded
         self.pack_tokens = PACK_TOKENS.get(device, GPU_PACK_TOKENS)
         """Tokens of a pack, at most; more only beside a long prompt, and for a single longer row."""
         self.token_budget: int | None = None
@@ -99,7 +90,7 @@ class Scorer:
         self.verdicts: dict[int, Verdict] = {}  # by model: the policy's, and that of a reference with its own weights
         self.offload = False
         """Whether what gradient checkpointing keeps waits in main memory."""
-        self.fuses = device == "cuda" and not divided and not sharded
+        self.fuses = device == "cuda"
         """Whether models get fewer kernels (`kit.models.fused`) at their first rows."""
         self.fused: dict[int, Fused] = {}  # by model
         install_packed_attention()
@@ -129,21 +120,17 @@ class Scorer:
         run = self._pass(model, wanted)
         rows = replace(rows, fields=self._accepted(rows.fields))
         self._fuse(model, rows)
-        if self.sharded:
-            gather_head(self.unwrap(model))
-            if batch_size is not None and batch_size < len(rows.ids):  # as many passes in every process
-                return join_scores([self.score(model, chunk, wanted) for chunk in rows.chunks(batch_size)])
-        elif self.token_budget is not None and not torch.is_grad_enabled() and not wanted.aux_loss:
+        if self.token_budget is not None and not torch.is_grad_enabled() and not wanted.aux_loss:
             within = max(1, self.token_budget // rows.ids.shape[1])
             batch_size = within if batch_size is None else min(batch_size, within)
-        way = self._way(model, rows) if self.packing and (self.sharded or not rows.fields) else "plain"
-        if way == "plain" or rows.fields:
+        way = self._way(model, rows) if self.packing and not rows.fields else "plain"
+        if way == "plain":
             return self._plain(run, rows, batch_size)
         # A balancing loss counts tokens, and so would see a shared prompt once.
         packs = self._packs(model, rows, batch_size) if way == "packed" and not wanted.aux_loss else []
         if packs:
             return score_packs(run, packs, rows)
-        return score_trimmed(run, rows, batch_size, as_they_come=self._waits(model), plain=self._plain)
+        return score_trimmed(run, rows, batch_size, plain=self._plain)
 
     def _over_supports(
         self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None, supports: list[Tensor]
@@ -188,7 +175,7 @@ class Scorer:
             if first is None:
                 return "plain"
             rows = first
-            verdict = examine(self._pass(bare), bare, rows, plain=self._plain, half=self.half, divided=self.divided)
+            verdict = examine(self._pass(bare), bare, rows, plain=self._plain, half=self.half)
             self.verdicts[id(bare)] = verdict
             if verdict.way == "packed" and not verdict.shared:
                 log.warning("%s reads a prompt anew for every completion: %s", type(bare).__name__, verdict.reason)
@@ -202,33 +189,14 @@ class Scorer:
         limit = max(self.pack_tokens, LONG_PROMPT * rows.width)
         if batch_size is not None:
             limit = min(limit, batch_size * rows.ids.shape[1])
-        most = None if self._waits(model) else limit
         try:
             share = self.share_prompts and self.verdicts[id(self.unwrap(model))].shared
-            return lay_out(*rows.on_host, rows.completion, share=share, limit=most)
+            return lay_out(*rows.on_host, rows.completion, share=share, limit=limit)
         except NotPackable as reason:
             log.info("these rows are not packed: %s", reason)
             return []
 
     def _first_rows(self, rows: Rows) -> Rows | None:
-        """Those that a model is examined with; None as long as no row has a completion.
-
-        Where weights are sharded, all processes examine it with those of one: another verdict would be another number of
-        passes.
-        """
+        """Those that a model is examined with; None as long as no row has a completion."""
         found = bool((rows.live.any(1) & rows.mask[:, : rows.width].any(1)).any()) if rows.width > 0 else False
-        if not self.sharded:
-            return rows if found else None
-        probe = replace(probe_rows(rows), fields={}) if found and not rows.fields else None
-        mine = None if probe is None else (*probe.on_host, probe.completion)
-        theirs: list[tuple[Tensor, Tensor, int] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(theirs, mine)
-        first = next((one for one in theirs if one is not None), None)
-        if first is None:
-            return None
-        ids, mask, completion = first
-        return Rows(ids.to(rows.ids.device), mask.to(rows.ids.device, rows.mask.dtype), completion)
-
-    def _waits(self, model: Any) -> bool:
-        """Whether every forward pass waits for one of each other process, which may have another number of packs."""
-        return self.sharded or isinstance(model, DistributedDataParallel)
+        return rows if found else None

@@ -178,7 +178,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         expected = expected.to(torch.float32)
         factor = float((arrived * expected).sum() / (expected * expected).sum())
         rest = float((arrived - factor * expected).norm() / arrived.norm().clamp(min=torch.finfo(torch.float32).tiny))
-        scaled = self.trainer.accelerator.scaler is not None or self.trainer.is_deepspeed_enabled
+        scaled = self.trainer.accelerator.scaler is not None
         if not rest <= GRADIENT_TOLERANCE or not factor > 0 or not (scaled or abs(factor - 1.0) <= GRADIENT_TOLERANCE):
             raise ObjectiveError(
                 f"The gradient that arrived at the log-probabilities is not the objective's (a multiple of {factor:.3g} of "
@@ -246,9 +246,7 @@ def _keeps_logits(trainer: Any, model: Any) -> bool:
 
 def _comparable(trainer: Any) -> bool:
     """A whole model on this device."""
-    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-    peft = getattr(trainer.model, "active_peft_config", None)
-    return not sharded and not getattr(peft, "is_prompt_learning", False)
+    return not getattr(getattr(trainer.model, "active_peft_config", None), "is_prompt_learning", False)
 
 
 def _dtype(trainer: Any, model: Any) -> torch.dtype:

@@ -27,11 +27,9 @@ VALUES_LEARN = "the value head learns from every completion"
 class Situation:
     """What savings depend on beside the objective.
 
-    divisible: gradients are put together after the last part of a micro-batch, not while they are computed. accumulation:
-    micro-batches of an optimiser step; parts: of a rollout; iterations: over a rollout.
+    accumulation: micro-batches of an optimiser step; parts: of a rollout; iterations: over a rollout.
     """
 
-    divisible: bool
     critic: bool
     balanced: bool  # the load of experts is balanced over a micro-batch
     dropout: bool
@@ -49,8 +47,7 @@ def settle(
     reuse_old_logps: bool,
 ) -> dict[str, str]:
     """What is left out of every step: `on`, or why not, by the name of the switch."""
-    undivided = _not_divisible(situation)
-    budget = undivided if token_budget else "no budget is set"
+    budget = None if token_budget else "no budget is set"
     skipping = _not_skippable(objective, situation) if skip_flat_groups else OFF
     reuse = _not_reusable(situation) if reuse_old_logps else OFF
     found = {"token_budget": budget, "skip_flat_groups": skipping, "reuse_old_logps": reuse}
@@ -66,16 +63,9 @@ def at_most(token_budget: int | None) -> str:
     return f"at most {token_budget} tokens at once"
 
 
-def _not_divisible(situation: Situation) -> str | None:
-    if situation.divisible:
-        return None
-    return "the gradients of several processes are put together while they are computed, so all must score"
-
-
 def _not_skippable(objective: Objective, situation: Situation) -> str | None:
     reasons = (
         to_skipping(objective),
-        _not_divisible(situation),
         VALUES_LEARN if situation.critic else None,
         "the load balance of the router is one of all completions" if situation.balanced else None,
         "the model has dropout, and its random numbers would fall on other completions" if situation.dropout else None,

@@ -42,7 +42,6 @@ from kit.models.backend import active_backend, is_unsloths
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
-from kit.models.sharded import check_sharded, own_weights, whole_weights
 from kit.objective import LossScale, Objective
 from kit.objective.objective import to_regrouping
 from kit.scoring.head import install_torch_logprob_kernel
@@ -81,6 +80,7 @@ from kit.trainer.trl_compat import (
     check_scoring,
     check_state,
     check_weight_norm,
+    check_whole_model,
 )
 from kit.trainer.value_head import Critic
 
@@ -167,8 +167,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """What the methods below hand over to. Raises `ObjectiveError` for what the objective needs and is not there."""
         objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
         theirs = is_unsloths(type(self))
-        self.divisible = str(accelerator.distributed_type).rpartition(".")[2] in ("NO", "MULTI_GPU", "MULTI_CPU")
-        """Whether this is the one process, or one that averages its gradients with others' after the last part."""
         self.family = adapter_of(policy, self.processing_class)
         self.scorer = Scorer(
             self.family,
@@ -178,15 +176,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             packing=packing and objective is not None,
             share_prompts=share_prompts,
             half=accelerator.mixed_precision in ("bf16", "fp16"),
-            divided=self.is_deepspeed_enabled,
-            sharded=self.is_fsdp_enabled,
             device=accelerator.device.type,
         )
         if theirs:  # its trainer turns the tokenizer round; generating needs the padding in front
             for one in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
                 if one is not None and hasattr(one, "padding_side"):
                     one.padding_side = "left"
-        backoff = self.memory if objective is not None and self.divisible else None
+        backoff = self.memory if objective is not None else None
         self.generator = Generator(self.family, policy, backoff)
         self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
         self.rollout_memory = RolloutMemory()
@@ -197,13 +193,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.retry: StepRetry | None = None
         if objective is None:
             return
+        check_whole_model(self)
         check_scoring(type(self), HookedGRPOTrainer)
         check_on_policy(objective, self.args)
         check_state(objective)
         if "greedy_rewards" in self.needs:
             check_greedy(self)
         check_weight_norm(self)
-        check_sharded(self)
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
         self.checks = SanityChecks(self) if checked else None
@@ -252,7 +248,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.objective is None or self.policy_loss is None:
             return
         situation = Situation(
-            divisible=self.divisible,
             critic=self.critic is not None,
             balanced=bool(self.aux_loss_enabled),
             dropout=has_dropout(self.model),
@@ -282,14 +277,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         with self.metric_log.phases.measured("update"):
-            self._stepping = self.divisible
+            self._stepping = True
             if self.retry is not None:
                 self.retry.begin()
             try:
                 loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
             finally:
                 self._stepping = False
-            if self.policy_loss is not None and self.divisible and self.accelerator.sync_gradients:
+            if self.policy_loss is not None and self.accelerator.sync_gradients:
                 average_gradients(self.accelerator, self.model)
         return loss
 
@@ -329,11 +324,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if loss is None:
             stock: Tensor = super()._compute_loss(model, inputs)
             return stock
+        if self.accelerator.num_processes > 1:
+            model = self.model  # each process by itself; parts that another one has not must not leave it waiting
         batch, context = MicroBatch(inputs), self._step_context(inputs)
         if not self._stepping:
             return loss.whole(model, batch, context)
-        if self.accelerator.num_processes > 1:
-            model = self.model  # each process by itself; parts that another one has not must not leave it waiting
         if self.retry is None:
             return loss.step(model, batch, context)
         last = self.accelerator.sync_gradients
@@ -484,7 +479,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._state = before
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with self.metric_log.phases.measured("generation"), whole_weights(self.model):
+        with self.metric_log.phases.measured("generation"):
             result = super()._generate(prompts)
         if self._state is not None:
             self._state.prompt_ids, self._state.tool_mask = [list(ids) for ids in result[0]], result[2]
@@ -574,7 +569,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _weights_now(self) -> tuple[int, int]:
         """A number that every optimiser step changes, and one that a change of a trained weight in place does."""
-        trained = [weight for weight in own_weights(self.model) if weight.requires_grad]
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         return self.state.global_step, sum(weight._version for weight in trained)
 
     def _get_output_dir(self, trial: Any) -> str:

@@ -85,6 +85,15 @@ def check_scoring(trainer: type, ours: type) -> None:
         )
 
 
+def check_whole_model(trainer: Any) -> None:
+    """Refuses weights that are spread over processes, whose passes all must make alike. Raises `EnvironmentUnsupported`."""
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise EnvironmentUnsupported(
+            "An objective makes passes of its own over a model that every process holds as a whole; DeepSpeed and FSDP divide "
+            "it. Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl."
+        )
+
+
 def check_weight_norm(trainer: Any) -> None:
     """Refuses an objective that reads the norm of LoRA weights where there are none. Raises `ObjectiveError`."""
     if "weight_norm" in trainer.needs and lora_weight_norm(trainer.model) is None:

@@ -160,7 +160,7 @@ def test_a_rollback_leaves_behind_what_only_training_needs(run: RunDir) -> None:
 
     checkpoint(run, 10)
     model = {"adapter_model.safetensors", "adapter_config.json"}
-    for name in (*model, "optimizer.bin", "rng_state_0.pth", "pytorch_model_fsdp.bin"):  # FSDP: the weights once more
+    for name in (*model, "optimizer.bin", "rng_state_0.pth"):
         (run.path / "checkpoint-10" / name).write_text("")
     policy: Any = SimpleNamespace(run=run, on_message=lambda text: None)
     decision: Any = SimpleNamespace(standing=SimpleNamespace(best_trained=Mark(10, 0.9)))

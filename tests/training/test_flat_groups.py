@@ -222,19 +222,6 @@ def test_a_term_of_ones_own_is_added_to_a_loss_in_parts(mixed: tuple[Any, list[d
         assert_same(plain, found[0])
 
 
-def test_savings_that_cannot_be_made_are_not_called_on(
-    new_trainer: NewTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = new_trainer(objective="dapo")
-    trainer.divisible = False  # as where weights are spread over processes
-    with caplog.at_level(logging.INFO, logger="kit"):
-        trainer.set_savings(token_budget=20)
-    found = trainer.savings_report
-    assert "several processes" in found["token_budget"]
-    assert found["skip_flat_groups"] == found["token_budget"]
-    assert sum("token_budget is off" in record.message for record in caplog.records) == 1
-
-
 def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: NewTrainer) -> None:
     class Ignored(Objective):
         def loss(self, batch: Any, scale: Any = None) -> Any:

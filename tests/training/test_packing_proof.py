@@ -224,10 +224,3 @@ def test_running_out_of_memory_is_no_finding(tiny: NewTiny, monkeypatch: pytest.
     with pytest.raises(torch.OutOfMemoryError):
         score(trainer, rows_of())
     assert trainer.packing_report["packing"] is None
-
-
-def test_a_model_that_is_divided_between_processes_is_scored_as_it_comes(tiny: NewTiny) -> None:
-    trainer = tiny()
-    trainer.is_deepspeed_enabled = True
-    trainer._build_parts(packing=True, share_prompts=True, checked=False)
-    assert outcome(trainer) == ("plain", "the model is divided between processes")

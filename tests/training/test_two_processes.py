@@ -29,6 +29,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
+from kit.trainer.policy_loss import average_gradients
 from kit.trainer.trainer import HookedGRPOTrainer
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
 from training.conftest import PROMPTS, SPOKEN, TARGETS
@@ -91,6 +92,7 @@ def gradients(trainer, model, batches):
     trainer.current_gradient_accumulation_steps = len(batches)
     for inputs in batches:
         trainer.compute_loss(model, dict(inputs)).backward()
+    average_gradients(trainer.accelerator, trainer.model)
     trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
     found = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
     return found | {f"head.{name}": value.grad.clone() for name, value in trainer.critic.head.named_parameters()}
