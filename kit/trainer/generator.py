@@ -13,8 +13,8 @@ what the model does not take is dropped. Text-only models take none of these way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kit.data.images import IMAGES
@@ -115,12 +115,26 @@ class Generator:
             made += ids
         return made, None
 
+    @contextmanager
+    def _checkpointing_restored(self) -> Iterator[None]:
+        """Switches gradient checkpointing on again if it was on before: TRL leaves it off when generation raises."""
+        was_on = getattr(self.policy, "is_gradient_checkpointing", False)
+        try:
+            yield
+        finally:
+            if was_on and not self.policy.is_gradient_checkpointing:
+                self.policy.gradient_checkpointing_enable()
+
     def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
         """In as many parts as memory asks for."""
         fast = fast_decoding(self.policy, self.drafts) if self.fast_decoding and own else nullcontext()
         count = len(prompt_ids)
 
         def completions(size: int) -> tuple[Any, Any]:
+            with self._checkpointing_restored():
+                return in_parts_of(size)
+
+        def in_parts_of(size: int) -> tuple[Any, Any]:
             if size >= count:
                 return make(prompt_ids, images, self._accepted(fields))
             made: list[Any] = []
