@@ -144,8 +144,11 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
             try:
                 with suppress(runner.evaluation.TurnOver):
                     runner.resume.train_on(trainer, job.resumption)
-            finally:
-                trainer.flush_sinks()  # after a failure, too: the saved completions help to find its cause
+            except BaseException:
+                with suppress(Exception):  # what failed first is told
+                    trainer.flush_sinks()  # the saved completions help to find its cause
+                raise
+            trainer.flush_sinks()
         with together.last_work():
             if first:
                 folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from kit.runs.worker import claim_stdout, decode, encode, is_user_error
+from kit.runs.worker import claim_stdout, decode, encode, is_lost, is_user_error
 
 if TYPE_CHECKING:
     from kit.chat.answering import ChatModels
@@ -96,10 +96,12 @@ def serve(request: dict[str, Any], wire: Wire) -> None:
             if message is None:
                 wire.send("closed", reason="asked to")
                 return
-            _handle(models, message, wire)
+            if not _handle(models, message, wire):
+                return
 
 
-def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> None:
+def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
+    """Answers a question. Returns whether this process can answer another."""
     number = str(message.get("id"))
     try:
         if message.get("do") == "heldout":
@@ -111,7 +113,18 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> None:
             wire.send("error", id=number, kind="ConfigError", message=f"'{message.get('do')}' is nothing to ask for.")
     except Exception as error:
         wire.send("error", id=number, **_words(error))
-    wire.cancelled.discard(number)
+        return not is_lost(error)
+    finally:
+        wire.cancelled.discard(number)
+        _release()
+    return True
+
+
+def _release() -> None:
+    """Gives back what answers took of the GPU beside the models, for a run that is beside this process or follows it."""
+    from kit.models.failures import release
+
+    release()
 
 
 def _answer(models: ChatModels, message: dict[str, Any], number: str, wire: Wire) -> None:
@@ -138,10 +151,17 @@ def _words(error: Exception) -> dict[str, str]:
     import traceback
 
     traceback.print_exception(error)  # to stderr, which the session keeps
-    if any(sign in str(error).lower() for sign in ("out of memory", "alloc_cpu")):
+    from kit.models.failures import is_out_of_memory
+
+    if is_out_of_memory(error):
         return {
             "kind": "RunError",
             "message": "Memory ran out. Ask for fewer tokens (max_tokens), or close what else is open.",
+        }
+    if is_lost(error):
+        return {
+            "kind": "RunError",
+            "message": f"The GPU failed ({error}), and this process with it. The next question loads the models again.",
         }
     return {"kind": "RunError", "message": f"The answer failed: {type(error).__name__}: {error}"}
 

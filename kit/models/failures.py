@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from kit.errors import EngineError, KitError, ModelError, RunError
-from kit.runs.worker import Hung
+from kit.runs.worker import Hung, is_lost
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -27,6 +27,10 @@ OUT_OF_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
     "cublas_status_alloc_failed", "cudnn_status_alloc_failed",
 )  # fmt: skip
+NOT_INITIALIZED = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
+"""A library that gets no memory for its handle says this; it says the same where the driver is broken."""
+HANDLE_BYTES = 512 * 1024**2
+"""Free bytes of a GPU below which a handle of cuBLAS or cuDNN may not be had."""
 MEMORY_ADVICE = (
     "In this order: lower optimisation.micro_batch_size (same result, less memory), set "
     "optimisation.gradient_checkpointing: true, lower generation.max_completion_tokens, set model.load_in_4bit: true, or "
@@ -59,10 +63,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocator gave up, on the host or on the GPU; torch says so by a RuntimeError or a subclass of it."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
     if isinstance(error, RuntimeError):
         text = str(error).lower()
+        if any(sign in text for sign in NOT_INITIALIZED):
+            return _gpu_is_full()
         return any(sign in text for sign in OUT_OF_MEMORY)
-    return isinstance(error, MemoryError)
+    return False
+
+
+def raise_fatal(error: BaseException) -> None:
+    """Raises `error` again if it is about memory or a dead GPU, and not about what was tried. For `except Exception`."""
+    if is_out_of_memory(error) or is_lost(error):
+        raise error
+
+
+def _gpu_is_full() -> bool:
+    try:
+        return torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < HANDLE_BYTES
+    except RuntimeError:  # a dead context answers nothing
+        return False
 
 
 def first_line(error: BaseException) -> str:

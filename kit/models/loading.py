@@ -19,6 +19,7 @@ from kit.models.backend import (
     TRANSFORMERS,
     UNSLOTH,
     Backend,
+    bitsandbytes,
     choose_backend,
     quantization_config,
     suited,
@@ -348,7 +349,7 @@ def check_quantization(config: ModelConfig, backend: Backend) -> None:
             "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
             "Keep the LoRA section, or set load_in_4bit: false."
         )
-    quantization_config(torch_dtype(config.dtype, backend.device), backend.device)
+    bitsandbytes()  # whether it works is tried where weights are loaded: here that would take a part of the GPU
 
 
 def _auto(name: str) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, DataError
 from kit.runs.files import to_json
-from kit.runs.worker import claim_stdout, is_user_error
+from kit.runs.worker import claim_stdout, is_lost, is_user_error
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -573,16 +573,22 @@ def answer(request: Request) -> dict[str, Any]:
     except Exception as error:
         if is_user_error(error):
             return {"error": str(error), "kind": type(error).__name__}
-        return {"crash": f"{type(error).__name__}: {error}"[:500]}
+        return {"crash": f"{type(error).__name__}: {error}"[:500], "over": is_lost(error)}
 
 
 def main() -> None:
-    """Serves until there is nothing more to read. What rewards print goes to stderr, never among the answers."""
+    """Serves until there is nothing more to read, or the GPU has failed.
+
+    What rewards print goes to stderr, never among the answers.
+    """
     replies = claim_stdout()
     for line in sys.stdin:
-        text = to_json(answer(json.loads(line))) + "\n"
+        found = answer(json.loads(line))
+        text = to_json(found) + "\n"
         replies.write(text.encode("utf-8", "replace"))  # a hack may hold half a character
         replies.flush()
+        if found.get("over"):
+            return
 
 
 if __name__ == "__main__":

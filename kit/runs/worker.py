@@ -55,6 +55,18 @@ class Outcome:
     exit: int = 0
 
 
+LOST = (
+    "device-side assert", "illegal memory access", "unspecified launch failure", "illegal instruction", "misaligned address",
+    "hardware stack error", "uncorrectable ecc error", "launch timed out", "invalid program counter",
+)  # fmt: skip
+"""What CUDA says of errors after which every call of the process fails."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the GPU context of this process is dead: every later call to the GPU fails, so the process has to end."""
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in LOST)
+
+
 def is_user_error(error: BaseException) -> bool:
     """True for the kit's own errors and for those that the `rewards` package defines."""
     return isinstance(error, KitError) or type(error).__module__.partition(".")[0] == "rewards"

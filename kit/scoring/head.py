@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kit.errors import EnvironmentUnsupported
+from kit.models.failures import raise_fatal
 from kit.models.libraries import TESTED_TRL
 from kit.scoring.head_softmax import (
     ARGMAX,
@@ -536,9 +537,8 @@ class LogProbDispatcher:
         if self.reason is None:
             try:
                 return ChunkedLogProb.apply(hidden, *args, request.entropy_gradient)
-            except torch.OutOfMemoryError:
-                raise
             except (RuntimeError, TypeError) as error:
+                raise_fatal(error)
                 if hidden.device.type == "cpu" or self.gpu_kernel is None:
                     raise
                 self.reason = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import embedding_bag, pad, scaled_dot_product_attention
 
-from kit.models.failures import first_line, is_out_of_memory
+from kit.models.failures import first_line, raise_fatal
 from kit.scoring.packing import Group, NotPackable
 
 KEYWORD = "packed_layout"
@@ -377,8 +377,7 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) ->
                     if not off <= limit:
                         return f"its results are off by {off:.2g} of their norm (window {window})"
     except Exception as error:  # kernels raise what they like
-        if is_out_of_memory(error):
-            raise
+        raise_fatal(error)
         return first_line(error)
     return None
 

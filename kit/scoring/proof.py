@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kit.models.failures import first_line, is_out_of_memory
+from kit.models.failures import first_line, raise_fatal
 from kit.models.fused import Fused
 from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trimmed
 from kit.scoring.packed_attention import EAGER, WRAPPED, Layout, install_packed_eager
@@ -201,8 +201,7 @@ def _attempt(compared: Callable[[], str | None]) -> str | None:
     try:
         return compared()
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
+        raise_fatal(error)
         return first_line(error)
 
 

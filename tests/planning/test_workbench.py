@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kit.errors import DataError
+from kit.planning import workbench
 from kit.planning.workbench import advantages, answer, histogram
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "level": n % 3} for n in range(40)]
@@ -124,6 +127,19 @@ def test_mistakes_are_said(config: dict[str, Any], question: str, more: dict[str
 def test_what_nobody_asks_is_no_end(config: dict[str, Any]) -> None:
     assert "KeyError" in answer({"question": "no such thing", "config": config})["crash"]
     assert "crash" in answer({"question": "score", "config": config})  # no completions
+
+
+def test_a_child_whose_gpu_has_failed_ends_after_it_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    replies = io.BytesIO()
+    monkeypatch.setitem(workbench.QUESTIONS, "plan", fails)
+    monkeypatch.setattr(workbench, "claim_stdout", lambda: replies)
+    monkeypatch.setattr(sys, "stdin", iter([json.dumps({"question": "plan"})] * 2))
+    workbench.main()
+    (line,) = replies.getvalue().splitlines()
+    assert "illegal memory access" in json.loads(line)["crash"]
 
 
 def test_a_histogram_counts_all() -> None:

@@ -1,0 +1,140 @@
+"""kit.models.failures beside the libraries that fail: what is memory, what is a dead GPU, and what a failure must not leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kit.errors import ModelError
+from kit.models.failures import BatchSizeBackoff, explained, is_lost, is_out_of_memory
+from kit.scoring import packed_attention, proof
+from kit.scoring.head import ChunkedLogProb, LogProbDispatcher
+
+from .rollouts import NewTrainer
+
+ALLOC_FAILED = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+NOT_INITIALIZED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+CUDNN = "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"
+ASSERT = torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize("words", [NOT_INITIALIZED, CUDNN])
+@pytest.mark.parametrize(("free", "short"), [(100 << 20, True), (8 << 30, False)])
+def test_a_library_without_a_handle_is_out_of_memory_where_the_card_is_full(
+    monkeypatch: pytest.MonkeyPatch, words: str, free: int, short: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 16 << 30))
+    assert is_out_of_memory(RuntimeError(words)) is short
+
+
+def test_a_library_without_a_handle_is_no_memory_without_a_gpu_or_with_a_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not is_out_of_memory(RuntimeError(NOT_INITIALIZED))
+
+    def dead() -> Any:
+        raise ASSERT
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", dead)
+    assert not is_out_of_memory(RuntimeError(NOT_INITIALIZED))
+
+
+def test_a_lost_context_is_told_from_memory_and_from_a_kernel_that_is_not_there() -> None:
+    assert is_lost(ASSERT)
+    assert is_lost(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
+    assert not is_lost(torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"))
+    assert not is_lost(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+@pytest.mark.parametrize("error", [ASSERT, RuntimeError(ALLOC_FAILED)], ids=["lost", "no room for a handle"])
+def test_places_that_survive_any_failure_do_not_survive_these(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """Else the head, packing and the attention kernel of the whole run are chosen by a neighbour's memory."""
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        proof._attempt(fail)
+    assert raised.value is error
+
+    monkeypatch.setattr(packed_attention, "_in_one_call", fail)
+    with pytest.raises(RuntimeError) as raised:
+        packed_attention._refusal("any", torch.device("cpu"), torch.float32, 8)
+    assert raised.value is error
+
+    monkeypatch.setattr(ChunkedLogProb, "apply", fail)
+    head = LogProbDispatcher(ChunkedLogProb)
+    hidden = torch.empty(1, 2, device="meta")
+    with pytest.raises(RuntimeError) as raised:
+        head.apply(hidden, hidden, None, hidden, 1.0, 8192)
+    assert raised.value is error
+    assert head.reason is None
+
+
+def test_a_full_card_is_not_a_broken_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnb = pytest.importorskip("bitsandbytes.functional")
+    from kit.models.backend import quantization_config
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has 1.19 MiB free.")
+
+    monkeypatch.setattr(bnb, "quantize_4bit", full)
+    with pytest.raises(ModelError, match="out of memory"), explained():
+        quantization_config(torch.float16, "cpu")
+
+
+def test_finding_a_4_bit_model_takes_nothing_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnb = pytest.importorskip("bitsandbytes.functional")
+    from kit.config import ModelConfig
+    from kit.models.loading import find_model
+
+    def tried(*_: Any, **__: Any) -> Any:
+        raise AssertionError("bitsandbytes was tried, and nothing is loaded")
+
+    monkeypatch.setattr(bnb, "quantize_4bit", tried)
+    assert find_model(ModelConfig(name="embedded", load_in_4bit=True), chat=True).parameters > 0
+
+
+@pytest.mark.parametrize("survived", ["memory", "another"])
+def test_checkpointing_is_on_again_after_a_rollout_that_failed(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, survived: str
+) -> None:
+    """TRL switches it off for a rollout, and on again only where the rollout ends well."""
+    from transformers import TrainerCallback
+
+    seen: list[bool] = []
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append(trainer.model.is_gradient_checkpointing)
+
+    trainer = new_trainer(
+        objective="dapo",
+        unchecked=True,
+        extra={"memory": BatchSizeBackoff()},
+        gradient_checkpointing=True,
+        max_steps=3,
+    )
+    trainer.add_callback(Watch())
+    real, calls = trainer.model.generate, []
+
+    def generate(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory") if survived == "memory" else ValueError("another")
+        return real(*given, **named)
+
+    monkeypatch.setattr(trainer.model, "generate", generate)
+    if survived == "another":
+        with pytest.raises(ValueError, match="another"):
+            trainer.train()
+        assert trainer.model.is_gradient_checkpointing
+        return
+    trainer.train()
+    assert seen == [True] * 3
