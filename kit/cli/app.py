@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -177,33 +177,10 @@ app.command()(cli_runs.compare)
 app.command()(cli_runs.sweep)
 
 
-@app.command("import")
-def import_(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A notebook, a script, or a YAML file of another trainer.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where run.yaml and rewards.py go.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-) -> None:
-    """Make a run of another trainer's notebook or file.
-
-    A notebook of Unsloth, a script or YAML file of TRL, a YAML file of verl or EasyR1. Nothing of it is run. What was
-    taken, what was dropped and what looks like a mistake is told.
-    """
-    from kit.planning.importing import import_file, write
-
-    found = import_file(file)
-    for line in found.listed():
-        typer.echo(line)
-    for path in write(found, out, force=force):
-        typer.echo(f"written: {path}")
-    typer.echo(f"next: grpo-kit validate {out / 'run.yaml'}")
-
-
 @app.command()
 def scale(
     config: ConfigArgument,
-    to: Annotated[str, typer.Option(metavar="TRAINER", help="verl or easyr1.")] = "verl",
+    to: Annotated[Literal["verl"], typer.Option(help="The trainer.")] = "verl",
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its files go.")] = Path("scaled"),
     gpus: Annotated[int, typer.Option(min=1, help="GPUs a machine.")] = 8,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
@@ -212,11 +189,11 @@ def scale(
 ) -> None:
     """Carry CONFIG over to a trainer for clusters.
 
-    Written are its YAML file, the rows, the reward and, for verl, the objective. What has no place there is listed.
+    Written are its YAML file, the rows, the reward and the objective. What has no place there is listed.
     """
     from kit.planning.scaling import scale
 
-    scaled = scale(_load(config, override or []), to, out, gpus=gpus, nodes=nodes)
+    scaled = scale(_load(config, override or []), out, gpus=gpus, nodes=nodes)
     for path in scaled.write(out, force=force):
         typer.echo(f"written: {path}")
     for line in scaled.left:

@@ -247,7 +247,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "gradient_checkpointing": True,
         },
     }
-    scale(load_config(run), "verl", folder / "out", gpus=2).write(folder / "out", force=False)
+    scale(load_config(run), folder / "out", gpus=2).write(folder / "out", force=False)
     return folder / "out"
 
 
