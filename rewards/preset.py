@@ -12,7 +12,7 @@ from rewards.protocol import Component, Context, Sample, Score, failure_reason
 from rewards.schedules import Linear, Piecewise, Weight, corners, weight_at
 
 if TYPE_CHECKING:
-    from rewards.adaptors import EasyR1Reward, TrlRewards, VerifiersRewards, VerlReward
+    from rewards.adaptors import EasyR1Reward, TrlRewards, VerlReward
 
 __all__ = ["Gate", "Preset", "Weighted", "combine", "gate"]
 
@@ -192,12 +192,6 @@ class Preset:
         from rewards.adaptors import VerlReward
 
         return VerlReward(self, seed=seed, as_dict=as_dict)
-
-    def verifiers(self, *, seed: int = 0) -> "VerifiersRewards":
-        """Functions and weights for a verifiers `Rubric`; see `rewards.adaptors.VerifiersRewards`."""
-        from rewards.adaptors import VerifiersRewards
-
-        return VerifiersRewards.from_preset(self, seed=seed)
 
 
 def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:

@@ -82,8 +82,7 @@ class DataConfig(Section):
     """Prompts and references."""
 
     source: str = "reasoning-gym:chain_sum"
-    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.xlsx/.parquet file, a folder of them, a saved `datasets` folder, a hub id, or
-    the rows of an environment, `verifiers:NAME`."""
+    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.xlsx/.parquet file, a folder of them, a saved `datasets` folder, or a hub id."""
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
     split: str = "train"
@@ -343,8 +342,7 @@ class GenerationConfig(Section):
     the loss; it counts towards `max_completion_tokens`."""
     environment: str | dict[str, str] | None = None
     """Class (or function that makes one) whose methods are tools with a state of their own, one instance a completion:
-    `file.py:Class`, or several by the value of the dataset's column `environment`: {name: file.py:Class}. In a process of its
-    own: `verifiers:NAME` or `process:file.py:Class`, with `@PYTHON` behind for another interpreter."""
+    `file.py:Class`, or several by the value of the dataset's column `environment`: {name: file.py:Class}."""
     rollout: str | None = None
     """Function that makes completions in your own way, `file.py:function` called as rollout(prompts, trainer); in place of
     tools and environment. Held-out evaluation generates without it."""

@@ -34,8 +34,6 @@ def read_source(config: DataConfig) -> Source:
         from kit.data.tasks import read_task
 
         return read_task(config.source.removeprefix(TASK_PREFIX), config)
-    if config.source.startswith("verifiers:"):
-        return read_environment(config.source, config)
     path = Path(config.source).expanduser()
     try:
         if path.is_dir():
@@ -46,18 +44,6 @@ def read_source(config: DataConfig) -> Source:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     refuse_unless_hub_id(config.source)
     return read_hub(config.source, config)
-
-
-def read_environment(spec: str, config: DataConfig) -> Source:
-    """The rows that an environment of another package brings. Raises `DataError` if it brings none."""
-    from kit.environments.foreign import EnvironmentProcessError, rows_of
-
-    try:
-        rows = rows_of(spec)
-    except EnvironmentProcessError as error:
-        raise DataError(f"data.source: {error}") from error
-    records = [Record(number, row) for number, row in enumerate(rows[: config.limit], start=1)]
-    return Source(records, list(dict.fromkeys(name for row in rows for name in row)), len(records))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

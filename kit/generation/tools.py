@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kit.config import GenerationConfig
-from kit.environments import foreign
 from kit.errors import ConfigError, DataError, EnvironmentUnsupported, ModelError
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
     paths: dict[str | None, str] = {None: named} if isinstance(named, str) else {}
     if isinstance(named, dict):
         paths.update(named.items())
-    environments = {name: _environment(path) for name, path in paths.items()} or None
+    environments = {name: _load(path, "generation.environment") for name, path in paths.items()} or None
     for name, factory in (environments or {}).items():
         check_environment(factory, paths[name], taken=[tool.__name__ for tool in tools])
     names = [tool.__name__ for tool in tools]
@@ -133,16 +132,6 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
                 "generation.environment would act on what it has finished. Keep one of the two."
             )
     return ToolSetup(tools, environments, rollout, config.max_tool_calling_iterations)
-
-
-def _environment(path: str) -> Factory:
-    """The class of a path, or one whose tools act in a process of their own."""
-    if not path.startswith(foreign.PREFIXES):
-        return _load(path, "generation.environment")
-    try:
-        return foreign.environment_class(path)
-    except foreign.EnvironmentProcessError as error:
-        raise ConfigError(f"generation.environment: {error}") from error
 
 
 def _load(path: str, key: str) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import numpy
 import torch
 from transformers import TrainerCallback
 
-from kit.environments.foreign import EnvironmentProcessError
 from kit.errors import EngineError
 from kit.generation.engine import further_arguments, hands_adapter
 from kit.models.backend import UNSLOTH, choose_backend
@@ -58,17 +57,13 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
 
 @contextmanager
 def checkpoint_on_failure(trainer: Any) -> Iterator[None]:
-    """Around a rollout: when the engine or an environment's process fails, what was learned is kept, and the failure goes on."""
+    """Around a rollout: when the engine fails, what was learned is kept, and the failure goes on."""
     before = _random_state()
     try:
         yield
     except EngineError as error:
         _keep_what_was_learned(trainer, before, error)
         raise
-    except EnvironmentProcessError as error:
-        failure = EngineError(str(error))
-        _keep_what_was_learned(trainer, before, failure)
-        raise failure from error
 
 
 def _keep_what_was_learned(trainer: Any, before: tuple[Any, ...], error: EngineError) -> None:

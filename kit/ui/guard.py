@@ -157,7 +157,7 @@ def _check_files(config: RunConfig, settings: Settings) -> None:
     if config.model.name != EMBEDDED:
         _check_source("model.name", config.model.name, settings)
     kind, colon, _ = config.data.source.partition(":")
-    if colon and kind != "reasoning-gym":  # verifiers:NAME@PROGRAM and its like start a program
+    if colon and kind != "reasoning-gym":
         raise ConfigError(
             f"data.source: '{config.data.source[:200]}' names a package or a program, and the page runs neither. Give a "
             "reasoning-gym task, a file or a hub id; or use the command line."

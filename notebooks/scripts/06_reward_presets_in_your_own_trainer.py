@@ -168,4 +168,4 @@ history = pd.DataFrame(trainer.state.log_history)
 history.dropna(subset=["reward"]).filter(regex="^(step|loss|reward|completions/mean_length|entropy)$")
 
 # %% [markdown]
-# Other trainers (verl, EasyR1, verifiers) and a preset of your own: `docs/rewards.md`.
+# Other trainers (verl, EasyR1) and a preset of your own: `docs/rewards.md`.

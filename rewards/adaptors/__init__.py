@@ -5,7 +5,6 @@ TRL knows None; the others do not, so a completion that is excluded (`not_applic
 
 from rewards.adaptors.easyr1 import EasyR1Reward
 from rewards.adaptors.trl import BatchEvaluator, TrlReward, TrlRewards
-from rewards.adaptors.verifiers import VerifiersReward, VerifiersRewards
 from rewards.adaptors.verl import VerlReward
 
 __all__ = [
@@ -13,7 +12,5 @@ __all__ = [
     "EasyR1Reward",
     "TrlReward",
     "TrlRewards",
-    "VerifiersReward",
-    "VerifiersRewards",
     "VerlReward",
 ]

@@ -330,76 +330,12 @@ def test_verl_takes_prompts_as_arrays_of_messages():
     assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
 
 
-def by_name(function, **available):
-    """As a verifiers rubric does: all of it for functions with open arguments, else what the signature names."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
-        return float(function(**available))
-    return float(function(**{name: value for name, value in available.items() if name in parameters}))
-
-
-def rollout(content, answer="72", **given):
-    return {
-        "prompt": [{"role": "user", "content": "6 x 12?"}],
-        "completion": [{"role": "assistant", "content": content}],
-        "answer": answer,
-        "state": {"timing": {}},
-        "task": "default",
-        "info": {},
-        "parser": object(),
-        **given,
-    }
-
-
-def test_verifiers_calls_named_functions_with_weights():
-    rewards = load("gsm8k-hash").verifiers()
-    assert [reward.__name__ for reward in rewards] == ["accuracy", "format"]
-    assert rewards.weights == [1.0, 0.1]
-    assert [by_name(reward, **rollout("#### 72")) for reward in rewards] == [1.0, 1.0]
-    assert [by_name(reward, **rollout("#### 70")) for reward in rewards] == [0.0, 1.0]
-    assert [by_name(reward, **rollout("#### 72", prompt="6?", completion="#### 72")) for reward in rewards] == [
-        1.0,
-        1.0,
-    ]
-
-
-def test_verifiers_evaluates_a_rollout_once_even_when_rollouts_interleave():
-    counting = Fixed("a", [Score(1.0)])
-    rewards = Preset([(counting, 1.0), (Fixed("b", [Score(0.5)]), 1.0)]).verifiers()
-    batch = [rollout(str(n)) for n in range(5)]
-    for reward in rewards:
-        for one in batch:
-            by_name(reward, **one)
-    assert len(counting.seen) == 5
-    batch[0]["completion"][0]["content"] = "changed in place"
-    by_name(rewards[0], **batch[0])
-    assert len(counting.seen) == 6
-
-
-def test_verifiers_passes_info_as_columns_even_as_json():
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(None, "infra")])
-    reward = Preset([(component, 1.0)]).verifiers()[0]
-    assert by_name(reward, **rollout("x", info={"level": 3, "task": "chain_sum"})) == 0.0  # it knows no None
-    by_name(reward, **rollout("x", info='{"level": 4}', task="algebra"))
-    by_name(reward, **rollout("x", info="{", task="algebra"))
-    assert [(s.columns.get("level"), s.columns["task"]) for s in seen] == [
-        (3, "chain_sum"),
-        (4, "algebra"),
-        (None, "algebra"),
-    ]
-    assert seen[0].reference == "72"
-
-
-@pytest.mark.parametrize("make", ["easyr1", "verl", "verifiers", "trl"])
+@pytest.mark.parametrize("make", ["easyr1", "verl", "trl"])
 def test_adaptors_are_picklable(make):
     adaptor = pickle.loads(pickle.dumps(getattr(load("gsm8k-hash"), make)()))
     score = {
         "easyr1": lambda: adaptor(ROWS)[0]["overall"],
         "verl": lambda: adaptor("d", "#### 72", "72")["score"],
-        "verifiers": lambda: sum(
-            w * r(completion="#### 72", answer="72") for r, w in zip(adaptor, adaptor.weights, strict=True)
-        ),
         "trl": lambda: sum(
             r(["p"], ["#### 72"], answer=["72"])[0] * w for r, w in zip(adaptor, adaptor.reward_weights, strict=True)
         ),
@@ -413,7 +349,6 @@ def test_a_plain_trl_function_drops_into_every_adaptor():
 
     assert build().easyr1()([{"response": "72", "ground_truth": "72"}])[0]["overall"] == 2.0
     assert build().verl()("d", "72", "72")["score"] == 2.0
-    assert build().verifiers()[0](completion="72", answer="72", info={"ground_truth": "72"}) == 1.0
     assert build().trl()[0](["p"], ["72"], ground_truth=["72"]) == [1.0]
 
 
@@ -454,8 +389,6 @@ def test_odd_completions_and_references_never_raise_and_never_pass(name, referen
     extra = {"task": "chain_sum", "entry": reference}
     evaluations.append(preset.easyr1()([{"response": c, "ground_truth": reference, **extra} for c in ODD]))
     evaluations.append([preset.verl()("d", c, reference, extra) for c in ODD])
-    functions = preset.verifiers()
-    evaluations.append([f(completion=c, answer=reference, info=extra) for c in ODD for f in functions])
     assert [len(e) for e in evaluations[:3]] == [size] * 3
     if preset.checker == "accuracy":
         assert all(row[0] in (0.0, None) for row in evaluations[0])
@@ -493,7 +426,6 @@ def test_what_fails_is_said_in_the_log_where_a_trainer_takes_numbers_alone(caplo
     calls = {
         "verl": lambda adaptor: adaptor("source", "text", "72", {}),
         "easyr1": lambda adaptor: adaptor([{"response": "text", "ground_truth": "72"}]),
-        "verifiers": lambda adaptor: adaptor[0](completion="text", answer="72"),
     }
     for kind, call in calls.items():
         caplog.clear()
@@ -501,7 +433,7 @@ def test_what_fails_is_said_in_the_log_where_a_trainer_takes_numbers_alone(caplo
         for _ in range(3):
             call(adaptor)
         assert [record.getMessage().count("RuntimeError: no such file") for record in caplog.records] == [1], kind
-        call(pickle.loads(pickle.dumps(adaptor)) if kind != "verifiers" else adaptor)
+        call(pickle.loads(pickle.dumps(adaptor)))
 
 
 def test_arrays_of_a_parquet_file_are_lists_to_a_preset():

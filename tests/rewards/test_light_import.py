@@ -51,7 +51,6 @@ def test_public_names_exist():
         "rewards",
         "rewards.adaptors.easyr1",
         "rewards.adaptors.trl",
-        "rewards.adaptors.verifiers",
         "rewards.adaptors.verl",
         "rewards.extract",
         "rewards.isolation",

@@ -64,7 +64,6 @@ def test_what_it_may_say(settings: Settings, override: str) -> None:
     [
         ("data.source=/etc/passwd", "lies outside"),
         ("data.source=verifiers:x@rm", "names a package or a program"),
-        ("data.source=verifiers:x", "names a package or a program"),
         ("data.source=process:x.py:X@tee", "names a package or a program"),
         ("data.source=../x.jsonl", "lies outside"),
         ("data.source=data/out.jsonl", "lies outside"),  # a link that leads out
