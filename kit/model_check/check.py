@@ -25,6 +25,7 @@ from kit.errors import KitError, ModelError
 from kit.models.failures import first_line, release
 from kit.models.family import FamilyAdapter
 
+log = logging.getLogger("kit")
 TESTED, UNTESTED, FAILING = "tested", "untested", "failing"
 TOLERANCE = 1e-3
 """Nats a token in float32; a row that is misread is wrong by tenths at least."""
@@ -438,7 +439,11 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
     from datasets import Dataset, Features, Image, List, Value
     from trl import GRPOConfig
 
-    from kit.trainer.trainer import HookedGRPOTrainer
+    from kit.config import load_config
+    from kit.models.backend import TRANSFORMERS, Backend
+    from kit.models.loading import LoadedModel
+    from kit.objective import Objective
+    from kit.runner.build import make_trainer
 
     chat = bool(getattr(processing_class, "chat_template", None))
     if rows is None:
@@ -459,15 +464,9 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
             learning_rate=1e-3, report_to="none", save_strategy="no", use_cpu=model.device.type == "cpu", bf16=False,
             disable_tqdm=True, logging_steps=1, seed=0, gradient_checkpointing=False, remove_unused_columns=False,
         )  # fmt: skip
-        trainer = HookedGRPOTrainer(
-            model,
-            reward,
-            args,
-            train_dataset=data,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            objective="dapo",
-        )
+        backend = Backend(TRANSFORMERS, model.device.type, "")
+        loaded = LoadedModel(model, processing_class, peft_config, backend, processing_class)
+        trainer = make_trainer(load_config({}), loaded, reward, args, data, Objective.from_spec("dapo"), log.warning)
         weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         before = [weight.detach().clone() for weight in weights]
         trainer.train()

@@ -251,10 +251,13 @@ def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent)
         micro_batch_size=event.micro_batch_size,
         reason=event.reason,
     )
+    say(backoff_message(event))
+
+
+def backoff_message(event: BackoffEvent) -> str:
+    """What changes after running out of memory, and what does not."""
     same = "the same step in smaller parts" if event.work == "training" else "the same number of completions"
-    say(
-        f"Out of memory in {event.work} after step {event.step}: from here on {event.rows} completions at once ({same})."
-    )
+    return f"Out of memory in {event.work} after step {event.step}: from here on {event.rows} completions at once ({same})."
 
 
 def _log(event: BackoffEvent) -> None:

@@ -62,7 +62,7 @@ def worst_rows(parts: Parts) -> Any:
 
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Trains two steps and measures. The trainer is made as `kit.runner.build.build` makes it; keep the two alike."""
+    """Trains two steps of the trainer that a run would have, and measures."""
     from kit.models.backend import activate_backend
 
     standby = parts.config.generation.vllm.standby
@@ -76,19 +76,11 @@ def full_length(args: Any, tokens: int) -> dict[str, int]:
 
 
 def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    from transformers import TrainerCallback, set_seed
+    from transformers import TrainerCallback
 
-    from kit.data.images import IMAGES
     from kit.evaluation.heldout import lengths_of
-    from kit.models.libraries import return_freed_memory
-    from kit.models.loading import keep_trainable_in_float32, load_model
-    from kit.models.unsloth import loading
-    from kit.runner.build import token_budget
-    from kit.runner.console import silence_steps
-    from kit.trainer.arguments import grpo_config
-    from kit.trainer.engine import engine_settings
-    from kit.trainer.savings import switches
-    from kit.trainer.trainer import HookedGRPOTrainer
+    from kit.models.failures import backoff_message
+    from kit.runner.build import load, make_trainer
 
     config, times, largest = parts.config, list[float](), dict[str, Any]()
 
@@ -100,38 +92,31 @@ def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[st
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    set_seed(config.run.seed)
-    return_freed_memory(parts.files.parameters)
-    budget, _ = token_budget(parts)
-    loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
-    rewards = parts.preset.trl(seed=config.run.seed, strict=False)
-    args = grpo_config(config, loaded.backend, folder, rewards.reward_weights)
+    ready = load(parts, folder, lambda event: say(backoff_message(event)))
+    args = ready.args
     args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
     args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
     rows = worst_rows(parts)
     longest = max(lengths_of(parts.files.tokenizer, rows, parts.interaction.all_tools()))
-    trainer = HookedGRPOTrainer(
-        loaded.model,
-        rewards,
+    trainer = make_trainer(
+        config,
+        ready.model,
+        ready.rewards,
         args,
-        train_dataset=rows,
-        processing_class=loaded.processing_class(pictures=IMAGES in rows.column_names),
-        peft_config=loaded.peft_config,
-        objective=parts.objective,
-        engine=engine_settings(config, args, say),
-        packing=config.optimisation.packing,
-        share_prompts=config.optimisation.share_prompts,
-        token_budget=budget,
-        **switches(config) | {"skip_flat_groups": False},  # with this data every group may be flat
-        **parts.interaction.trainer_arguments(),
+        rows,
+        parts.objective,
+        say,
+        parts.interaction,
+        memory=ready.backoff,
+        teacher=ready.teacher,
+        token_budget=ready.token_budget,
+        skip_flat_groups=False,  # with this data every group may be flat
     )
-    keep_trainable_in_float32(trainer.model)
-    silence_steps(trainer)
     trainer.callback_handler.callbacks.insert(0, Clock())  # the largest update comes before anything else
     trainer.train()
     seconds = [after - before for before, after in itertools.pairwise(times)]
     return {
-        "peak_bytes": peak(loaded.backend.device),
+        "peak_bytes": peak(parts.files.backend.device),
         "seconds": seconds,
         "steps": STEPS,
         "worst_step": largest,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +20,11 @@ from kit.data.images import IMAGES
 from kit.errors import EngineError
 from kit.generation.drafts import Drafts
 from kit.generation.engine import Engine, record, with_engine
+from kit.generation.tools import NOTHING, ToolSetup
 from kit.models.backend import UNSLOTH
-from kit.models.failures import BatchSizeBackoff, release, report_backoff
+from kit.models.failures import BackoffEvent, BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
-from kit.models.loading import keep_trainable_in_float32, load_model
+from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
 from kit.models.memory import (
     CPU_BASELINE,
     CUDA_CONTEXT,
@@ -74,47 +77,117 @@ class Job:
         return self.parts.config
 
 
-def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
-    """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
-    config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
+@dataclass(frozen=True)
+class Loaded:
+    """What a trainer is made of, in memory."""
+
+    model: LoadedModel
+    rewards: Any
+    args: Any
+    teacher: Teacher | None
+    token_budget: int | None
+    backoff: BatchSizeBackoff | None
+    """Starts with the generation batch that was chosen for the free memory."""
+    notes: dict[str, str]
+    """What is to be said of the token budget and of the generation batch, where they were chosen."""
+
+
+def load(
+    parts: Parts,
+    folder: Path,
+    tell: Callable[[BackoffEvent], None],
+    previous: PreviousRun | None = None,
+    processes: int = 1,
+) -> Loaded:
+    """Reads the model, after the sizes that depend on the memory have been chosen. `folder`: where the trainer writes."""
+    config = parts.config
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
     teacher = load_teacher(config, parts)  # before the budget: memory that its weights take is not free
-    previous = job.resumption.previous if job.resumption is not None else None
     budget, told_budget = token_budget(parts, previous)
-    at_once, told_at_once = generation_batch(parts, previous, job.processes.size)
+    at_once, told_at_once = generation_batch(parts, previous, processes)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
-    args = grpo_config(config, loaded.backend, folder.path, rewards.reward_weights, job.processes.size)
-    engine = record(config, parts.engine, loaded.backend.name)
-    stands_on = environment(loaded.backend, threads, args, config.run.seed, engine)
+    args = grpo_config(config, loaded.backend, folder, rewards.reward_weights, processes)
+    backoff = BatchSizeBackoff(tell, args.per_device_train_batch_size)
+    if at_once is not None:
+        backoff.sizes["generation"] = at_once
+    halves = config.run.on_out_of_memory == "halve"
+    notes = {"token_budget": told_budget, "generation_batch": told_at_once}
+    return Loaded(loaded, rewards, args, teacher, budget, backoff if halves else None, notes)
+
+
+def make_trainer(
+    config: RunConfig,
+    model: LoadedModel,
+    rewards: Any,
+    args: Any,
+    rows: Any,
+    objective: Any,
+    say: Callable[[str], None],
+    interaction: ToolSetup = NOTHING,
+    **keywords: Any,
+) -> HookedGRPOTrainer:
+    """The trainer of a run, and of everything that stands for one: a probe, a model check. Its weights are as a run starts.
+
+    args: its `GRPOConfig`. rows: training rows. keywords: further ones of `HookedGRPOTrainer`.
+    """
+    trainer = HookedGRPOTrainer(
+        model.model,
+        rewards,
+        args,
+        train_dataset=rows,
+        processing_class=model.processing_class(pictures=IMAGES in rows.column_names),
+        peft_config=model.peft_config,
+        objective=objective,
+        engine=engine_settings(config, args, say),
+        packing=config.optimisation.packing,
+        share_prompts=config.optimisation.share_prompts,
+        **switches(config) | interaction.trainer_arguments() | keywords,
+    )
+    trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
+    trainer.generator.replay_support = config.generation.replay_support
+    trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
+    trainer.generator.log = trainer.metric_log.append
+    trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH
+    keep_trainable_in_float32(trainer.model)
+    begin(trainer.model, model.start, reference=trainer.beta != 0.0)
+    silence_steps(trainer)
+    return trainer
+
+
+def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
+    """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
+    config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
+    previous = job.resumption.previous if job.resumption is not None else None
+    ready = load(parts, folder.path, partial(report_backoff, folder, say), previous, job.processes.size)
+    args, backend, memory, notes = ready.args, ready.model.backend, ready.backoff, ready.notes
+    engine = record(config, parts.engine, backend.name)
+    stands_on = environment(backend, threads, args, config.run.seed, engine)
     stands_on |= {"inputs": inputs(parts)}
     stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
     folder.write_json("env.json", stands_on)
 
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
-    token_writer = TokenWriter(folder.tokens, loaded.tokenizer, config.run.save_completions and job.processes.is_first)
-    watch = FailureMonitor(rewards, config.reward.max_failure_share, say, batches)
-    told = partial(report_backoff, folder, say)
-    memory = (
-        BatchSizeBackoff(told, args.per_device_train_batch_size) if config.run.on_out_of_memory == "halve" else None
+    token_writer = TokenWriter(
+        folder.tokens, ready.model.tokenizer, config.run.save_completions and job.processes.is_first
     )
-    if memory is not None and at_once is not None:
-        memory.sizes["generation"] = at_once
-    if told_at_once:
-        say(told_at_once)
+    watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
+    if notes["generation_batch"]:
+        say(notes["generation_batch"])
     drafts = Drafts() if config.generation.drafts else None
     if parts.engine.note:
         say(parts.engine.note)
-    trainer = HookedGRPOTrainer(
-        loaded.model,
-        rewards,
+    trainer = make_trainer(
+        config,
+        ready.model,
+        ready.rewards,
         args,
-        train_dataset=parts.data.train,
-        processing_class=loaded.processing_class(pictures=IMAGES in parts.data.train.column_names),
-        peft_config=loaded.peft_config,
-        objective=parts.objective,
+        parts.data.train,
+        parts.objective,
+        say,
+        parts.interaction,
         rollout_sinks=[writer, token_writer, watch],
         stateful={
             "failure_watch": watch,
@@ -122,38 +195,27 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
             **({"drafts": drafts} if drafts else {}),
         },
         memory=memory,
-        engine=engine_settings(config, args, say),
         selection=config.selection,
-        teacher=teacher,
-        token_budget=budget,
-        **switches(config),
-        packing=config.optimisation.packing,
-        share_prompts=config.optimisation.share_prompts,
-        **parts.interaction.trainer_arguments(),
+        teacher=ready.teacher,
+        token_budget=ready.token_budget,
     )
     moved = changes(args, trainer.args)
-    if told_budget:
-        trainer.savings_report["token_budget"] = told_budget
-    stands_on |= {"savings": trainer.savings_report, "token_budget": budget, "generation_batch": at_once} | (
-        {"changed_by_backend": moved} if moved else {}
-    )
+    if notes["token_budget"]:
+        trainer.savings_report["token_budget"] = notes["token_budget"]
+    at_once = memory.sizes.get("generation") if memory is not None else None
+    stands_on |= {"savings": trainer.savings_report, "token_budget": ready.token_budget, "generation_batch": at_once}
+    if moved:
+        stands_on["changed_by_backend"] = moved
     folder.write_json("env.json", stands_on)
-    trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
-    trainer.generator.replay_support = config.generation.replay_support
-    trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
-    trainer.generator.drafts, trainer.generator.log = drafts, trainer.metric_log.append
-    trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and loaded.backend.name != UNSLOTH
+    trainer.generator.drafts = drafts
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     if trainer.policy_loss is not None:
         trainer.policy_loss.token_sink = token_writer.seen
-    keep_trainable_in_float32(trainer.model)
-    begin(trainer.model, loaded.start, reference=trainer.beta != 0.0)
-    silence_steps(trainer)
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     say(
         f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
-        f"{loaded.backend.device} ({loaded.backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
+        f"{backend.device} ({backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
     )
     return trainer, memory
 

@@ -1,0 +1,72 @@
+"""kit.planning.probe measures the trainer that a run has: both are made by one function, and nothing is set on one alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import load_config
+
+
+class Reached(Exception):
+    """The trainer is whole, and would train."""
+
+
+def plain_values(trainer: Any) -> dict[str, Any]:
+    """Every switch and number of the trainer's parts."""
+    names = ("generator", "scorer", "policy_loss", "old_logps", "teacher")
+    parts = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
+    found = {
+        f"{name}.{key}": value
+        for name, part in parts.items()
+        for key, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    }
+    return found | {"memory": dict(trainer.memory.sizes), "parts": sorted(parts)}
+
+
+def test_a_probe_trains_the_trainer_of_a_run(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kit.train
+    from kit.planning.probe import two_steps
+    from kit.runner import build, resume
+    from kit.runner.prepare import prepare
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    tree |= {"objective": {"recipe": "sdpo"}, "teacher": {"model": "self", "prompt": "{prompt} Answer: {reference}."}}
+    config = load_config(
+        tree,
+        [
+            f"run.root={tmp_path}",
+            "run.id=real",
+            "evaluation.before=false",
+            "generation.chunks=2",
+            "optimisation.gradient_checkpointing=offload",
+            "optimisation.token_budget=200",
+        ],
+    )
+    monkeypatch.setattr(build, "generation_batch", lambda *_: (2, "two at a time"))
+    seen: dict[str, dict[str, Any]] = {}
+
+    def reached(name: str) -> Any:
+        def stop(trainer: Any, *_: Any, **__: Any) -> None:
+            seen[name] = plain_values(trainer)
+            raise Reached
+
+        return stop
+
+    monkeypatch.setattr(resume, "train_on", reached("run"))
+    with pytest.raises(Reached):
+        kit.train.run(config, quiet=True)
+    monkeypatch.setattr(HookedGRPOTrainer, "train", reached("probe"))
+    with pytest.raises(Reached):
+        two_steps(prepare(config, fresh=False), tmp_path)
+    different = {
+        name for name in seen["run"].keys() | seen["probe"].keys() if seen["run"].get(name) != seen["probe"].get(name)
+    }
+    assert different <= {"policy_loss.skip_flat"}  # the probe's rows may all be flat
+    assert seen["probe"]["memory"] == {"generation": 2}
+    assert seen["probe"]["scorer.offload"] is True
