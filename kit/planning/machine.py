@@ -275,7 +275,7 @@ def sandbox() -> Iterator[Check]:
         "sandbox",
         "warn",
         "no isolation works here; rewards that run generated code will refuse to start",
-        "Install bubblewrap (apt install bubblewrap), or allow user namespaces in the container.",
+        "Allow user namespaces in the container, or run on Linux 6.2 or later, which has Landlock.",
     )
 
 

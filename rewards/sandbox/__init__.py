@@ -5,8 +5,8 @@ directories to read, and limits on time, memory, processes, files and output; gr
 
 Where namespaces of our own can be had, programs are forked from warm interpreters, see `forkserver`; elsewhere each starts one.
 
-Limits: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is bounded by the kernel
-where a control group can be made, see `memory`; elsewhere it is watched from outside, so that for a moment there may be more.
+Limits: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is watched from outside, so
+that for a moment there may be more.
 CPU and disk bandwidth are not shared fairly. Made to keep the programs of a model in training from harming the machine or
 cheating its reward; not for hostile strangers on a machine that holds secrets.
 

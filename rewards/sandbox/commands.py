@@ -15,7 +15,6 @@ from rewards.sandbox.seccomp import filter_program
 __all__ = [
     "Interpreter",
     "MissingTool",
-    "bwrap_command",
     "environment",
     "interpreter",
     "landlock_command",
@@ -40,8 +39,7 @@ def tool(name: str) -> str:
     """Absolute path of a command, whatever PATH says."""
     found = shutil.which(name, path=_TOOL_DIRECTORIES)
     if found is None:
-        package = "bubblewrap" if name == "bwrap" else "util-linux"
-        raise MissingTool(f"{name} is not installed (apt-get install {package})")
+        raise MissingTool(f"{name} is not installed (apt-get install util-linux)")
     return found
 
 
@@ -149,38 +147,6 @@ def _binds(path: str | None) -> tuple[str, ...]:
     return system_paths()[0] + (() if path is None else interpreter(path).directories)
 
 
-def bwrap_command(
-    job: Job, uid: int | None, *, program_fd: int, file_fds: dict[str, int], seccomp_fd: int | None, status_fd: int
-) -> list[str]:
-    """setpriv → prlimit → bwrap → prlimit (processes) → python3. Needs no file on the host."""
-    links, version = system_paths()[1], _bwrap_version()
-    command = [*_limited(job, uid, helpers=3), tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent"]
-    # As process 1, so that bwrap itself reaps it: its own process 1 would be left to the machine's.
-    command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    if version >= (0, 8):
-        command.append("--disable-userns")  # the filter of system calls does it everywhere else
-    for path in system_paths()[0]:
-        command += ["--ro-bind", path, path]
-    for link, target in links:
-        command += ["--symlink", target, link]
-    for device in ("/dev/null", "/dev/urandom"):
-        command += ["--dev-bind", device, device]
-    command += ["--perms", "0444", "--file", str(program_fd), "/box/main.py"]
-    if version >= (0, 7):
-        command += ["--size", str(job.disk_mb * _MIB)]
-    command += ["--perms", "0700", "--tmpfs", "/tmp"]
-    for path in _binds(job.python)[len(system_paths()[0]) :]:  # an interpreter's own, which may lie below /tmp
-        command += ["--ro-bind", path, path]
-    for name, fd in file_fds.items():
-        command += ["--file", str(fd), f"/tmp/{name}"]
-    if version < (0, 7):
-        command += ["--remount-ro", "/tmp"]  # a size cannot be given: nothing may be written
-    command += ["--remount-ro", "/", "--chdir", "/tmp", "--json-status-fd", str(status_fd)]
-    if seccomp_fd is not None:
-        command += ["--seccomp", str(seccomp_fd)]
-    return [*command, "--", tool("prlimit"), f"--nproc={job.processes + 3}", *_interpreter(job.python), "/box/main.py"]
-
-
 def server_command(path: str | None, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
     """setpriv → python3 launcher, which forks a process for each program, in the interpreter at `path`, until the process of
     the descriptor `trainer_fd` ends."""
@@ -216,11 +182,3 @@ def unsafe_command(job: Job, uid: int | None, *, box: str) -> list[str]:
 @functools.cache
 def _launcher_source() -> str:
     return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
-
-
-@functools.cache
-def _bwrap_version() -> tuple[int, ...]:
-    """(0, 8, 0) for `bubblewrap 0.8.0`; (0,) when it does not say."""
-    printed = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True, env={}, timeout=10).stdout
-    numbers = (printed.split() or [""])[-1].split(".")
-    return tuple(int(number) for number in numbers) if all(n.isdigit() for n in numbers) else (0,)

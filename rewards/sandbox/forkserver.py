@@ -18,8 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from rewards.sandbox import commands
-from rewards.sandbox.memory import ControlGroup
-from rewards.sandbox.process import Ended, Limits, Watched, close_all, output_pipes, sealed_file
+from rewards.sandbox.process import Ended, Watched, close_all, output_pipes, sealed_file
 from rewards.sandbox.records import Job
 from rewards.sandbox.slots import give_slot, take_slot
 
@@ -43,16 +42,14 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
     Raises:
         OSError: no server can be started, or it ended.
     """
-    limits = Limits.of(job)
     ended = Ended()
-    with _server(job.python) as server, ControlGroup(limits.memory_bytes) as group, ExitStack() as stack:
+    with _server(job.python) as server, ExitStack() as stack:
         start = time.monotonic()  # not before: a server that has to be started is no time of the program's
         request = {
             "size": len(program),
             "files": [(name, len(text)) for name, text in contents.items()],
             "disk_mb": job.disk_mb,
             "limits": commands.resource_limits(job) | {"nproc": job.processes + 3},
-            "wait": group.path is not None,
         }
         # In a file that the server does not read: the next program would find it in the server's memory.
         whole = b"".join((repr(request).encode(), b"\n", program, *contents.values()))
@@ -67,14 +64,9 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
             raise
         finally:
             close_all(writes)
-        with closing(_Forked(server, process, outputs, limits, ended)) as forked:
-            if group.path is not None:
-                group.add(forked.pid)
-                server.control.send(b"go")
-            forked.follow(start + limits.seconds)
+        with closing(_Forked(server, process, outputs, job, ended)) as forked:
+            forked.follow(start + job.seconds)
         ended.seconds = time.monotonic() - start
-        if not ended.stopped and group.overran():
-            ended.stopped, ended.returncode = "memory", None
     return ended
 
 
@@ -160,7 +152,8 @@ class _Server:
     def _ended(self, kill: bool) -> bool:
         """Whether it is gone within a second, its programs with it; then its slot is free again."""
         if kill:
-            # The innermost process: this one waits for it, and ends. An orphan may stay a zombie, see `_Started.finish`.
+            # The innermost process: this one waits for it, and ends. An orphan would stay a zombie in a container whose first
+            # process reaps nothing, and would go on counting as a process of its user.
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
             with suppress(OSError):
                 for pid in map(int, children.read_text().split() or [str(self.process.pid)]):
@@ -175,13 +168,13 @@ class _Server:
 class _Forked(Watched):
     """A process that a server forked."""
 
-    def __init__(self, server: _Server, process: int, outputs: Sequence[int], limits: Limits, ended: Ended) -> None:
+    def __init__(self, server: _Server, process: int, outputs: Sequence[int], job: Job, ended: Ended) -> None:
         self.server = server
         self.process = process
         self.code: int | None = None
         told = Path(f"/proc/self/fdinfo/{process}").read_text()
         pid = int(next(line for line in told.splitlines() if line.startswith("Pid:")).split()[1])
-        super().__init__(pid, outputs, [server.control.fileno()], limits, ended)
+        super().__init__(pid, outputs, [server.control.fileno()], job, ended)
         self.owned.append(process)
 
     def hear(self, fd: int, seconds: float = _ANSWER_SECONDS) -> bool:

@@ -1,7 +1,6 @@
 """A sandboxed program, watched from outside: capped output, a deadline, and nothing left behind."""
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -12,14 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
-from rewards.sandbox.memory import ControlGroup, memory_of_tree
 from rewards.sandbox.records import Job
 
-__all__ = ["Ended", "Limits", "Watched", "close_all", "output_pipes", "sealed_file", "watch"]
+__all__ = ["Ended", "Watched", "close_all", "memory_of_tree", "output_pipes", "sealed_file", "watch"]
 
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.025  # between two looks at the memory in use
-_GONE_SECONDS = 5.0  # how long killed processes may take to vanish
 
 
 @dataclass
@@ -32,21 +29,6 @@ class Ended:
     stopped: str = ""
     returncode: int | None = None
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When a program is ended from outside: after so many seconds, after so many bytes of stdout or of stderr, and when its
-    processes hold so many bytes of memory together."""
-
-    seconds: float
-    output_bytes: int
-    memory_bytes: int
-
-    @classmethod
-    def of(cls, job: Job) -> "Limits":
-        """Those of a job."""
-        return cls(seconds=job.seconds, output_bytes=job.output_bytes, memory_bytes=job.memory_mb << 20)
 
 
 @contextmanager
@@ -90,9 +72,9 @@ class Watched(ABC):
         told: descriptors that can be read when the sandbox has something to say, or the program has ended.
     """
 
-    def __init__(self, pid: int, outputs: Sequence[int], told: Sequence[int], limits: Limits, ended: Ended) -> None:
+    def __init__(self, pid: int, outputs: Sequence[int], told: Sequence[int], job: Job, ended: Ended) -> None:
         self.pid = pid
-        self.limits = limits
+        self.job = job
         self.ended = ended
         self.outputs = dict(zip(outputs, ("stdout", "stderr"), strict=True))
         self.owned = list(outputs)
@@ -112,6 +94,7 @@ class Watched(ABC):
     def follow(self, deadline: float) -> None:
         """Reads until the program ends, time is up, it has written too much, or its processes hold too much memory."""
         look = time.monotonic() + _LOOK_SECONDS
+        most = self.job.memory_mb << 20
         over = False
         while not over and not self.ended.stopped:
             left = deadline - time.monotonic()
@@ -121,7 +104,7 @@ class Watched(ABC):
             ready = [key.fd for key, _ in self.selector.select(min(left, _LOOK_SECONDS))]
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK_SECONDS
-                if memory_of_tree(self.pid, self.limits.memory_bytes) > self.limits.memory_bytes:
+                if memory_of_tree(self.pid, most) > most:
                     self.ended.stopped = "memory"
                     return
             for fd in ready:
@@ -154,7 +137,7 @@ class Watched(ABC):
             del self.outputs[fd]
             return False
         kept = self.ended.output[self.outputs[fd]]
-        room = self.limits.output_bytes - len(kept)
+        room = self.job.output_bytes - len(kept)
         kept += data[:room]
         if len(data) > room:
             self.ended.stopped = "output"
@@ -165,16 +148,14 @@ def watch(
     command: Sequence[str],
     *,
     stdin: int,
-    pass_fds: Sequence[int],
     status: tuple[int, int] | None,
-    limits: Limits,
+    job: Job,
     cwd: str = "/",
 ) -> Ended:
-    """Runs `command` in a session of its own without an environment, until it ends or passes a limit; memory is bounded by a
-    control group where one can be had, and looked at from here in either case.
+    """Runs `command` in a session of its own without an environment, until it ends or passes a limit.
 
-    `status` is a pipe (read, write): the sandbox says there whether it got as far as starting the program, and under
-    which process id its innermost process can be reached. Both ends are closed here. None: it says nothing.
+    `status` is a pipe (read, write): the sandbox says there whether it got as far as starting the program. Both ends are
+    closed here. None: it says nothing.
 
     Raises:
         OSError: the command cannot be started.
@@ -183,28 +164,25 @@ def watch(
     start = time.monotonic()
     reads, writes = ([status[0]], [status[1]]) if status else ([], [])
     outputs, written = output_pipes()
-    with ControlGroup(limits.memory_bytes) as group:
-        try:
-            process = subprocess.Popen(
-                group.joined(command),
-                env={},
-                cwd=cwd,
-                stdin=stdin,
-                stdout=written[0],
-                stderr=written[1],
-                start_new_session=True,
-                pass_fds=(*pass_fds, *writes),
-            )
-        except BaseException:
-            close_all([*outputs, *reads])
-            raise
-        finally:
-            close_all([*written, *writes])
-        with closing(_Started(process, outputs, reads, limits, ended)) as started:
-            started.follow(start + limits.seconds)
-        ended.seconds = time.monotonic() - start
-        if not ended.stopped and group.overran():
-            ended.stopped, ended.returncode = "memory", None
+    try:
+        process = subprocess.Popen(
+            command,
+            env={},
+            cwd=cwd,
+            stdin=stdin,
+            stdout=written[0],
+            stderr=written[1],
+            start_new_session=True,
+            pass_fds=writes,
+        )
+    except BaseException:
+        close_all([*outputs, *reads])
+        raise
+    finally:
+        close_all([*written, *writes])
+    with closing(_Started(process, outputs, reads, job, ended)) as started:
+        started.follow(start + job.seconds)
+    ended.seconds = time.monotonic() - start
     return ended
 
 
@@ -216,50 +194,63 @@ class _Started(Watched):
         process: subprocess.Popen[bytes],
         outputs: Sequence[int],
         status: Sequence[int],
-        limits: Limits,
+        job: Job,
         ended: Ended,
     ) -> None:
         self.process = process
         self.exit = os.pidfd_open(process.pid)
-        self.inner: int | None = None
         self.status = status
-        super().__init__(process.pid, outputs, (*status, self.exit), limits, ended)
+        super().__init__(process.pid, outputs, (*status, self.exit), job, ended)
         self.owned += [*status, self.exit]
 
     def hear(self, fd: int) -> bool:
-        return fd == self.exit or self._read_status(fd)
-
-    def _read_status(self, fd: int) -> bool:
-        """Takes in what the sandbox says, and holds on to the process that all others of it die with."""
+        if fd == self.exit:
+            return True
         with contextlib.suppress(BlockingIOError):
             data = os.read(fd, _CHUNK)
             self.ended.status += data
             if not data:
                 self.selector.unregister(fd)
-        line = bytes(self.ended.status).partition(b"\n")[0]
-        if self.inner is None and b"child-pid" in line:
-            with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
-                self.inner = os.pidfd_open(int(json.loads(line)["child-pid"]))
         return False
 
     def finish(self) -> int | None:
         for fd in self.status:
             if fd in self.selector.get_map():
-                self._read_status(fd)  # the inner process may have been announced just now
-        if self.inner is not None:
-            # The inner one first, and its parent is left to reap it: an orphan would stay a zombie in a container whose
-            # first process reaps nothing, and would go on counting as a process of its user.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.inner, signal.SIGKILL)
-            _await_end(self.inner)
-            _await_end(self.exit)
-            os.close(self.inner)
+                self.hear(fd)  # it may have started just now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)  # not yet reaped, so that the number is still its own
         return self.process.wait()
 
 
-def _await_end(pidfd: int) -> None:
-    with selectors.PollSelector() as gone:
-        gone.register(pidfd, selectors.EVENT_READ)
-        gone.select(_GONE_SECONDS)
+def memory_of_tree(root: int, limit: int) -> int:
+    """Bytes in use by a process and all that descend from it; less than `limit` as soon as that is certain.
+
+    Pages that several share by a fork are counted once where the kernel tells (Pss), which takes longer and is asked only
+    when the plain sum is over the limit.
+    """
+    pids, found = [root], []
+    while pids:
+        pid = pids.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                    pids += map(int, file.read().split())
+    total = sum(_resident(pid) for pid in found)
+    if total <= limit:
+        return total
+    # One that has just ended has neither: what it held when it was first looked at no longer counts.
+    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or _resident(pid) for pid in found)
+
+
+def _resident(pid: int) -> int:
+    return _field(f"/proc/{pid}/status", "VmRSS:") or 0
+
+
+def _field(path: str, name: str) -> int | None:
+    """Bytes that a line of a file in /proc gives in kB; None where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        for line in file:
+            if line.startswith(name):
+                return int(line.split()[1]) << 10
+    return None

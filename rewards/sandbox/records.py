@@ -8,8 +8,8 @@ from rewards.errors import RewardsError
 
 __all__ = ["LEVELS", "Job", "Level", "LevelReport", "Result", "RunStatus", "SandboxError"]
 
-Level: TypeAlias = Literal["namespaces", "bwrap", "landlock", "unsafe"]
-# Preferred first: the first two are equally strong, the first is faster. "unsafe" is never chosen unless asked for.
+Level: TypeAlias = Literal["namespaces", "landlock", "unsafe"]
+# Preferred first. "unsafe" is never chosen unless asked for.
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
@@ -28,9 +28,8 @@ class Job:
         program: Python source.
         stdin: what the program reads, as text.
         seconds: wall clock and, rounded up, CPU seconds.
-        memory_mb: MiB of address space for each process of the program, and of memory in use for all of them together; the
-            latter is bounded by a control group where one can be made, and looked at 40 times a second in any case. A program
-            that holds more is stopped (`failed`).
+        memory_mb: MiB of address space for each process of the program, and of memory in use for all of them together, which
+            is looked at 40 times a second. A program that holds more is stopped (`failed`).
         output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
         files: further files in the working directory, name to content. Names are plain: no directories.
         processes: processes and threads that the program may have at once.
@@ -56,9 +55,8 @@ class Result:
 
     `status`: `ok` exit code 0; `failed` any other end of its own, or no program that could be started; `timeout` and
     `output` stopped at that limit; `infra` the sandbox did not start, which says nothing about the program. `stdout` and
-    `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, 128 + n
-    where the sandbox reports signal n so, and None when the program was stopped. `seconds` is wall clock with the start
-    of the sandbox.
+    `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, and None when
+    the program was stopped. `seconds` is wall clock with the start of the sandbox.
     """
 
     status: RunStatus

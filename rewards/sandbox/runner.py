@@ -6,12 +6,11 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from rewards.sandbox import commands
 from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, RunStatus, SandboxError
-from rewards.sandbox.seccomp import filter_program
 
 if TYPE_CHECKING:
     from rewards.sandbox.process import Ended
@@ -22,7 +21,6 @@ _DEFAULTS = Job(program="")
 _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
 _MEANING: dict[Level, str] = {
     "namespaces": "own namespaces without network, home or /proc, a filter of system calls, limits; forked from a warm Python",
-    "bwrap": "bubblewrap: namespaces without network, home or /proc, a filter of system calls, limits",
     "landlock": "Landlock, a filter of system calls, limits; no processes and no writable directory",
     "unsafe": "limits only: the program sees your files and your network; for allow_unsafe=True alone",
 }
@@ -116,8 +114,8 @@ def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
         return "unsafe"
     reasons = "; ".join(f"{report.level}: {report.reason}" for report in describe() if not report.available)
     raise SandboxError(
-        f"Nothing here can keep generated programs apart ({reasons}). Install bubblewrap (apt-get install bubblewrap), "
-        "run on Linux 6.2 or later for Landlock, or pass allow_unsafe=True to run them with mere limits."
+        f"Nothing here can keep generated programs apart ({reasons}). Allow user namespaces (of a container, too), run on "
+        "Linux 6.2 or later for Landlock, or pass allow_unsafe=True to run them with mere limits."
     )
 
 
@@ -151,41 +149,27 @@ def _run_at(name: Level, job: Job) -> Result:
 
 def _start(name: Level, job: Job, program: bytes, contents: Mapping[str, bytes]) -> Result:
     from rewards.sandbox.forkserver import run_forked
-    from rewards.sandbox.process import Limits, sealed_file, watch
+    from rewards.sandbox.process import sealed_file, watch
     from rewards.sandbox.slots import uid_slot
 
     if name == "namespaces":
-        return _result(run_forked(job, program, contents), job, _STARTED[name])
-    with ExitStack() as stack:
-        uid = stack.enter_context(uid_slot())
-        stdin = stack.enter_context(sealed_file(job.stdin.encode("utf-8", "replace")))
-        fds: list[int] = []
-        cwd = "/"
-        status = None if name == "unsafe" else os.pipe()
+        return _result(run_forked(job, program, contents), job, b"ready\n")
+    with (
+        uid_slot() as uid,
+        sealed_file(job.stdin.encode("utf-8", "replace")) as stdin,
+        _box(program, contents, uid) as box,
+    ):
+        if name == "unsafe":
+            command = commands.unsafe_command(job, uid, box=box)
+            return _result(watch(command, stdin=stdin, status=None, job=job, cwd=box), job, b"")
+        read, write = os.pipe()
         try:
-            if status is not None and name == "bwrap":
-                command, fds = _bwrap(stack, job, uid, program, contents, status[1])
-            else:
-                box = stack.enter_context(_box(program, contents, uid))
-                if status is not None:
-                    command = commands.landlock_command(job, uid, box=box, status_fd=status[1])
-                else:
-                    command, cwd = commands.unsafe_command(job, uid, box=box), box
+            command = commands.landlock_command(job, uid, box=box, status_fd=write)
         except BaseException:
-            for fd in status or ():
-                os.close(fd)
+            os.close(read)
+            os.close(write)
             raise
-        ended = watch(command, stdin=stdin, pass_fds=fds, status=status, limits=Limits.of(job), cwd=cwd)
-    return _result(ended, job, _STARTED[name])
-
-
-# What stands on the status pipe once the program itself has run; the program cannot write there.
-_STARTED: dict[Level, bytes] = {
-    "bwrap": b'"exit-code"',
-    "namespaces": b"ready\n",
-    "landlock": b"ready\n",
-    "unsafe": b"",
-}
+        return _result(watch(command, stdin=stdin, status=(read, write), job=job), job, b"ready\n")
 
 
 def _result(ended: "Ended", job: Job, started: bytes) -> Result:
@@ -207,22 +191,6 @@ def _result(ended: "Ended", job: Job, started: bytes) -> Result:
     return Result(
         status=outcome, stdout=stdout, stderr=stderr, returncode=ended.returncode, seconds=ended.seconds, reason=reason
     )
-
-
-def _bwrap(
-    stack: ExitStack, job: Job, uid: int | None, program: bytes, contents: Mapping[str, bytes], status_fd: int
-) -> tuple[list[str], list[int]]:
-    """The command and the descriptors that it needs."""
-    from rewards.sandbox.process import sealed_file
-
-    calls = filter_program(namespaces=True)
-    program_fd = stack.enter_context(sealed_file(program))
-    file_fds = {file: stack.enter_context(sealed_file(content)) for file, content in contents.items()}
-    seccomp_fd = None if calls is None else stack.enter_context(sealed_file(calls))
-    command = commands.bwrap_command(
-        job, uid, program_fd=program_fd, file_fds=file_fds, seccomp_fd=seccomp_fd, status_fd=status_fd
-    )
-    return command, [program_fd, *file_fds.values(), *([] if seccomp_fd is None else [seccomp_fd])]
 
 
 @contextmanager

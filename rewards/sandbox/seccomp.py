@@ -1,4 +1,4 @@
-"""A filter of system calls as a classic BPF program, for bwrap's `--seccomp` and for prctl.
+"""A filter of system calls as a classic BPF program, for prctl.
 
 It answers EPERM rather than killing, so that a program sees an ordinary failure. Numbers are those of the kernel's
 tables for x86-64 and 64-bit ARM; other machines get no filter.

@@ -169,7 +169,7 @@ def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_isolation_the_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.sandbox.level", lambda: None)
     (found,) = machine.sandbox()
-    assert (found.level, "bubblewrap" in found.fix) == ("warn", True)
+    assert (found.level, "user namespaces" in found.fix) == ("warn", True)
 
 
 def test_a_cache_that_cannot_be_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rewards import sandbox
 from rewards.sandbox import runner
 
-LEVELS: tuple[sandbox.Level, ...] = ("namespaces", "bwrap", "landlock")
+LEVELS: tuple[sandbox.Level, ...] = ("namespaces", "landlock")
 
 
 def need(level: str) -> None:
