@@ -1,9 +1,8 @@
-"""Pages of the site that are written when it is built, from the code: configuration, verbs, graphics cards, files."""
+"""Pages of the site that are written when it is built, from the code: configuration, verbs, files."""
 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,43 +80,6 @@ def _option(option: Any) -> str:
     return f"| {names} | {shown} | {_cell(option.help or '')} |"
 
 
-CARDS = """# Graphics cards
-
-What `grpo-kit plan` reckons with. *Usable* is what torch reports, in GiB: less than the number on the box. Speeds are those that
-the maker states: dense, half precision, tensor cores. `grpo-kit plan run.yaml --gpu l4` plans for a GPU that is not here.
-
-*Weights in 4-bit*: how many billions would fill the card if nothing else were on it. A run also needs room for the cache,
-activations, adapters and the head: [the formula](../planning.md#plan-memory).
-
-{table}
-
-- **The memory's bandwidth bounds sampling**, since every token reads all weights; **teraflops bound the update**. Where a step is
-  mostly sampling, bandwidth tells more.
-- **bfloat16** needs compute capability {bfloat16} (Ampere). Older cards compute in float16, with a loss scale;
-  `model.dtype: auto` chooses. bfloat16 that is asked for on such a card is refused.
-- **Unsloth** and **vLLM** need compute capability {vllm}; `generation.vllm.standby` needs {bfloat16}. A P100 (6.0) has neither.
-- **Free ones**: Colab has one T4; Kaggle has T4 ×2, of which a run uses one. With a plan, Colab has L4 and A100.
-- **Two cards** do not make one larger: every process holds the whole model. They share the completions of a step
-  ([more than one process](../gpu.md#more-than-one-process)), or one of them generates ([a server](../vllm.md)).
-"""
-
-
-def graphics_cards() -> str:
-    """The cards that runs are planned for, and what the kit does on which."""
-    from kit.models.backend import BFLOAT16, VLLM
-    from kit.planning.gpus import GPUS
-
-    head = "| card | usable GiB | 16-bit type | TFLOP/s | GB/s | weights in 4-bit, billions |"
-    rows = [
-        f"| {gpu.name.rpartition(' ')[0]}, {gpu.name.rpartition(' ')[2]} GB | {gpu.usable:.1f} "
-        f"| {'bfloat16' if gpu.bf16 else 'float16'} | {gpu.teraflops:,.0f} | {gpu.bandwidth:,.0f} "
-        f"| {math.floor(gpu.usable * 2**30 / 0.5159 / 1e9)} |"
-        for gpu in GPUS
-    ]
-    versions = {"bfloat16": ".".join(map(str, BFLOAT16)), "vllm": ".".join(map(str, VLLM))}
-    return CARDS.format(table="\n".join([head, "|---|---|---|---|---|---|", *rows]), **versions)
-
-
 def files() -> str:
     """Every file of the two packages with the first sentence of its docstring, folder by folder."""
     parts = [
@@ -156,7 +118,6 @@ def _cell(text: str) -> str:
 PAGES = {
     "reference/configuration.md": configuration,
     "reference/cli.md": command_line,
-    "reference/cards.md": graphics_cards,
     "reference/files.md": files,
 }
 

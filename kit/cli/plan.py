@@ -116,23 +116,8 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
     for name, state in found["savings"].items():
         typer.echo(f"{name}: {state}")
-    print_table(["GPU", "peak GiB", "fits", "s/step (estimate)", "largest: group x completion (micro-batch)"],
-                [_gpu_row(row) for row in found["cards"]])  # fmt: skip
     for note in found["notes"]:
         typer.echo(f"note: {note}")
-
-
-def _gpu_row(row: dict[str, Any]) -> list[str]:
-    sizes = [
-        f"{one['group']}x{one['completion']} ({one['micro_batch']})" for one in row["largest"] if one["completion"]
-    ]
-    return [
-        row["card"],
-        f"{row['peak_gib']:.1f}",
-        "yes" if row["fits"] else "no",
-        f"{row['seconds_per_step']:.1f}",
-        ", ".join(sizes) or "-",
-    ]
 
 
 def _show_signal(found: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`grpo-kit plan`: memory by terms, what would fit on which GPU, seconds a step, and the changes that make a run fit.
+"""`grpo-kit plan`: memory by terms, whether it fits, seconds a step, and the changes that make a run fit.
 
 Needs a model's config.json and nothing else of it. Where its tokenizer and the data can be read, the longest prompt is
 measured; else `data.max_prompt_tokens` stands for it.
@@ -7,24 +7,19 @@ measured; else `data.max_prompt_tokens` stands for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, prompt_tokens, sized, teacher_load, workload
 from kit.models.shape import ModelShape, shape_of
-from kit.planning.gpus import GPUS, Gpu, cpu_speed, estimate, speed_of, this_gpu
+from kit.planning.gpus import Gpu, cpu_speed, estimate, speed_of, this_gpu
 
 if TYPE_CHECKING:
     from kit.config.sections import ModelConfig
     from kit.objective import Objective
 
-# --- what would fit ---------------------------------------------------------------------------------------------------
-
-GROUPS = (4, 8, 16, 32)
-STEP = 64
-"""Tokens by which the largest completion is searched."""
 Planner = Callable[[RunConfig], MemoryPlan]
 
 
@@ -38,38 +33,6 @@ class Change:
 
 BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_size"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
-
-
-def largest_completion(shape: ModelShape, work: Workload, room: float, context: int, step: int = STEP) -> int:
-    """Tokens of the longest completion that fits, a multiple of `step`; 0 where not even `step` does."""
-    low, high = 0, max(0, context - work.prompt) // step
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = plan_memory(shape, replace(work, completion=middle * step)).peak <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low * step
-
-
-def largest_micro_batch(shape: ModelShape, work: Workload, room: float) -> int:
-    """The largest divisor of the batch that fits; 0 where 1 does not."""
-    sizes = [size for size in range(work.batch, 0, -1) if work.batch % size == 0]
-    return next((s for s in sizes if plan_memory(shape, replace(work, micro_batch=s)).peak <= room), 0)
-
-
-def largest(shape: ModelShape, work: Workload, room: float, context: int) -> list[dict[str, int]]:
-    """For each group size: the longest completion (with micro-batches of 1), and the largest micro-batch beside it.
-
-    Held-out completions are taken to be generated in batches no larger than the training batch.
-    """
-    prompts = max(1, work.batch // work.group)
-    rows = []
-    for group in GROUPS:
-        batch = prompts * group
-        one = replace(work, group=group, batch=batch, micro_batch=1, evaluation=min(work.evaluation, batch))
-        completion = largest_completion(shape, one, room, context)
-        micro = largest_micro_batch(shape, replace(one, completion=completion), room) if completion else 0
-        rows.append({"group": group, "batch": batch, "completion": completion, "micro_batch": micro})
-    return rows
 
 
 def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
@@ -206,7 +169,6 @@ class Subject:
 
     config: RunConfig
     shape: ModelShape
-    context: int
     objective: Objective
     prompt: int
     notes: list[str]
@@ -230,15 +192,13 @@ def subject(config: RunConfig) -> Subject:
     from kit.trainer.teacher import SELF
 
     objective = build_objective(config)
-    model_config = read_config(config.model)
-    shape = known_shape(config.model.name, model_config)
+    shape = known_shape(config.model.name, read_config(config.model))
     lengths, notes = longest_prompts(config)
     own = prompt_tokens(config, lengths.get("policy"))
-    context = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 1 << 20
     teacher = None
     if config.teacher.model not in (None, SELF):
         teacher = known_shape(str(config.teacher.model), read_config(teacher_model(config)))
-    return Subject(config, shape, context, objective, own, notes, teacher, lengths.get("teacher") or own)
+    return Subject(config, shape, objective, own, notes, teacher, lengths.get("teacher") or own)
 
 
 def known_shape(name: str, model_config: Any) -> ModelShape:
@@ -341,9 +301,7 @@ def plan(
         "seconds_per_step": seconds,
         "hours": seconds["step"] * config.optimisation.steps / 3600,
         "time_is": "estimated",
-        "cards": [_on(each, found) for each in GPUS],
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
-        "vllm": vllm(found, room if device == "cuda" else 0.0),
         "savings": planned(config, found.objective),
     }
 
@@ -370,33 +328,6 @@ def _present() -> Gpu:
     import torch
 
     return this_gpu(torch.cuda.get_device_name())
-
-
-def _on(gpu: Gpu, found: Subject) -> dict[str, Any]:
-    room = gpu.usable * GIB
-    work = found.work("cuda", room=room)
-    memory = plan_memory(found.shape, work)
-    seconds = estimate(found.shape, work, speed_of(gpu), found.config.optimisation.iterations)["step"]
-    return {
-        "card": gpu.name,
-        "usable_gib": gpu.usable,
-        "fits": memory.peak <= room,
-        "peak_gib": memory.peak / GIB,
-        "seconds_per_step": seconds,
-        "largest": largest(found.shape, work, room, found.context),
-    }
-
-
-def vllm(found: Subject, room: float) -> dict[str, Any]:
-    """Peaks with vLLM beside the trainer, asleep or awake while weights are updated. A formula only: not run on a GPU yet."""
-    share = found.config.generation.vllm.gpu_memory_utilization * room
-    work = replace(found.work("cuda"), vllm_bytes=share)
-    return {
-        "tested": False,
-        "share_bytes": round(share),
-        "peak_bytes_sleep_on": round(plan_memory(found.shape, replace(work, vllm_sleeps=True)).peak),
-        "peak_bytes_sleep_off": round(plan_memory(found.shape, replace(work, vllm_sleeps=False)).peak),
-    }
 
 
 def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:

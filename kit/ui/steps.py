@@ -81,7 +81,7 @@ def folders(base: Path) -> list[str]:
 
 
 def where_it_fits(site: Site, value: Any) -> str:
-    """Whether it fits this machine, and GPUs that people rent."""
+    """Whether it fits this machine, and the estimated time of a step."""
     try:
         draft = Draft.read(value)
         config = draft.config(site.settings)
@@ -94,22 +94,8 @@ def where_it_fits(site: Site, value: Any) -> str:
         m.tag("h3", f"{config.model.name}: {found['model']['parameters'] / 1e6:,.1f} M weights") + here,
         class_="spread",
     )
-    return m.page(m.panel(head, gpu_table(found["cards"])))
-
-
-def gpu_table(gpus: list[dict[str, Any]]) -> Markup:
-    """Peak and time on each listed GPU."""
-    rows = [
-        [
-            gpu["card"],
-            m.badge("fits", "ok") if gpu["fits"] else m.badge("too large", "fail"),
-            f"{gpu['peak_gib']:.1f} of {gpu['usable_gib']:.0f} GiB",
-            m.seconds(gpu["seconds_per_step"]),
-        ]
-        for gpu in gpus
-    ]
-    fold = m.tag("summary", "On other GPUs (estimates)")
-    return m.tag("details", fold + m.table(["GPU", "", "peak", "a step"], rows, numbers={2, 3}))
+    step = m.seconds(found["seconds_per_step"]["step"])
+    return m.page(m.panel(head, m.tag("p", f"About {step} a step, estimated.")))
 
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")

@@ -92,8 +92,7 @@ Path("countdown-long.yaml").write_text(kit.load_config("countdown", SETTINGS).to
 # ## Will it fit?
 #
 # The plan reckons with the worst: every completion as long as the limit allows. So its time, for 100 steps on an L4 most of
-# a day, shrinks with the length of what is really written; after ten steps the card of the run knows better. The last
-# column says what would fit on other cards.
+# a day, shrinks with the length of what is really written; after ten steps the card of the run knows better.
 
 # %%
 # !grpo-kit plan countdown-long.yaml

@@ -54,19 +54,6 @@ def test_the_reference_has_every_verb() -> None:
             assert f"## {' '.join(filter(None, ('grpo-kit', name, inner)))}\n" in page
 
 
-def test_the_page_of_graphics_cards_has_them_all() -> None:
-    from kit.planning.gpus import GPUS
-
-    page = load(ROOT / "docs/site/pages.py").graphics_cards()
-    assert "{" not in page
-    for card in GPUS:
-        name, memory = card.name.rsplit(" ", 1)
-        half = "bfloat16" if card.bf16 else "float16"
-        assert f"| {name}, {memory} GB | {card.usable:.1f} | {half} | {card.teraflops:,.0f} |" in page
-    # 14.6 GiB of a T4 hold 14.6 * 2**30 bytes / 0.5159 bytes a weight = 30.4e9 weights
-    assert "| T4, 16 GB | 14.6 | float16 | 65 | 320 | 30 |" in page
-
-
 def test_the_page_of_files_has_a_sentence_for_each() -> None:
     page = load(ROOT / "docs/site/pages.py").files()
     assert "| `train.py` | The main loop" in page

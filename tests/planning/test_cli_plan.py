@@ -69,10 +69,10 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
     assert json.loads(RUNNER.invoke(app, ["doctor", config_file, "--json"]).output)["signal"] == result
 
 
-def test_plan_prints_terms_verdict_and_cards(config_file: str) -> None:
+def test_plan_prints_terms_and_verdict(config_file: str) -> None:
     done = RUNNER.invoke(app, ["plan", config_file])
     assert done.exit_code == 0, done.output
-    for text in ("weights", "activations", "key-value cache", "fits.", "Estimated:", "T4 16", "H100 80"):
+    for text in ("weights", "activations", "key-value cache", "fits.", "Estimated:"):
         assert text in done.output
 
 

@@ -12,7 +12,7 @@ from kit.errors import ConfigError
 from kit.models.memory import MemoryPlan, plan_memory, workload
 from kit.models.shape import ModelShape
 from kit.planning.gpus import GPUS, find_gpu
-from kit.planning.plan import FOUR_BIT, _apply, budgets, fixes, largest, largest_completion, largest_micro_batch
+from kit.planning.plan import FOUR_BIT, _apply, budgets, fixes
 
 
 @pytest.fixture
@@ -34,34 +34,6 @@ class Planned:
 
     def __call__(self, config: RunConfig) -> MemoryPlan:
         return plan_memory(self.shape, self.work(config))
-
-
-def test_the_largest_completion_fits_and_the_next_one_does_not(shape: ModelShape, config: RunConfig) -> None:
-    work = Planned(shape).work(config)
-    room = plan_memory(shape, replace(work, completion=300)).peak
-    found = largest_completion(shape, work, room, 100_000)
-    assert plan_memory(shape, replace(work, completion=found)).peak <= room
-    assert plan_memory(shape, replace(work, completion=found + 64)).peak > room
-    assert found == 256  # the multiple of 64 below 300
-    assert largest_completion(shape, work, room, 128 + 100) == 64  # the context has room for 100 tokens
-    assert largest_completion(shape, work, 0, 100_000) == 0
-
-
-def test_the_largest_micro_batch_divides_the_batch(shape: ModelShape, config: RunConfig) -> None:
-    work = Planned(shape).work(config)
-    room = plan_memory(shape, replace(work, micro_batch=12)).peak
-    assert largest_micro_batch(shape, work, room) == 8  # of 1, 2, 4, 8, 16, 32
-    assert largest_micro_batch(shape, work, 0) == 0
-
-
-def test_larger_groups_leave_room_for_shorter_completions(shape: ModelShape, config: RunConfig) -> None:
-    work = Planned(shape).work(config)
-    rows = largest(shape, work, plan_memory(shape, replace(work, micro_batch=1)).peak, 100_000)
-    assert [row["group"] for row in rows] == [4, 8, 16, 32]
-    assert [row["batch"] for row in rows] == [32, 64, 128, 256]  # 8 prompts a step, as configured
-    lengths = [row["completion"] for row in rows]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > lengths[-1]
 
 
 def test_what_costs_nothing_is_changed_first(shape: ModelShape, config: RunConfig) -> None:

@@ -33,10 +33,6 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
     assert found["prompt_tokens"] == 512
     assert any("prompts were not measured" in note for note in found["notes"])
     assert found["time_is"] == "estimated"
-    assert {card["card"] for card in found["cards"]} >= {"T4 16", "H100 80"}
-    peaks = {card["card"]: card["fits"] for card in found["cards"]}
-    assert peaks["H200 141"]
-    assert not peaks["T4 16"]
     json.dumps(found, allow_nan=False)
 
 

@@ -285,7 +285,7 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
         before: Any = None if env is None else SimpleNamespace(checkpoint="checkpoint-3", env=env)
         found, said = build.generation_batch(parts, before, processes)
         assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
-        subject = Subject(parts.config, shape, 1 << 16, parts.objective, 200, [])
+        subject = Subject(parts.config, shape, parts.objective, 200, [])
         if env is None and processes == 1:  # the plan counts what the run will do
             planned = subject.memory(device, room=free["bytes"] + 0.6 * GIB)
             assert planned.workload.generated_at_once == found
