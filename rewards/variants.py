@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.components.math_numbers import decimals, number
-from rewards.components.math_text import Pieces, bare, plain, split
+from rewards.components.math_text import Pieces, bare, decimals, number, plain, split
 
 __all__ = ["CONSTANTS", "SLOW", "echoes", "near_misses", "same_answer", "spellings"]
 

@@ -136,7 +136,7 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
 
 def _load(path: str, key: str) -> Callable[..., Any]:
     from rewards.errors import RewardsError
-    from rewards.function_path import load_function
+    from rewards.functions import load_function
 
     try:
         return load_function(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rewards.components.math_verify import ANSWER_PLACES, find_answer
+from rewards.components.math_verify import ANSWER_PLACES, answer_at
 from rewards.errors import PresetError
 from rewards.numeric import parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
@@ -86,7 +86,7 @@ class CountdownAccuracy(ItemComponent):
         if numbers is None or target is None:
             reason = f"no task: nums {shown(given, 100)}, target {shown(sample.columns.get('target'), 50)}"
             return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
-        found = find_answer(sample, self.answer_in, self.strict)
+        found = answer_at(sample, self.answer_in, self.strict)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         info = {"extracted": found.value[:MAX_CHARS]}

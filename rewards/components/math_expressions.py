@@ -1,14 +1,215 @@
-"""Are two single expressions equal? By math-verify, confirmed by their values, since it accepts too much."""
+r"""Single expressions: LaTeX read into SymPy, compared, and held against how far the reference is worked out.
 
+latex2sympy reads `72_{13}`, `72'` and `72\ldots` as 72, `5(2)` and `70 2` as sums (mixed numbers), `X` as `x`, `x^T` as `x`.
+Here subscripts on numbers, ellipses, approximations and numbers side by side are `Opaque`; case and primes count. Whether two
+expressions are equal is for math-verify, confirmed by their values, since it accepts too much. And boxing the question is no
+answer, though it has the right value.
+
+>>> def told(reference, answer):
+...     return worked_out(parsed(reference), parsed(answer))
+>>> told(r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), told(r"\frac{\sqrt{2}}{2}", r"\cos(\frac{\pi}{4})")
+(True, False)
+>>> told("4t", "3t+4-6t+7t-4"), told("2x+2", "2(x+1)")
+(False, True)
+>>> is_copied(r"2^{10}", "1024", "What is $2^{10}$?"), is_copied("1024", "1024", "Is 1024 a power of two?")
+(True, False)
+"""
+
+import re
 from fractions import Fraction
-from itertools import product
+from functools import lru_cache
+from itertools import pairwise, product
 from typing import Any
 
-from rewards.components.math_form import worked_out
-from rewards.components.math_numbers import decimals, number
-from rewards.components.math_parser import is_complex, parsed
+from rewards.components.math_text import (
+    MAX_MATH_CHARS,
+    bare,
+    decimals,
+    match_form,
+    number,
+    plain,
+    same_number,
+    same_text,
+    split,
+    without_layout,
+)
 
-__all__ = ["Unevaluated", "approximates", "same_expression"]
+MAX_DEPTH = 30
+MAX_BITS = 200_000  # of a number that gets evaluated: 60,000 decimal digits
+
+# On answers of at most MAX_MATH_CHARS characters; fixed texts and runs of one class of characters.
+_FUNCTIONS = re.compile(
+    r"(?<![A-Za-z\\])(a?rc)?(sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|max|min|gcd|lcm)(?![A-Za-z])"
+)
+_GAMMA = re.compile(r"\\([gG])amma(?![A-Za-z]|\s*\()")  # both are Euler's constant to the parser
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_PRIMES = re.compile(r"(?<![A-Za-z\\])([A-Za-z])('{1,4})(?!')")
+_DROPPED = re.compile(
+    r"\\(?:ldots|cdots|dots|vdots|ddots|approx|simeq|sim)(?![A-Za-z])|\.\.|[\"'?&#@]"  # `&` outside of matrices
+    r"|[0-9)\]]\s*_|(?:frac|sqrt)\s?\{[^{}]{0,80}\}(?:\{[^{}]{0,80}\})?\s*_|\{\}\s*_|_\s*\{\s*\}"  # subscripts on numbers
+    r"|\\frac\s?\d\s?\d\d|\\sqrt\s?\d\d|[fgh]\^\{?-1\}?\s*\("  # displayed otherwise than it is read
+)
+_INDEXED = re.compile(r"\\(?:sum|prod|int|lim)(?![a-z])|(?<![A-Za-z])i\s*=")
+_COMPLEX = re.compile(r"(?<![A-Za-z\\])[a-z]?i(?![A-Za-z])")
+
+
+class TooLarge(ValueError):
+    """The number would not fit in `MAX_BITS` bits."""
+
+
+class Unreadable(ValueError):
+    """The text is no mathematics that can be read in one way."""
+
+
+class Opaque(Unreadable):
+    """It can be compared as it is spelled, but not computed with: the parser would drop or change a part of it."""
+
+
+@lru_cache(maxsize=512)
+def parsed(text: str, complex_numbers: bool = False) -> Any:
+    """The unevaluated expression.
+
+    Raises:
+        Unreadable: it has none; `Opaque` where the parser would give a wrong one.
+        TooLarge: evaluating it would take too long.
+    """
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig, normalize_latex
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    if not _is_nested_well(text):
+        raise Unreadable
+    text = _with_backslashes(text)
+    if _DROPPED.search(text if "\\begin" not in text else text.replace("&", " ")):
+        raise Opaque
+    try:
+        spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+        spelled = normalize_latex(text, spelling)
+        converter = _converter()(
+            None, None if complex_numbers else True, False, config=ConversionConfig(lowercase_symbols=False)
+        )
+        converter.imaginary = complex_numbers and not _INDEXED.search(text)
+        expression = converter.parse(spelled)
+    except Opaque:
+        raise
+    except Exception as failure:
+        raise Unreadable from failure
+    if not isinstance(expression, sympy.Basic | sympy.MatrixBase):
+        raise Unreadable
+    if isinstance(expression, sympy.Basic) and _bits(expression) > MAX_BITS:
+        raise TooLarge
+    return expression
+
+
+def is_complex(text: str) -> bool:
+    """Whether the imaginary unit may stand in `text`, or math-verify takes it for complex for other reasons."""
+    from math_verify.grader import should_treat_as_complex
+
+    return bool(_COMPLEX.search(text)) or bool(should_treat_as_complex(text))
+
+
+def _with_backslashes(text: str) -> str:
+    """Function names with their backslash, primes as part of the name."""
+    text = _FUNCTIONS.sub(r"\\\1\2 ", text)
+    text = _PI.sub(r"\\pi ", text).replace("\\bmod", "\\mod")
+    text = _GAMMA.sub(r"\\mathrm{\1ammaletter}", text)
+    return _PRIMES.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}rime}}", text)
+
+
+@lru_cache(maxsize=1)
+def _converter() -> Any:
+    """latex2sympy's visitor, with what it drops or misreads refused."""
+    import sympy
+    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+
+    class Strict(_Latex2Sympy):  # type: ignore[misc]
+        imaginary = False
+
+        def convert_atom_expr(self, atom_expr: Any) -> Any:
+            name, _, power = atom_expr.getText().partition("^")
+            if name == "i" and self.imaginary:
+                symbol = sympy.I
+            elif name.startswith("I"):  # it becomes the imaginary unit, subscript and all
+                symbol = sympy.Symbol(name, real=self.is_real)
+            else:
+                return super().convert_atom_expr(atom_expr)
+            if not power:
+                return symbol
+            above = atom_expr.supexpr()
+            exponent = self.convert_expr(above.expr()) if above.expr() else self.convert_atom(above.atom())
+            return sympy.Pow(symbol, exponent, evaluate=False)
+
+        def convert_atom(self, atom: Any) -> Any:
+            number = atom.number_subexpr()
+            if number and number.getText() != number.NUMBER().getText():
+                raise Opaque
+            return super().convert_atom(atom)
+
+        def convert_postfix(self, postfix: Any) -> Any:
+            value = super().convert_postfix(postfix)
+            if any(op.transpose() for op in postfix.postfix_op()) and not getattr(value, "is_Matrix", False):
+                raise Opaque
+            return value
+
+        def convert_postfix_list(self, arr: Any, i: int = 0) -> Any:
+            values = [self.convert_postfix(part) for part in arr[i:]]
+            if len(values) == 1:
+                return values[0]
+            texts = [part.getText() for part in arr[i:]]
+            if not all(isinstance(value, sympy.Expr) for value in values):
+                return super().convert_postfix_list(arr, i)
+            if len(values) == 2 and _is_mixed(texts, values):
+                return values[0] + values[1]
+            if any(_are_numbers(*pair) for pair in pairwise(texts)):
+                raise Opaque
+            product = values[-1]
+            for value in reversed(values[:-1]):
+                product = self.mul_flat(value, product)
+            return product
+
+    return Strict
+
+
+def _is_mixed(texts: list[str], values: list[Any]) -> bool:
+    """A whole number with a proper fraction of whole numbers behind it."""
+    whole, part = values
+    return (
+        texts[0].isdigit() and texts[1].startswith("\\frac") and bool(part.is_Rational and 0 < part < 1 and whole >= 0)
+    )
+
+
+def _are_numbers(left: str, right: str) -> bool:
+    """`70 2` and `70{2}`: neither a number nor, as it is written, a product."""
+    return left[-1:].isdigit() and left.strip("0123456789.{}") == "" and right.strip("0123456789.{}") == ""
+
+
+def _is_nested_well(text: str) -> bool:
+    """Whether braces pair and no bracket lies deeper than `MAX_DEPTH`: the parser takes seconds to find that out."""
+    depth = braces = 0
+    for character in text:
+        braces += (character == "{") - (character == "}")
+        depth += (character in "([{") - (character in ")]}")
+        if braces < 0 or depth > MAX_DEPTH:
+            return False
+    return braces == 0
+
+
+def _bits(expression: Any) -> float:
+    """An upper bound, far from tight, of the bits of every number that evaluating `expression` makes."""
+    import sympy
+
+    if isinstance(expression, sympy.Rational):
+        return float(max(expression.p.bit_length(), expression.q.bit_length()))
+    inner = [_bits(part) for part in expression.args if isinstance(part, sympy.Basic)]
+    largest = max(inner, default=0.0)
+    if isinstance(expression, sympy.Pow) and not expression.exp.free_symbols:
+        if inner[1] <= 64:  # small enough to be looked at
+            size = abs(complex(sympy.N(expression.exp, 15)))
+            return float(max(inner[0], 1.0) * size) if size > 1 else largest
+        return float(max(inner[0], 1.0) * 2.0 ** min(inner[1], 1000.0)) if inner[1] > 1 else largest
+    if isinstance(expression, sympy.factorial):
+        return float(largest * 2.0 ** min(largest, 1000.0))
+    return largest if len(inner) < 2 else float(sum(inner))
 
 
 class Unevaluated(Exception):
@@ -214,3 +415,147 @@ def approximates(expected: str, given: str, truncated: bool) -> bool:
 def _is_rational(value: Fraction) -> bool:
     """Whether 30 digits look like a fraction with a denominator of at most a million."""
     return abs(value - value.limit_denominator(10**6)) <= max(Fraction(1), abs(value)) / 10**22
+
+
+_LONGER = 1.5
+"""How many times as many numbers, letters and functions as the reference an answer may hold."""
+
+
+def worked_out(reference: Any, answer: Any) -> bool:
+    """Whether `answer`, which equals `reference`, leaves nothing to compute that the reference does not leave.
+
+    Both are SymPy objects that were not evaluated. A constant may not hold functions or whole powers of numbers that the
+    reference is without, and roots of no larger numbers. Nothing may have like terms or factors that go together by
+    themselves, or be much longer than the reference. In the place of a set or interval, an inequality has to be solved for
+    its letter.
+    """
+    import sympy
+
+    if (
+        isinstance(reference, sympy.Set)
+        and isinstance(answer, sympy.Basic)
+        and answer.has(sympy.core.relational.Relational)
+    ):
+        return all(map(_is_solved, answer.atoms(sympy.core.relational.Relational)))
+    letters = _letters(reference)
+    if _size(answer) > _LONGER * _size(reference) + bool(letters) or (letters and _letters(answer) > 2 * letters):
+        return False
+    if _under_roots(answer) > _under_roots(reference):
+        return False
+    if not _letters(answer) and not _operations(answer) <= _operations(reference):
+        return False
+    return _together(answer)
+
+
+def _is_solved(relation: Any) -> bool:
+    """`x < 3`, `-1 <= x`: a letter on one side, a number on the other."""
+    sides = sorted(relation.args, key=lambda side: bool(side.free_symbols))
+    return not sides[0].free_symbols and bool(sides[1].is_Symbol)
+
+
+def _letters(expression: Any) -> int:
+    """How often letters stand in it."""
+    return sum(part.is_Symbol for part in _parts(expression))
+
+
+def _parts(expression: Any) -> list[Any]:
+    """All of its subexpressions; of a matrix, those of its cells."""
+    import sympy
+
+    if isinstance(expression, sympy.MatrixBase):
+        return [part for cell in expression for part in _parts(cell)]
+    return [part for part in sympy.preorder_traversal(expression) if isinstance(part, sympy.Basic)]
+
+
+def _size(expression: Any) -> int:
+    """How many numbers, constants, letters and functions it holds, 1 and -1 aside; a fraction is two numbers."""
+    size = 0
+    for part in _parts(expression):
+        if part.is_Rational:
+            size += (abs(part.p) != 1) + (part.q != 1)
+        elif not part.is_Boolean or part.args:  # whether an end of an interval belongs to it is nothing to compute
+            size += not part.args or _name(part) is not None
+    return size
+
+
+def _name(part: Any) -> str | None:
+    """What is computed at this place, sums, products and roots aside."""
+    import sympy
+
+    if isinstance(part, sympy.Pow):
+        base, exponent = part.args
+        return (
+            "power" if exponent.is_Integer and abs(exponent) != 1 and base.is_number and base is not sympy.E else None
+        )
+    plain = isinstance(part, sympy.Add | sympy.Mul | sympy.Tuple | sympy.Set | sympy.core.relational.Relational)
+    return None if plain or not part.args else type(part).__name__
+
+
+def _operations(expression: Any) -> set[str]:
+    return {name for part in _parts(expression) if (name := _name(part)) is not None}
+
+
+def _under_roots(expression: Any) -> int:
+    """The largest number under a root, numerator times denominator; 0 for none."""
+    import sympy
+
+    roots = [part.base for part in _parts(expression) if isinstance(part, sympy.Pow) and not part.exp.is_Integer]
+    return max((abs(base.p * base.q) for base in roots if base.is_Rational), default=0)
+
+
+def _together(answer: Any) -> bool:
+    """Whether nothing becomes shorter when SymPy evaluates as it does by itself: like terms, products of numbers.
+
+    Factors in front of brackets stay there: `2(x + 1)` is as good as `2x + 2`.
+    """
+    import sympy
+    from sympy.core.parameters import distribute
+
+    if not isinstance(answer, sympy.Expr):
+        return True
+    try:
+        evaluated = answer.doit()
+        with distribute(False):
+            collected = answer.doit()
+    except Exception:
+        return True
+    return _letters(evaluated) >= _letters(answer) and _size(collected) >= _size(answer)
+
+
+_BEFORE, _AFTER = re.compile(r"[A-Za-z0-9\\_.^]$"), re.compile(r"[A-Za-z0-9_^]|\.\d")
+
+
+def is_copied(answer: str, reference: str, prompt: str) -> bool:
+    """Whether `answer` stands in `prompt` and is written otherwise than `reference`.
+
+    Spaces, layout, units, names (`x =`), the order within lists and trailing zeros make no other writing; a fraction in
+    the place of a decimal does.
+    """
+    if not prompt or len(answer) > MAX_MATH_CHARS or _same_writing(plain(reference), plain(answer, letters=True)):
+        return False
+    return any(_stands_in(text, _squeezed(prompt)) for text in {_squeezed(answer), bare(plain(answer))} if text)
+
+
+def _same_writing(expected: str, given: str) -> bool:
+    one, other = split(expected).parts, split(given).parts
+    if sorted(map(match_form, one)) == sorted(map(match_form, other)) or same_text(expected, given):
+        return True
+    return len(one) == len(other) == 1 and bool(
+        same_number(expected, given) and decimals(expected) is not None and decimals(given) is not None
+    )
+
+
+@lru_cache(maxsize=256)
+def _squeezed(text: str) -> str:
+    return bare(without_layout(text))
+
+
+def _stands_in(needle: str, text: str) -> bool:
+    """As a whole: not `1+2` within `11+2` or `1+23`."""
+    at = text.find(needle)
+    while at >= 0:
+        before, after = text[max(0, at - 1) : at], text[at + len(needle) :][:2]
+        if not (needle[0].isalnum() and _BEFORE.match(before)) and not (needle[-1].isalnum() and _AFTER.match(after)):
+            return True
+        at = text.find(needle, at + 1)
+    return False

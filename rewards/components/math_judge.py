@@ -10,11 +10,33 @@ import logging
 import re
 from collections.abc import Sequence
 
-from rewards.components.math_expressions import Unevaluated, approximates, same_expression
-from rewards.components.math_names import phrase, same_figure, same_order, same_text, words
-from rewards.components.math_numbers import decimals, number, numeral, same_number
-from rewards.components.math_parser import Opaque, TooLarge, Unreadable, parsed
-from rewards.components.math_text import Pieces, bare, clock, is_number, plain, split, units_differ
+from rewards.components.math_expressions import (
+    Opaque,
+    TooLarge,
+    Unevaluated,
+    Unreadable,
+    approximates,
+    parsed,
+    same_expression,
+)
+from rewards.components.math_text import (
+    Pieces,
+    bare,
+    clock,
+    decimals,
+    is_number,
+    number,
+    numeral,
+    phrase,
+    plain,
+    same_figure,
+    same_number,
+    same_order,
+    same_text,
+    split,
+    units_differ,
+    words,
+)
 
 __all__ = ["found_anywhere", "judge", "warm_up", "with_point"]
 

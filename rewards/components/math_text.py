@@ -1,9 +1,24 @@
-r"""Short mathematical answers as text: one spelling for what means the same, before anything is computed.
+r"""Short mathematical answers as text, before anything is computed: one spelling for what means the same, numbers, and letters.
 
 >>> plain("$12$ cm"), plain(r"1\,234"), plain("−½")
 ('12', '1234', '-\\frac{1}{2}')
 >>> split(plain(r"[0, \infty)"))
 Pieces(kind='interval', parts=('0', '\\infty'), brackets='[)')
+>>> written_out(r"0.1\overline{6}"), number("1.5e3"), number("3 1/2"), numeral("1011_2")
+('\\frac{1}{6}', Fraction(1500, 1), Fraction(7, 2), ('1011', '2'))
+
+A computer algebra system multiplies letters, so that `cat` is `act`. Here:
+
+- text (`\text{Yes}`, `no solution`, `Team 1`) is compared as text, upper and lower case alike;
+- figures as mathematicians name them: `\overline{AB}`, lines and arcs either way round, `\triangle` in any order,
+  `\angle ABC` and `\angle CBA`; rays, vectors and other figures in order;
+- an answer of nothing but letters, three or more or with one in upper case, has to have the reference's order; so have
+  runs of letters with one in upper case within an expression. `xy` and `yx` are a product.
+
+>>> same_order("cat", "act"), same_order("xy", "yx"), same_order("nRT", "TRn"), same_order("2abc", "2cab")
+(False, None, False, None)
+>>> same_figure(r"\angle ABC", r"\angle CBA"), same_figure(r"\angle ABC", r"\angle ACB")
+(True, False)
 """
 
 import math
@@ -11,24 +26,240 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.components.math_names import TEXT, calendar_word
-from rewards.components.math_numbers import written_out
-from rewards.numeric import is_unit
+from rewards.numeric import MAX_NUMBER_CHARS, is_unit, parse_number
 
-__all__ = [
-    "MAX_MATH_CHARS",
-    "Pieces",
-    "Time",
-    "bare",
-    "clock",
-    "is_number",
-    "match_form",
-    "plain",
-    "reference_text",
-    "split",
-    "units_differ",
-    "without_layout",
-]
+_RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)  # between a decimal and what it rounds
+_NUMBER_CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
+# Runs are bounded, and each begins where no digit stands before: linear in the length of the text.
+_BAR = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?(?:\{(\d{1,20})\}|(\d))(?!\s?[\d.])")
+_REPEATING_DOTS = re.compile(
+    r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\dot\s?\{?(\d)\}?(?:(\d{0,20})\\dot\s?\{?(\d)\}?)?(?!\s?[\d.]|\\dot)"
+)
+_PARENTHESES = re.compile(r"(?<![\d.A-Za-z)}])(\d{1,20})\.()\((\d{1,20})\)(?!\s?[\d.(^])")
+_SHORT = re.compile(r"\\frac\s?(\d)\s?(\d)(?!\d)")
+_MIXED = re.compile(r"([+-]?)(\d{1,30})(?:\s?\\frac\{(\d{1,30})\}\{(\d{1,30})\}|\s(\d{1,30})/(\d{1,30}))")
+_POWER_OF_TEN = re.compile(
+    r"(?:([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))\s?(?:\\times|\\cdot|\*)\s?)?10\s?\^\s?(?:\{([+-]?\d{1,4})\}|(\d))"
+)
+_EXPONENT = re.compile(r"([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))[eE]([+-]?\d{1,4})")
+_DIFFERENCE = re.compile(r"[+-]?\d+e[+-]\d")  # 2e-1 may be twice Euler's number less one
+_NUMERAL = re.compile(
+    r"\(?(-?\d[0-9A-Fa-f]{0,99}(?:\.[0-9A-Fa-f]{1,99})?)\)?\s?_\s?(?:\{\s?(?:\\text\{)?([0-9a-z]{1,9})\}?\s?\}|(\d{1,2}))"
+)
+_DECIMAL = re.compile(r"-?\d{0,60}(?:\.(\d{0,60}))?")
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+          "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+
+
+def written_out(text: str) -> str:
+    r"""`text` with each repeating decimal (`0.\overline{3}`, `\bar`, `\dot`, `0.(3)`) as the fraction that it is."""
+    if "." not in text:
+        return text
+    for pattern in (_BAR, _REPEATING_DOTS, _PARENTHESES):
+        text = pattern.sub(_as_fraction, text)
+    return text
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    whole, before, *rest = match.groups()
+    period = "".join(part for part in rest if part)
+    first, both = int(f"{whole}{before}" or "0"), int(f"{whole}{before}{period}")
+    value = Fraction(both - first, 10 ** len(before) * (10 ** len(period) - 1))
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value.numerator)
+
+
+def number(text: str) -> Fraction | None:
+    """The exact rational that `text` writes out, without units, percent or currency.
+
+    Decimals, fractions, mixed numbers (`3 1/2`, `3\\frac12`), and powers of ten from -1000 to 1000 (`1.5e3`,
+    `1.5\\times 10^3`); not `2e-1`, which may be a difference.
+    """
+    if (
+        len(text) > MAX_NUMBER_CHARS
+        or not text
+        or not set(text) <= _NUMBER_CHARACTERS
+        or text.count("{") != text.count("}")
+    ):
+        return None
+    text = _SHORT.sub(r"\\frac{\1}{\2}", text)
+    if match := _MIXED.fullmatch(text):
+        above, below = int(match[3] or match[5]), int(match[4] or match[6])
+        if above >= below:
+            return None
+        return (-1 if match[1] == "-" else 1) * (int(match[2]) + Fraction(above, below))
+    if match := _POWER_OF_TEN.fullmatch(text) or (None if _DIFFERENCE.fullmatch(text) else _EXPONENT.fullmatch(text)):
+        exponent = int(next(group for group in match.groups()[1:] if group))
+        return Fraction(match[1] or 1) * Fraction(10) ** exponent if abs(exponent) <= 1000 else None
+    return parse_number(text) if set(text) <= set("0123456789+-./\\frac{}") else None
+
+
+def same_number(expected: str, given: str) -> bool | None:
+    r"""Whether two plain numbers are equal, to six places and four digits where one is a decimal; None for anything else.
+
+    >>> same_number("0.2", "2e-1"), same_number(r"\frac13", "0.333333"), same_number("1/3", "0.33"), same_number("4", "2+2")
+    (True, True, False, None)
+    """
+    one, other = number(expected), number(given)
+    if one is not None and other is None:
+        other = _exponent_notation(given)
+    if one is None or other is None:
+        return None
+    return one == other or (("." in expected or "." in given) and _rounds_to(one, other))
+
+
+def _exponent_notation(text: str) -> Fraction | None:
+    """`2e-1` as a number, for an answer that is compared with one."""
+    match = _EXPONENT.fullmatch(text)
+    return Fraction(match[1]) * Fraction(10) ** int(match[2]) if match and abs(int(match[2])) <= 1000 else None
+
+
+def numeral(text: str) -> tuple[str, str] | None:
+    r"""Digits and base of `1011_2`, `(70)_{8}` or `2A_{\text{sixteen}}`; the digits in lower case."""
+    match = _NUMERAL.fullmatch(text)
+    if match is None:
+        return None
+    base = match[2] or match[3]
+    return match[1].lower(), _BASES.get(base, base)
+
+
+def decimals(text: str) -> int | None:
+    """How many digits stand behind the point of a plain decimal; None for anything else."""
+    match = _DECIMAL.fullmatch(text)
+    return len(match[1] or "") if match and any(c.isdigit() for c in text) else None
+
+
+def _rounds_to(one: Fraction, other: Fraction) -> bool:
+    """Equal to six places and four digits."""
+    return abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
+
+
+MAX_WORDS = 60
+TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|sf|tt)|mbox|hbox|operatorname|rm)\s?\{([^{}]*)\}"
+"""A command that sets text, and its content."""
+_TEXT_COMMAND = re.compile(TEXT)
+_WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
+_NAME_OR_NUMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.'’:-]*")
+_SHORT_WORDS = frozenset(
+    {"yes", "no", "odd", "even", "dne", "both", "none", "true", "false", "all", "one", "two", "six"}
+)
+_CALENDAR = frozenset(re.findall(r"\S+", """
+    am pm a.m p.m january february march april may june july august september october november december jan feb mar apr
+    jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday mon tue tues wed thu thurs
+    fri sat sun
+"""))  # fmt: skip
+_FIGURE = re.compile(
+    r"(?:\\(angle|measuredangle|triangle|square|odot|parallelogram|Delta)(?![a-z])\s?"
+    r"|\\(overline|overleftrightarrow|overrightarrow|vec|widehat|overarc|wideparen)\s?)?"
+    r"\{?((?:\s?[A-Z](?:_\{?\d\}?)?'{0,3}){1,12})\}?"
+)
+_CORNER = re.compile(r"[A-Z](?:_\{?\d\}?)?'{0,3}")
+_LATEX_COMMAND = re.compile(r"\\[A-Za-z]+|[_^]\s?(?:\{[^{}]{0,40}\}|.)")
+_FUNCTION_NAMES = re.compile(
+    r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|max|min|gcd|lcm|sqrt|mod|pi)(?![A-Za-z])"
+)
+_RUN = re.compile(r"[A-Za-z](?: ?[A-Za-z])+")
+_LETTERS = re.compile(r"[A-Za-z ]+")
+
+
+class Figure(NamedTuple):
+    """`kind` is the command, or nothing for bare letters; `corners` its letters in order, with primes and indices."""
+
+    kind: str
+    corners: tuple[str, ...]
+
+
+def words(text: str) -> str | None:
+    """The answer in lower case when it is text (`\\text{Monday}`, `no solution`), None when it may be mathematics.
+
+    One bare letter and two or three of them without `\\text` may be variables, `yes`, `no` and a few others aside.
+    """
+    inner = _TEXT_COMMAND.fullmatch(text)
+    bare = (inner[1] if inner else text).strip().strip("()").strip()
+    if not _WORDS.fullmatch(bare):
+        return None
+    lowered = " ".join(bare.removesuffix(".").casefold().split())
+    return lowered if inner or len(bare) > 3 or lowered in _SHORT_WORDS else None
+
+
+def same_text(expected: str, given: str) -> bool | None:
+    """Whether two words are the same; None where both may be mathematics.
+
+    Where one stands in `\\text`, so may the other, even of one letter. Without, `ABCD` is not `abcd`.
+    """
+    wrapped = _TEXT_COMMAND.fullmatch(expected), _TEXT_COMMAND.fullmatch(given)
+    if any(wrapped):
+        one, other = (
+            words(f"\\text{{{match[1] if match else text}}}")
+            for match, text in zip(wrapped, (expected, given), strict=True)
+        )
+        return None if one is None else one == other and (len(one) > 1 or _letter(expected) == _letter(given))
+    text = words(expected)
+    if text is None:
+        return None
+    return text == words(given) and (text in _SHORT_WORDS or len(text) > 5 or expected.isupper() == given.isupper())
+
+
+def _letter(text: str) -> str:
+    return _TEXT_COMMAND.sub(r"\1", text).strip("() .")
+
+
+def phrase(text: str) -> tuple[str, ...] | None:
+    """The words and numbers of `Team 1`, `June 5` or `5 \\text{ June}`, dates in one order; None for anything else."""
+    spelled = _TEXT_COMMAND.sub(r" \1 ", text).replace(",", " ").replace("~", " ").split()
+    if not 2 <= len(spelled) <= MAX_WORDS or not all(_NAME_OR_NUMBER.fullmatch(word) for word in spelled):
+        return None
+    if not any(len(word) >= 3 and word.isalpha() and not _FUNCTION_NAMES.fullmatch(word) for word in spelled):
+        return None
+    found = [word.casefold().rstrip(".") for word in spelled]
+    return tuple(sorted(found) if len(found) == 2 and any(map(calendar_word, found)) else found)
+
+
+def calendar_word(word: str) -> bool:
+    """Whether `word` is a month, a weekday, am or pm: no unit, a number with it is a date or time."""
+    return word.casefold().strip(".,()") in _CALENDAR
+
+
+def figure(text: str) -> Figure | None:
+    """A figure of geometry, or a run of upper-case letters that may be one."""
+    match = _FIGURE.fullmatch(text.strip())
+    if match is None or text.count("{") != text.count("}"):
+        return None
+    return Figure(match[1] or match[2] or "", tuple(_CORNER.findall(match[3].replace(" ", ""))))
+
+
+def same_figure(expected: str, given: str) -> bool | None:
+    """Whether two figures are the same one; None unless at least one has its sign and the other its letters."""
+    one, other = figure(expected), figure(given)
+    if one is None or other is None or not (one.kind or other.kind):
+        return None
+    if max(len(one.corners), len(other.corners)) < 2 and not (one.kind == other.kind == "angle"):
+        return None  # a conjugate, a mean, a vector: not the letter without its sign
+    ordered = {"overrightarrow", "vec", "widehat"}
+    if one.kind != other.kind and ("" not in (one.kind, other.kind) or {one.kind, other.kind} & ordered):
+        return False
+    kind = one.kind or other.kind
+    if kind in ("triangle", "Delta"):
+        return sorted(one.corners) == sorted(other.corners)
+    turned = kind in ("angle", "measuredangle") or (len(one.corners) == 2 and kind not in ordered)
+    return one.corners == other.corners or (turned and one.corners == other.corners[::-1])
+
+
+def same_order(expected: str, given: str) -> bool | None:
+    """Whether runs of letters that a product would mix up have one order: True or False where that settles it."""
+    if _LETTERS.fullmatch(expected) and _LETTERS.fullmatch(given):
+        one, other = expected.replace(" ", ""), given.replace(" ", "")
+        return one == other if len(one) > 2 or not one.islower() or not other.islower() else None
+    left, right = _runs(expected), _runs(given)
+    extra = {"".join(sorted(run)) for run in left - right} & {"".join(sorted(run)) for run in right - left}
+    return False if extra else None
+
+
+def _runs(text: str) -> set[str]:
+    """Runs of two letters and more, one of them in upper case, spaces left out."""
+    text = _FUNCTION_NAMES.sub("\n", _LATEX_COMMAND.sub("\n", _TEXT_COMMAND.sub(r"\n\1\n", text)))
+    runs = {run.replace(" ", "") for run in _RUN.findall(text)}
+    return {run for run in runs if not run.islower()}
+
 
 MAX_MATH_CHARS = 2_000
 

@@ -5,9 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.math_form import is_copied
-from rewards.components.math_numbers import number, same_number
-from rewards.components.math_text import MAX_MATH_CHARS, is_number, match_form, plain, reference_text, units_differ
+from rewards.components.math_expressions import is_copied
+from rewards.components.math_text import (
+    MAX_MATH_CHARS,
+    is_number,
+    match_form,
+    number,
+    plain,
+    reference_text,
+    same_number,
+    units_differ,
+)
 from rewards.components.tags import opens_thinking
 from rewards.errors import PresetError
 from rewards.extract import (
@@ -24,7 +32,7 @@ from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 from rewards.samples import prompt_text
 
-__all__ = ["ANSWER_PLACES", "BOXES", "MathMatch", "MathVerify", "check_places", "find_answer"]
+__all__ = ["ANSWER_PLACES", "BOXES", "MathMatch", "MathVerify", "check_places", "answer_at"]
 
 _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "boxed": boxed_answer,
@@ -123,9 +131,9 @@ class MathVerify(IsolatedComponent):
         return self._settled(said, sample, answer or self._found(sample).value or "")
 
     def _found(self, sample: Sample) -> Extracted:
-        found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)
+        found = answer_at(sample, self.answer_in, not self.lenient, self.boxes)
         if self.lenient and found.reason in ("missing", "blank"):
-            found = find_answer(sample, "any", False)
+            found = answer_at(sample, "any", False)
         if self.lenient and found.reason == "missing" and has_text(sample.whole):
             return Extracted(sample.whole.rpartition("</think>")[2][-_LENIENT_CHARS:].strip() or None, "missing")
         return found
@@ -146,7 +154,7 @@ def check_places(answer_in: str, boxes: str = "one") -> None:
         raise PresetError(f"boxes is {boxes!r}. Use one of: {', '.join(BOXES)}.")
 
 
-def find_answer(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") -> Extracted:
+def answer_at(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") -> Extracted:
     """The answer's text; a tag or line that holds a box holds the box's content, a box that holds but a box that one's.
 
     Boxes that are copied from the prompt are no answers, where another one follows. Where the prompt opened a `<think>`
@@ -214,7 +222,7 @@ class MathMatch(ItemComponent):
         reference = reference_text(sample.reference)
         if reference is None:
             return _no_reference(sample)
-        found = find_answer(sample, self.answer_in, not self.lenient, self.boxes)
+        found = answer_at(sample, self.answer_in, not self.lenient, self.boxes)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         info = {"extracted": found.value}

@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.evaluated_answers import may_be_evaluated
-from rewards.components.reasoning_gym_tasks import judge, parsed_entry
+from rewards.components.reasoning_gym_tasks import judge, may_be_evaluated, parsed_entry
 from rewards.extract import tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score, failure_reason

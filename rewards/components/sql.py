@@ -1,16 +1,268 @@
-"""Does the query give the expected rows?"""
+"""Does the query give the expected rows? It runs on SQLite, in a worker process.
 
+The query is the model's: it may only read tables, through SQLite's authorizer, on a database in memory or a file opened
+read-only, with caps on time, rows, bytes and every size that SQLite lets one limit. Databases and expected queries come
+from the data set, and run under the same caps.
+
+>>> judge("SELECT max(x) FROM t", "CREATE TABLE t (x); INSERT INTO t VALUES (1), (3)", None, "SELECT 3 FROM t LIMIT 1")
+['ok', None]
+"""
+
+import itertools
 import json
+import math
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rewards.components.final_text import column, final_text
-from rewards.components.sql_worker import MAX_QUERY_CHARS
 from rewards.extract import Extracted, tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = ["SqlAccuracy", "SqlFormat", "find_query"]
+MAX_ROWS = 10_000
+MAX_BYTES = 10_000_000  # of a result, about
+MAX_QUERY_CHARS = 20_000
+_STEPS = 1_000  # virtual machine steps between looks at the clock
+
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 10_000_000,  # bytes of a text, a blob or a row
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000_000,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 32,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_QUERY_LENGTH = 1_000_000  # bytes of a text that a model's query may make
+_NO_FUNCTIONS = frozenset(
+    {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "zeroblob", "randomblob", "random"}
+)
+_TIMEOUT = ["timeout", "the query ran out of time"]
+
+
+class _Refused(Exception):
+    """Status and reason, as its two arguments."""
+
+
+def judge_all(
+    query: str,
+    databases: list[list[str | None]],
+    expected_query: str | None,
+    expected_rows: list[list[Any]] | None,
+    ordered: bool | None,
+    seconds: float,
+    allow_no_rows: bool,
+) -> list[str | None]:
+    """`judge` on every database (pairs of script and path); the first verdict that is not ok stands."""
+    for setup, path in databases:
+        verdict = judge(query, setup, path, expected_query, expected_rows, ordered, seconds, allow_no_rows)
+        if verdict[0] != "ok":
+            return verdict
+    return ["ok", None]
+
+
+def judge(
+    query: str,
+    setup: str | None,
+    path: str | None,
+    expected_query: str | None,
+    expected_rows: list[list[Any]] | None = None,
+    ordered: bool | None = None,
+    seconds: float = 1.0,
+    allow_no_rows: bool = False,
+) -> list[str | None]:
+    """Status and reason for the model's query: ok, wrong, timeout, or error where the row of the data set is at fault.
+
+    Args:
+        query: the model's.
+        setup: script that fills a database in memory, or None.
+        path: file of a database, or None.
+        expected_query, expected_rows: what gives the expected rows; the query wins.
+        ordered: compare rows in order; None: if the expected query ends with ORDER BY.
+        seconds: for each of the script, the expected query and the model's query.
+        allow_no_rows: accept rows of the data set that expect no rows, where any empty result would be right.
+    """
+    try:
+        connection = _database(setup, path, seconds)
+    except (_Refused, sqlite3.Error, sqlite3.Warning, ValueError, OSError) as failure:
+        return ["error", f"database cannot be opened: {_said(failure)}"[:200]]
+    try:
+        expected, tables = _expected(connection, expected_query, expected_rows, seconds)
+    except (_Refused, sqlite3.Error, sqlite3.Warning, ValueError) as failure:
+        connection.close()
+        return ["error", f"expected query fails: {_said(failure)}"[:200]]
+    if not expected and not allow_no_rows:
+        connection.close()
+        return ["error", "expects no rows, so that any empty result would be right"]
+    if ordered is None:
+        ordered = expected_query is not None and top_level_order(expected_query)
+    try:
+        given, read = _run(connection, query, seconds)
+    except _Refused as refusal:
+        return list(refusal.args)
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as failure:
+        return ["wrong", f"{type(failure).__name__}: {failure}"[:200]]
+    finally:
+        connection.close()
+    if tables and not read:
+        return ["wrong", "reads no table"]
+    return ["ok", None] if _same(given, expected, ordered) else ["wrong", _difference(given, expected, ordered)]
+
+
+def top_level_order(query: str) -> bool:
+    """Whether the query's own result is ordered: ORDER BY outside of all parentheses, strings and comments."""
+    words, depth, position = [], 0, 0
+    while position < len(query):
+        character = query[position]
+        if character in "'\"`[":
+            closed = query.find("]" if character == "[" else character, position + 1)
+            position = len(query) if closed < 0 else closed
+        elif query.startswith("--", position) or query.startswith("/*", position):
+            mark = "\n" if character == "-" else "*/"
+            closed = query.find(mark, position + 2)
+            position = len(query) if closed < 0 else closed + len(mark) - 1
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif depth == 0 and character.isalpha():
+            begin = position
+            while position < len(query) and (query[position].isalnum() or query[position] == "_"):
+                position += 1
+            words.append(query[begin:position].lower())
+            continue
+        position += 1
+    return any(pair == ("order", "by") for pair in itertools.pairwise(words))
+
+
+def _said(failure: Exception) -> str:
+    return str(failure.args[-1] if failure.args else type(failure).__name__)
+
+
+def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Connection:
+    if path is not None:
+        if not Path(path).is_file():
+            raise _Refused("error", f"no file {path}")
+        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    else:
+        connection = sqlite3.connect(":memory:")
+    for limit, most in _LIMITS.items():
+        connection.setlimit(limit, most)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    if setup is not None and path is None:
+        connection.set_authorizer(_setup_only)
+        _clock(connection, seconds)
+        connection.executescript(setup)
+        connection.commit()
+    return connection
+
+
+def _setup_only(action: int, *names: str | None) -> int:
+    """Scripts fill their own database: no other files, no extensions."""
+    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
+        return sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_FUNCTION and (names[1] or "").lower() in ("load_extension", "readfile", "writefile"):
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
+
+
+def _expected(
+    connection: sqlite3.Connection, query: str | None, rows: list[list[Any]] | None, seconds: float
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """The expected rows, and whether they come from tables."""
+    if query is not None:
+        return _run(connection, query, seconds)
+    if rows is None:
+        raise _Refused("error", "neither expected query nor rows")
+    return [tuple(_canonical(value) for value in row) for row in rows], True
+
+
+def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[list[tuple[Any, ...]], bool]:
+    """Rows of one SELECT, and whether it read any table of the database."""
+    connection.set_authorizer(None)
+    tables = {name.lower() for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    read: set[str] = set()
+
+    def authorize(action: int, first: str | None, second: str | None, schema: str | None, trigger: str | None) -> int:
+        if action == sqlite3.SQLITE_READ:
+            if (first or "").lower().startswith(("sqlite_", "pragma_")):
+                return sqlite3.SQLITE_DENY
+            read.update({(first or "").lower()} & tables)
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION:
+            return sqlite3.SQLITE_DENY if (second or "").lower() in _NO_FUNCTIONS else sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_OK if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE) else sqlite3.SQLITE_DENY
+
+    if len(query) > MAX_QUERY_CHARS:
+        raise _Refused("wrong", "query too long")
+    connection.set_authorizer(authorize)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _QUERY_LENGTH)
+    overrun = _clock(connection, seconds)
+    try:
+        cursor = connection.execute(query)
+        if cursor.description is None:
+            raise _Refused("wrong", "not a query")
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for row in cursor:
+            size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+            if len(rows) == MAX_ROWS or size > MAX_BYTES:
+                raise _Refused("wrong", f"more than {MAX_ROWS} rows or {MAX_BYTES} bytes")
+            rows.append(tuple(_canonical(value) for value in row))
+    except sqlite3.OperationalError as failure:
+        if overrun:
+            raise _Refused(*_TIMEOUT) from failure
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
+    return rows, bool(read)
+
+
+def _clock(connection: sqlite3.Connection, seconds: float) -> list[bool]:
+    """Interrupts what runs on the connection after so many seconds; the list is filled when it did."""
+    deadline, overrun = time.monotonic() + seconds, list[bool]()
+
+    def look() -> int:
+        if time.monotonic() < deadline:
+            return 0
+        overrun.append(True)
+        return 1
+
+    connection.set_progress_handler(look, _STEPS)
+    return overrun
+
+
+def _canonical(value: Any) -> Any:
+    """Numbers by value, to nine significant digits; text, blobs and NULL as they are."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return repr(value)
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.9g}")
+    return value
+
+
+def _same(given: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
+    """Equal lists, or equal multisets of rows. Column names do not count, the order of columns does."""
+    if len(given) != len(expected):
+        return False
+    return list(given) == list(expected) if ordered else Counter(given) == Counter(expected)
+
+
+def _difference(given: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> str:
+    if len(given) != len(expected):
+        return f"{len(given)} rows instead of {len(expected)}"
+    if given and expected and len(given[0]) != len(expected[0]):
+        return f"{len(given[0])} columns instead of {len(expected[0])}"
+    return "other rows" if not ordered or Counter(given) != Counter(expected) else "rows in another order"
+
 
 _BEGINNINGS = ("select", "with", "values")
 
@@ -53,7 +305,7 @@ class SqlAccuracy(IsolatedComponent):
         if len(found) > MAX_QUERY_CHARS:
             return Score(None, "wrong", {"reason": "query too long"})
         arguments = (found, databases, expected_query, rows, ordered, self.seconds, self.allow_no_rows)
-        return Task("rewards.components.sql_worker:judge_all", arguments)
+        return Task("rewards.components.sql:judge_all", arguments)
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         status, reason = result

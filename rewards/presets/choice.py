@@ -1,6 +1,6 @@
 """Multiple choice."""
 
-from rewards.components.choice import ChoiceAccuracy
+from rewards.components.answers import ChoiceAccuracy
 from rewards.preset import Preset, Weighted
 
 __all__ = ["mcq_letter"]

@@ -1,6 +1,6 @@
 """Word problems with one number as the answer, in three layouts."""
 
-from rewards.components.numeric_accuracy import NumericAccuracy
+from rewards.components.answers import NumericAccuracy
 from rewards.components.tags import HashFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
 from rewards.preset import Preset, Weighted
 

@@ -1,9 +1,8 @@
 """Mathematics with a price on length."""
 
-from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, SoftOverlong
+from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathVerify
 from rewards.components.packages import require
-from rewards.components.verdicts import Shared
 from rewards.preset import Preset, Weighted
 
 __all__ = ["math_cosine", "math_dapo", "math_kimi_length", "math_length_budget"]

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from rewards.components.classification import LabelAccuracy, LabelFormat
-from rewards.components.qa import ShortAnswer
+from rewards.components.answers import LabelAccuracy, LabelFormat, ShortAnswer
 from rewards.components.tags import ThinkAnswerFormat
 from rewards.preset import Preset, Weighted
 

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from rewards import PresetError, build_samples, load
-from rewards.components.choice import chosen_letter
+from rewards.components.answers import chosen_letter
 from rewards.hacks import answered, known_hacks
 
 PROMPT = "Capital of France? A) Rome B) Oslo C) Paris D) Bern. Answer in <answer></answer>."

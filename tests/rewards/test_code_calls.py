@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from rewards.components.code.asserts import calls_from_asserts
-from rewards.components.code.calls import Call, parse_calls
+from rewards.components.code.calls import Call, calls_from_asserts, parse_calls
 from rewards.components.code.values import NotPlain, decode, encode, same_value
 
 

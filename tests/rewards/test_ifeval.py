@@ -3,8 +3,7 @@ import time
 import pytest
 
 from rewards import PresetError, build_samples, load
-from rewards.components.ifeval import CONSTRAINTS, follows, loose_variants
-from rewards.components.ifeval.component import instructions_of
+from rewards.components.ifeval import CONSTRAINTS, follows, instructions_of, loose_variants
 
 LONG = "The river is long and the bridge over it is old. People cross it every day on their way to work."
 # instruction, arguments, responses that follow it, responses that do not
@@ -238,7 +237,7 @@ def test_instructions_beyond_ifeval(kind, arguments, good, bad):
 def test_all_further_kinds_are_tested_and_none_takes_long():
     import time
 
-    from rewards.components.ifeval.constraints import CONSTRAINTS
+    from rewards.components.ifeval import CONSTRAINTS
 
     assert len(CONSTRAINTS) == 25 + len(FURTHER) == 49
     for kind, arguments, good, _ in FURTHER:

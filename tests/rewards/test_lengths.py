@@ -9,6 +9,7 @@ from rewards.components.lengths import (
     KimiLength,
     LengthBudget,
     RepetitionPenalty,
+    Shared,
     SoftOverlong,
     cosine_between,
     items_of,
@@ -17,7 +18,6 @@ from rewards.components.lengths import (
     overlong_penalty,
     repeated_share,
 )
-from rewards.components.verdicts import Shared
 from rewards.evaluation import run_component
 from rewards.protocol import Score
 

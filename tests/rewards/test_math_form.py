@@ -5,8 +5,8 @@ import doctest
 import pytest
 
 from rewards import build_samples
-from rewards.components import math_form, math_judge, math_numbers
-from rewards.components.math_form import is_copied
+from rewards.components import math_expressions, math_judge, math_text
+from rewards.components.math_expressions import is_copied
 from rewards.components.math_judge import judge
 from rewards.components.math_verify import MathVerify
 from rewards.evaluation import run_component
@@ -121,7 +121,7 @@ def test_an_echo_earns_nothing_where_the_prompt_is_known_and_little_where_it_is_
     assert reasons([""] * 3, final_form=False)[2] == ("ok", "")
 
 
-@pytest.mark.parametrize("module", [math_form, math_numbers])
+@pytest.mark.parametrize("module", [math_expressions, math_text])
 def test_examples_hold(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0

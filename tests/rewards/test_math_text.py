@@ -2,9 +2,22 @@ import time
 
 import pytest
 
-from rewards.components.math_names import figure, phrase, same_figure, same_order, words
-from rewards.components.math_numbers import number, numeral, written_out
-from rewards.components.math_text import MAX_MATH_CHARS, clock, match_form, plain, reference_text, split
+from rewards.components.math_text import (
+    MAX_MATH_CHARS,
+    clock,
+    figure,
+    match_form,
+    number,
+    numeral,
+    phrase,
+    plain,
+    reference_text,
+    same_figure,
+    same_order,
+    split,
+    words,
+    written_out,
+)
 
 
 @pytest.mark.parametrize(

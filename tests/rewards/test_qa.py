@@ -2,7 +2,7 @@ import pytest
 from reward_parts import answered
 
 from rewards import PresetError, build_samples, load
-from rewards.components.qa import exact_match, gold_answers, is_hedged, normalise, token_f1
+from rewards.components.answers import exact_match, gold_answers, is_hedged, normalise, token_f1
 
 
 def evaluate(*answers, reference, **params):

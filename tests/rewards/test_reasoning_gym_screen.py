@@ -5,8 +5,7 @@ import json
 import pytest
 
 from rewards.components import reasoning_gym_tasks
-from rewards.components.evaluated_answers import may_be_evaluated
-from rewards.components.reasoning_gym_tasks import judge
+from rewards.components.reasoning_gym_tasks import judge, may_be_evaluated
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 

@@ -4,8 +4,7 @@ import time
 import pytest
 
 from rewards import build_samples, load
-from rewards.components.sql import find_query
-from rewards.components.sql_worker import judge, top_level_order
+from rewards.components.sql import find_query, judge, top_level_order
 
 SETUP = """CREATE TABLE staff (name TEXT, age INTEGER, pay REAL, secret BLOB);
            INSERT INTO staff VALUES ('Ann', 30, 10.5, NULL), ('Bo', 20, 7.0, NULL), ('Cy', 20, 7.0, x'00ff');

@@ -136,10 +136,10 @@ def test_examples_in_docstrings_hold():
 
     for module in (
         "rewards.components.final_text",
-        "rewards.components.ifeval.constraints",
+        "rewards.components.ifeval",
         "rewards.components.json_values",
         "rewards.components.languages",
-        "rewards.components.sql_worker",
+        "rewards.components.sql",
         "rewards.presets.instructions",
         "rewards.presets.qa",
         "rewards.presets.sql",

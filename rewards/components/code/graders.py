@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import Call, parse_calls
-from rewards.components.code.harness import CODE, SOURCE_FILE
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
 from rewards.components.code.tester import TESTER, ProgramTests, read_tests, run_tests
-from rewards.components.code.values import NotPlain, decode, encode
+from rewards.components.code.values import CODE, SOURCE_FILE, NotPlain, decode, encode
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.code.harness import ENCODE_AND_DECODE
+from rewards.components.code.values import ENCODE_AND_DECODE
 
 __all__ = ["TESTER", "ProgramTests", "Verdict", "read_tests", "run_tests"]
 

@@ -1,0 +1,367 @@
+"""Short answers: a number, a letter, a label, a few words."""
+
+import contextlib
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rewards.components.final_text import check_style, column, final_text, find_answer
+from rewards.components.math_verify import ANSWER_PLACES, answer_at
+from rewards.errors import PresetError
+from rewards.extract import Extracted, boxed_answer, hash_answer, tagged_answer
+from rewards.numeric import is_bare_number, parse_number, parse_reference
+from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+
+_SCANNERS: dict[str, Callable[..., Extracted]] = {
+    "answer": tagged_answer,
+    "boxed": boxed_answer,
+    "hash": hash_answer,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericAccuracy(ItemComponent):
+    """1 when the answer equals the reference as an exact rational, else 0.
+
+    `style` says where the answer stands: `answer` (tags), `boxed` or `hash`. `strict` is passed to the
+    scanner. No answer is `format`, another number or no number `wrong`, an unusable reference `error`.
+    """
+
+    name: str = "accuracy"
+    style: str = "answer"
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.style not in _SCANNERS:
+            raise PresetError(f"style is {self.style!r}. Use one of: {', '.join(_SCANNERS)}.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        expected = parse_reference(sample.reference)
+        if expected is None:
+            reason = f"reference is not a number: {shown(sample.reference, 150)}"
+            return Score(None, "error", {"reason": f"{reason}; give a number in a column such as `reference`"})
+        found = sample.once(_SCANNERS[self.style], self.strict)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        if parse_number(found.value) == expected:
+            return Score(self.high, "ok", {"extracted": found.value})
+        return Score(None, "wrong", {"extracted": found.value})
+
+
+# On at most `_MAX_CHARS` characters: a letter, bare or in brackets or emphasis, then nothing or its option's text.
+_LETTER = re.compile(
+    r"(?:(?:option|choice)\s{1,3})?[*_$\s]{0,4}[(\[]?([A-Za-z])(?:[)\].:]{1,2}|(?![\w]))[*_$\s]{0,4}", re.I
+)
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
+_SECOND = re.compile(
+    r"(?<![\w'’])(?:[(\[][A-Za-z][)\]]|[B-HJ-Z](?![\w'’])|(?:or|and)\s{1,3}[A-Za-z](?![\w'’])|[A-Za-z]\))"
+)
+_SAID = re.compile(r"(?:[-–—]\s|is (?:the )?(?:correct|right|best)(?: (?:answer|choice|option))?[.!]?$)", re.I)
+_MAX_CHARS = 500
+
+
+def chosen_letter(answer: str, letters: str, options: Sequence[Any] = ()) -> str | None:
+    """The one letter that `answer` chooses, in upper case: `C`, `(c)`, `**C**`, `C. Paris`, `Option C`; else None.
+
+    Other letters behind it are a second choice, unless they stand in the text of the chosen one of `options`.
+
+    >>> [chosen_letter(text, "ABCD") for text in ("C", "(c)", "C. Paris", "C or D", "A B C D", "E", "Cat")]
+    ['C', 'C', 'C', None, None, None, None]
+    """
+    if len(answer) > _MAX_CHARS:
+        return None
+    text = _TEXT_COMMAND.sub(r"\1", answer).strip().removeprefix("\\(").removesuffix("\\)").strip()
+    match = _LETTER.match(text)
+    if match is None or match[1].upper() not in letters:
+        return None
+    letter, rest = match[1].upper(), text[match.end() :].strip()
+    if rest and text[match.end(1) : match.end(1) + 1] not in (")", "]", ".", ":"):
+        if (said := _SAID.match(rest)) is None:
+            return None  # `A cat` and `C, D`: the letter has to be set off from what follows
+        rest = rest[said.end() :].strip()
+    position = letters.index(letter)
+    if position < len(options) and _words_of(rest) == _words_of(str(options[position])):
+        return letter
+    return letter if _SECOND.search(rest) is None else None
+
+
+def _words_of(text: str) -> str:
+    return " ".join(text.casefold().strip(" .*_").split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceAccuracy(ItemComponent):
+    """1 when the completion chooses the reference's letter, and no other, else 0.
+
+    The reference is a letter (`C`, `(C)`, `C. Paris`) or the position of the right choice, counted from `first_index`.
+    An answer that is no single letter is `wrong`; a reference that is none of `letters` is an `error`.
+    """
+
+    name: str = "accuracy"
+    letters: str = "ABCD"
+    answer_in: str = "any"
+    strict: bool = True
+    first_index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.answer_in not in ANSWER_PLACES:
+            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+        if len(set(self.letters)) < max(2, len(self.letters)) or not (
+            self.letters.isascii() and self.letters.isupper()
+        ):
+            raise PresetError(f"letters is {self.letters!r}. Give at least two different capital letters, as 'ABCD'.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        expected = self._expected(sample.reference)
+        if expected is None:
+            reason = f"reference is none of the choices {self.letters}: {shown(sample.reference, 150)}"
+            return Score(None, "error", {"reason": f"{reason}; give the letter in a column such as `reference`"})
+        options = column(sample, "choices", "options")
+        options = options if isinstance(options, list) else []
+        found = answer_at(sample, self.answer_in, self.strict)
+        if self.answer_in == "any" and found.reason == "missing":
+            whole = sample.once(final_text)  # nothing but a letter needs no place of its own
+            if whole.value is not None and chosen_letter(whole.value, self.letters, options):
+                found = Extracted(whole.value)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": found.value[:_MAX_CHARS]}
+        if chosen_letter(found.value, self.letters, options) == expected:
+            return Score(self.high, "ok", info)
+        return Score(None, "wrong", info)
+
+    def _expected(self, reference: object) -> str | None:
+        if isinstance(reference, str) and reference.strip().isdecimal() and len(reference) < 5:
+            reference = int(reference)
+        if isinstance(reference, float) and reference.is_integer():
+            reference = int(reference)
+        if isinstance(reference, int) and not isinstance(reference, bool):
+            position = reference - self.first_index
+            return self.letters[position] if 0 <= position < len(self.letters) else None
+        return chosen_letter(reference, self.letters) if isinstance(reference, str) else None
+
+
+_NEGATIVE_NUMBER = re.compile(r"-\s*\.?\d")
+_WRAPPERS = " \t\r\n\"'`*_“”‘’.:!()[]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels(ItemComponent):
+    """`labels` serve rows without a `labels` column."""
+
+    style: str = "answer"
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_style(self.style)
+        names = [normalise_label(label) for label in self.labels]
+        if "" in names or len(set(names)) < len(names):
+            raise PresetError(
+                f"labels are {list(self.labels)}. Give different names; case and punctuation do not count."
+            )
+
+    def known(self, sample: Sample) -> tuple[str, ...]:
+        given = column(sample, "labels", "choices")
+        if isinstance(given, str):
+            given = json.loads(given)
+        return tuple(str(label) for label in given) if isinstance(given, list | tuple) else self.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelAccuracy(_Labels):
+    """1 when the whole answer is the reference's label, else 0; text that merely contains a label is no label.
+
+    Case, white space and quotes around do not count. An answer that is none of the labels is `format`. A reference that
+    is an integer is an index into the labels, as in ClassLabel columns.
+    """
+
+    name: str = "accuracy"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        labels = self.known(sample)
+        try:
+            wanted = label_name(sample.reference, labels)
+        except ValueError as failure:
+            return Score(None, "error", {"reason": str(failure)[:300]})
+        found = find_answer(sample, self.style)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        answer, info = normalise_label(found.value), {"extracted": found.value[:200]}
+        if answer == wanted:
+            return Score(self.high, "ok", info)
+        if labels and answer not in map(normalise_label, labels):
+            return Score(None, "format", {**info, "reason": "not one of the labels"})
+        return Score(None, "wrong", info)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFormat(_Labels):
+    """1 when the answer is one of the labels, whichever, else 0; without known labels, 1 for any answer."""
+
+    name: str = "format"
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        found = find_answer(sample, self.style)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        labels = self.known(sample)
+        if labels and normalise_label(found.value) not in map(normalise_label, labels):
+            return Score(None, "format", {"reason": "not one of the labels"})
+        return Score(self.high)
+
+
+def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
+    """The reference's label, normalised.
+
+    Raises:
+        ValueError: blank, not among the labels, or an index without labels or outside of them.
+    """
+    if isinstance(reference, int) and not isinstance(reference, bool):
+        if labels and 0 <= reference < len(labels):
+            return normalise_label(labels[reference])
+        if labels and str(reference) not in labels:
+            raise ValueError(f"reference {reference} is no index into {len(labels)} labels")
+    if isinstance(reference, bool) or not isinstance(reference, str | int) or not normalise_label(str(reference)):
+        raise ValueError(f"reference is no label: {reference!r}; give its name, or its index into the labels")
+    name = normalise_label(str(reference))
+    if labels and name not in map(normalise_label, labels):
+        raise ValueError(f"reference {reference!r} is not one of the labels {list(labels)}")
+    return name
+
+
+def normalise_label(text: str) -> str:
+    """Case folded, one space between words (`_` and `-` count as spaces), quotes, stars and full stops around taken off.
+    The minus of a number stays: -1 is not 1."""
+    bare = text.strip(_WRAPPERS).casefold().replace("−", "-")
+    sign = "-" if _NEGATIVE_NUMBER.match(bare) else ""
+    return sign + " ".join(bare.replace("_", " ").replace("-", " ").split())
+
+
+_ARTICLES = frozenset({"a", "an", "the"})
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»„…。、，；：！？「」")
+_NEGATIVE = re.compile(r"[-−][$€£]?\.?\d")
+_SHARP = re.compile(r"[^\W\d_]([+#]{1,2})$")
+_HEDGES = frozenset(
+    (
+        "or",
+        "maybe",
+        "perhaps",
+        "possibly",
+        "probably",
+        "either",
+        "alternatively",
+        "and/or",
+        "versus",
+        "vs",
+        "oder",
+        "ou",
+    )
+)
+_SEPARATORS = ("/", ";", "|", "\n", ",", "=", " and ", "&")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortAnswer(ItemComponent):
+    """SQuAD's exact match (0 or 1) or F1 (0 to 1), the best over the accepted answers.
+
+    Where an accepted answer is a number, only the same number matches it. A hedged answer (several alternatives, or
+    far longer than any accepted one) scores 0. Rows with an empty list of answers expect `no_answer`, if that is set.
+    """
+
+    metric: Literal["exact", "f1"] = "exact"
+    name: str = "accuracy"
+    style: str = "answer"
+    no_answer: str | None = None
+
+    def __post_init__(self) -> None:
+        check_style(self.style)
+        if self.metric not in ("exact", "f1"):
+            raise PresetError(f"metric is {self.metric!r}. Use exact or f1.")
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        golds = gold_answers(sample.reference, self.no_answer)
+        if not golds:
+            reason = f"no accepted answer in the reference: {sample.reference!r}"[:200]
+            return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
+        found = find_answer(sample, self.style)
+        if found.value is None:
+            return Score(None, "format", {"reason": found.reason})
+        info = {"extracted": found.value[:200]}
+        if any(exact_match(found.value, gold) for gold in golds):
+            return Score(self.high, "ok", info)
+        if is_hedged(found.value, golds):
+            return Score(None, "wrong", {**info, "reason": "hedged"})
+        value = 0.0 if self.metric == "exact" else max(token_f1(found.value, gold) for gold in golds)
+        return Score(min(value, 0.99), "wrong", info)  # the same words in another order are not the answer
+
+
+def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
+    """Accepted answers: text, a number, a list of them (JSON text too), SQuAD's {"text": [...]} or TriviaQA's
+    {"value", "aliases"}. Blank ones are dropped; nothing usable is an empty list."""
+    if isinstance(reference, str) and reference.lstrip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            reference = json.loads(reference)
+    if isinstance(reference, dict):
+        parts = [reference.get(key) for key in ("text", "value", "aliases", "answers")]
+        texts = [text for part in parts if part is not None for text in _texts(part)]
+        known = any(part is not None for part in parts)
+    else:
+        texts, known = list(_texts(reference)), isinstance(reference, list | tuple)
+    if known and not texts and no_answer:
+        return [no_answer]
+    return list(dict.fromkeys(texts))
+
+
+def exact_match(answer: str, gold: str) -> bool:
+    """Equal after SQuAD's normalisation; equal numbers where `gold` is one; equal text where nothing is left of it."""
+    if is_bare_number(gold):
+        return parse_number(answer) == parse_number(gold)
+    wanted = normalise(gold)
+    if not wanted:
+        return answer.strip().casefold() == gold.strip().casefold()
+    return normalise(answer) == wanted
+
+
+def token_f1(answer: str, gold: str) -> float:
+    """SQuAD's F1 over bags of normalised words: 2 x shared / (words in answer + words in gold); 0 for other numbers."""
+    if is_bare_number(gold):
+        return float(exact_match(answer, gold))
+    given, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
+    shared = (given & wanted).total()
+    return 2 * shared / (given.total() + wanted.total()) if shared else 0.0
+
+
+def normalise(text: str) -> str:
+    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces. Signs that make another
+    answer stay: the minus of -5, the pluses and sharps of C++ and C#."""
+    words = (_plain_word(word) for word in text.lower().split())
+    return " ".join(word for word in " ".join(words).split() if word not in _ARTICLES)
+
+
+def _plain_word(word: str) -> str:
+    bare = word.strip("\"'`*_“”‘’.,:;!?()[]")
+    plain = bare.translate(_NO_PUNCTUATION)
+    if _NEGATIVE.match(bare):
+        return f"-{plain}"
+    tail = _SHARP.search(bare)
+    return plain + tail[1] if tail else plain
+
+
+def is_hedged(answer: str, golds: Sequence[str]) -> bool:
+    """Whether the answer names alternatives in a way that no accepted answer does, or is over three times as long."""
+    lowered, accepted = answer.casefold(), [gold.casefold() for gold in golds]
+    if set(lowered.split()) & _HEDGES - {word for gold in accepted for word in gold.split()}:
+        return True
+    if any(lowered.count(mark) > max(gold.count(mark) for gold in accepted) for mark in _SEPARATORS):
+        return True
+    return len(lowered.split()) > 3 * max(len(gold.split()) for gold in accepted) + 3
+
+
+def _texts(value: Any) -> Iterable[str]:
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(item, str | int | float) and not isinstance(item, bool) and str(item).strip():
+            yield str(item)
