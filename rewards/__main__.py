@@ -18,8 +18,6 @@ from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
 from rewards.testing import target
 
-__all__ = ["main", "parser", "tell"]
-
 PAID, MISTAKE = 1, 2  # exit codes
 _WORDS = {"true": True, "false": False, "null": None}
 

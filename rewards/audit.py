@@ -44,8 +44,6 @@ from rewards.samples import REFERENCE_COLUMNS, build_samples, plain, prompt_text
 from rewards.testing import NOT_COLUMNS, golden, read_rows
 from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, spellings
 
-__all__ = ["ATTACKS", "LIMIT", "Audit", "Paid", "Result", "audit", "read_data"]
-
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
 LIMIT = 0.005
 """Share of rows on which an attack may be paid."""

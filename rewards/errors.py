@@ -12,15 +12,6 @@ Scoring itself never raises: whatever goes wrong there becomes the status of a s
 
 from collections.abc import Iterable
 
-__all__ = [
-    "FunctionPathError",
-    "PresetError",
-    "RewardsError",
-    "UnknownParameterError",
-    "UnknownPresetError",
-    "nearest",
-]
-
 
 class RewardsError(ValueError):
     """Base of all errors of this library."""

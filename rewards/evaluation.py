@@ -4,11 +4,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from rewards.protocol import FAILURES, STATUSES, Component, Context, Sample, Score, Status, failure_reason, shown
-
-__all__ = ["Evaluation", "percentile", "run_component", "settle"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,21 @@ class Evaluation:
 
     def _numbers(self, name: str | None) -> list[float]:
         return [value for value in self._column(name) if value is not None]
+
+
+class Scorer(Protocol):
+    """What an adaptor needs of a preset, see `rewards.preset.Preset`."""
+
+    @property
+    def itemwise(self) -> bool: ...
+    @property
+    def weights(self) -> dict[str, float]: ...
+    @property
+    def scheduled(self) -> frozenset[str]: ...
+
+    def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation: ...
+    def scores(self, samples: Sequence[Sample], ctx: Context) -> dict[str, list[Score]]: ...
+    def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation: ...
 
 
 def run_component(component: Component, samples: Sequence[Sample], ctx: Context) -> list[Score]:

@@ -24,22 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "MAX_ANSWER_CHARS",
-    "MAX_CHARS",
-    "Extracted",
-    "Reason",
-    "any_answer",
-    "boxed_answer",
-    "hash_answer",
-    "has_text",
-    "line_answer",
-    "tagged_answer",
-    "tags_problem",
-    "think_answer_problem",
-    "without_copied_boxes",
-]
-
 MAX_CHARS = 400_000  # about 100k tokens of English
 MAX_ANSWER_CHARS = 10_000
 MAX_ANSWER_LINES = 100  # the same `Answer:` line, over and over

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from rewards.errors import RewardsError, nearest
 
-__all__ = ["STYLES", "Hack", "answered", "known_hacks"]
-
 # How an answer stands in a completion. Whatever contains `{answer}` is a style, too.
 STYLES: Mapping[str, str] = MappingProxyType(
     {

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-__all__ = ["MAX_REPLY", "Chat", "Endpoint", "Reply"]
 
 MAX_REPLY = 1_000_000  # bytes
 _AGAIN = frozenset({408, 409, 425, 429})

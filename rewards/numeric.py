@@ -11,8 +11,6 @@ Fraction(72, 1)
 import re
 from fractions import Fraction
 
-__all__ = ["MAX_NUMBER_CHARS", "is_bare_number", "is_unit", "parse_number", "parse_reference"]
-
 MAX_NUMBER_CHARS = 200
 MAX_EXPONENT = 1_000  # 1e1000 is exact in microseconds; 1e999999999 would take all the memory there is
 

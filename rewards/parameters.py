@@ -12,8 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from rewards.errors import PresetError
 
-__all__ = ["Parameter", "check_values", "parameters_of"]
-
 # Limits that components do not check themselves.
 _ABOVE_ZERO = frozenset({"budget", "deadline", "max_length", "max_requests", "time_factor", "timeout", "workers"})
 _NOT_BELOW_ZERO = frozenset({"cache", "first_index", "retries", "tolerance"})

@@ -14,8 +14,6 @@ from rewards.schedules import Linear, Piecewise, Weight, corners, weight_at
 if TYPE_CHECKING:
     from rewards.adaptors import EasyR1Reward, TrlRewards, VerlReward
 
-__all__ = ["Gate", "Preset", "Weighted", "combine", "gate"]
-
 
 class Weighted(NamedTuple):
     """A component and its weight in a preset: a number, or a schedule (see `rewards.schedules`)."""

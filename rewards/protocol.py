@@ -9,20 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, T
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = [
-    "FAILURES",
-    "STATUSES",
-    "Component",
-    "Context",
-    "ItemComponent",
-    "Sample",
-    "Score",
-    "Status",
-    "failure_reason",
-    "opens_thinking",
-    "shown",
-    "unchecked",
-]
 
 Status: TypeAlias = Literal["ok", "wrong", "format", "timeout", "error", "not_applicable", "infra"]
 STATUSES: tuple[Status, ...] = get_args(Status)

@@ -6,17 +6,6 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample, unchecked
 
-__all__ = [
-    "REFERENCE_COLUMNS",
-    "build_samples",
-    "completion_text",
-    "is_column",
-    "make_sample",
-    "plain",
-    "prompt_text",
-    "same",
-]
-
 # Where the reference is looked for, in this order.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
 

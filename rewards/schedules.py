@@ -18,8 +18,6 @@ from typing import TypeAlias
 
 from rewards.errors import PresetError
 
-__all__ = ["Linear", "Piecewise", "Schedule", "Weight", "corners", "weight_at"]
-
 Schedule: TypeAlias = Callable[[int, int], float]
 Weight: TypeAlias = float | Schedule
 

@@ -32,8 +32,6 @@ from rewards.presets import load, names
 from rewards.protocol import FAILURES, Context, Status
 from rewards.samples import build_samples, completion_text
 
-__all__ = ["NOT_COLUMNS", "Case", "Report", "check", "golden", "read_rows", "target"]
-
 Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
 Row: TypeAlias = Mapping[str, Any]
 NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})

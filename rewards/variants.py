@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from rewards.components.math_text import Pieces, bare, decimals, number, plain, split
 
-__all__ = ["CONSTANTS", "SLOW", "echoes", "near_misses", "same_answer", "spellings"]
-
 MAX_ECHOES = 12
 CONSTANTS = (
     "0", "1", "-1", "2", "3", "4", "10", "100", "0.5", "nan", "NaN", "inf", "None", "null", "True", "False", "true", "yes", "no",

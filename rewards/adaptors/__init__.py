@@ -3,9 +3,8 @@
 TRL knows None; the others do not, so a completion that is excluded (`not_applicable`, `infra`) counts as 0 there.
 """
 
-from rewards.adaptors.easyr1 import EasyR1Reward
 from rewards.adaptors.trl import BatchEvaluator, TrlReward, TrlRewards
-from rewards.adaptors.verl import VerlReward
+from rewards.adaptors.verl import EasyR1Reward, VerlReward
 
 __all__ = [
     "BatchEvaluator",

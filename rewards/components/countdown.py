@@ -15,8 +15,6 @@ from rewards.errors import PresetError
 from rewards.numeric import parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
-__all__ = ["CountdownAccuracy", "value_and_numbers"]
-
 MAX_CHARS = 500
 MAX_NUMBERS = 50
 _ALLOWED = frozenset("0123456789+-*/() ")

@@ -14,8 +14,6 @@ from rewards.errors import PresetError, nearest
 from rewards.extract import MAX_CHARS, Extracted, boxed_answer, hash_answer, tagged_answer
 from rewards.protocol import Sample
 
-__all__ = ["STYLES", "FinalText", "check_style", "column", "final_text", "find_answer", "plain_answer"]
-
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from rewards.components.final_text import column
 from rewards.components.json_values import find_json, parse_reference, same_json
+from rewards.errors import PresetError
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, ItemComponent, Sample, Score
-
-__all__ = ["JsonFormat", "JsonSchema", "leaf_f1", "schema_problem"]
 
 # Keywords whose check costs no more than a look at the value: anything else (patterns above all, whose regular
 # expressions backtrack, and references, which recurse) is judged in a worker process with a deadline.
@@ -52,6 +51,12 @@ class JsonSchema(IsolatedComponent):
     strict: bool = True
     partial: bool = False
     formats: bool = True
+
+    def __post_init__(self) -> None:
+        if self.schema is not None:
+            status, reason = schema_problem(self.schema, None, self.formats)
+            if status == "error":
+                raise PresetError(f"{reason}. Give JSON text of a JSON Schema.")
 
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
         schema = _schema_text(column(sample, "schema", "json_schema"), self.schema)

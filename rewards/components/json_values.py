@@ -16,8 +16,6 @@ from typing import Any
 
 from rewards.components.final_text import final_text
 
-__all__ = ["MAX_JSON_CHARS", "FoundJson", "find_json", "parse_json", "parse_reference", "same_json"]
-
 MAX_JSON_CHARS = 100_000
 MAX_DEPTH = 64
 MAX_VALUES = 20_000  # nested values in all

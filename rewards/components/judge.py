@@ -27,8 +27,6 @@ from rewards.http import Chat, Endpoint, Reply
 from rewards.isolation import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, Sample, Score, failure_reason
 
-__all__ = ["JudgeRanking", "JudgeRubric", "Question"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -13,18 +13,6 @@ from typing import Any
 
 from rewards.errors import PresetError
 
-__all__ = [
-    "DEFAULT_CRITERIA",
-    "DEFAULT_RUBRIC",
-    "RubricItem",
-    "messages",
-    "new_fence",
-    "parse_ranking",
-    "parse_rubric",
-    "parse_verdict",
-    "ranking_messages",
-]
-
 _MAX_ITEMS = 20
 _MAX_VERDICT = 20_000  # characters
 

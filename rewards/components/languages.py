@@ -11,16 +11,6 @@ from rewards.errors import PresetError, nearest
 from rewards.extract import MAX_CHARS
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = [
-    "LanguageConsistency",
-    "TargetLanguage",
-    "UNKNOWN",
-    "language_code",
-    "language_of",
-    "language_probability",
-    "script_share",
-]
-
 UNKNOWN = "und"
 _READ_CHARS = 4_000  # enough to tell; a longer text is read at its beginning, middle and end
 

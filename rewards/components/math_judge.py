@@ -38,8 +38,6 @@ from rewards.components.math_text import (
     words,
 )
 
-__all__ = ["found_anywhere", "judge", "warm_up", "with_point"]
-
 _DECIMAL_COMMA = re.compile(r"^(-?\d{1,30}),(\d{1,30})$")
 _BROKEN_OFF = re.compile(r"(?<!\$)\$ *\n|\\\( *\n")  # mathematics within a line does not go on below it
 _EITHER_BEFORE, _EITHER_AFTER = re.compile(r"\b(?:or|either|and)\W{0,4}$"), re.compile(r"\W{0,4}(?:or|and)\b")

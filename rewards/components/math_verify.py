@@ -16,7 +16,6 @@ from rewards.components.math_text import (
     same_number,
     units_differ,
 )
-from rewards.components.tags import opens_thinking
 from rewards.errors import PresetError
 from rewards.extract import (
     Extracted,
@@ -29,10 +28,8 @@ from rewards.extract import (
     without_copied_boxes,
 )
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking, shown
 from rewards.samples import prompt_text
-
-__all__ = ["ANSWER_PLACES", "BOXES", "MathMatch", "MathVerify", "check_places", "answer_at"]
 
 _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "boxed": boxed_answer,

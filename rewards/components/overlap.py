@@ -10,8 +10,6 @@ from rewards.components.final_text import check_style, find_answer
 from rewards.errors import PresetError
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = ["Chrf", "LengthBand", "RougeL", "reference_texts", "split_words"]
-
 MAX_WORDS = 600  # the longest common subsequence takes time in proportion to the product of both lengths
 
 # Words of letters and digits; characters of scripts without spaces (Thai, kana, Han, Hangul) stand alone.

@@ -4,8 +4,6 @@ import importlib.util
 
 from rewards.errors import PresetError
 
-__all__ = ["require"]
-
 
 def require(preset: str, module: str, package: str) -> None:
     """Checks that `module` could be imported, without importing it.

@@ -19,18 +19,6 @@ from typing import Any
 from rewards.components.final_text import final_text
 from rewards.extract import tagged_answer
 
-__all__ = [
-    "MAX_TEXT",
-    "MIN_DISTINCT",
-    "Readable",
-    "answer_text",
-    "is_encodable",
-    "prompt_text",
-    "readable",
-    "reference_texts",
-    "words",
-]
-
 MAX_TEXT = 100_000  # characters, about 25k tokens of English: more than any model here reads
 MIN_DISTINCT = 0.5  # share of word trigrams that must be distinct; running English is above 0.95
 _MIN_TRIGRAMS = 3

@@ -9,8 +9,6 @@ from rewards.extract import tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score, failure_reason
 
-__all__ = ["SLOW_TASKS", "ReasoningGymAccuracy"]
-
 SLOW_TASKS = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "propositional_logic", "simple_integration"}
 )

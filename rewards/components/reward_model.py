@@ -18,8 +18,6 @@ from rewards.errors import PresetError, nearest
 from rewards.protocol import Context, Sample, Score, failure_reason
 from rewards.samples import prompt_text
 
-__all__ = ["AGGREGATES", "ModelFiles", "RewardModel"]
-
 AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "mean": lambda values: math.fsum(values) / len(values),

@@ -5,18 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rewards.extract import MAX_CHARS, boxed_answer, hash_answer, tagged_answer, tags_problem, think_answer_problem
-from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking
-
-__all__ = [
-    "BoxFormat",
-    "HashFormat",
-    "IntegerAnswer",
-    "TagCount",
-    "ThinkAnswerFormat",
-    "XmlFormat",
-    "XmlTagCount",
-    "opens_thinking",
-]
+from rewards.protocol import Context, ItemComponent, Sample, Score
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 

@@ -11,8 +11,6 @@ from rewards.components.json_values import find_json, parse_json, same_json
 from rewards.errors import PresetError
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-__all__ = ["Call", "ToolCallAccuracy", "ToolCallFormat", "find_calls", "parse_calls", "toolrl_correctness"]
-
 FORMATS = ("auto", "hermes", "openai", "json")
 MAX_CALLS = 64
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from rewards.isolation.process import LOADING_SECONDS, Call, Reply, WorkerProcess
 from rewards.protocol import failure_reason
 
-__all__ = ["Batch", "Outcome", "Task"]
-
 _CHUNK_SECONDS = 0.02  # work sent ahead of its answer: enough to hide the pipe, too little to keep a worker from others
 _MAX_CHUNK = 64
 _MAX_CHUNK_BYTES = 1 << 20

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cache", "LayeredCache", "MemoryCache", "content_key"]
-
 _LOG = logging.getLogger(__name__)
 _MAX_VALUE = 64_000  # characters of JSON that are kept on disk
 _MAX_RECENT = 4_000  # and in memory

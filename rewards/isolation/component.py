@@ -11,8 +11,6 @@ from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_ke
 from rewards.isolation.pool import shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
-__all__ = ["IsolatedComponent"]
-
 _RECENT = MemoryCache()
 # Fields that say how a result is got or named, not what it is.
 _NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "deadline", "memory_mb", "budget", "cache"})

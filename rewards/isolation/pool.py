@@ -11,8 +11,6 @@ from rewards.isolation.batch import Batch, Outcome, Task
 from rewards.isolation.process import WorkerProcess
 from rewards.protocol import failure_reason
 
-__all__ = ["Pool", "shared_pool"]
-
 _MAX_WORKERS = 16
 
 

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-__all__ = ["FAILED", "HEADER", "LATE", "LENGTH", "LOADING", "MAX_RESULT", "READY", "RESULT", "STARTED"]
-
 HEADER = struct.Struct("<cIdI")
 LENGTH = struct.Struct("<Q")  # before each chunk that comes from the parent
 READY = b"H"  # booted; functions that were named in advance are loaded

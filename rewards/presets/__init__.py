@@ -2,9 +2,7 @@
 
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any
 
 from rewards.errors import UnknownParameterError, UnknownPresetError, nearest
@@ -13,62 +11,43 @@ from rewards.preset import Preset
 
 __all__ = ["describe", "load", "names", "parameters"]
 
-_BUILDERS = MappingProxyType(
-    {
-        "classification-label": "rewards.presets.qa:classification_label",
-        "code-contest": "rewards.presets.code:code_contest",
-        "code-function": "rewards.presets.code:code_function",
-        "code-stdio": "rewards.presets.code:code_stdio",
-        "countdown": "rewards.presets.countdown:countdown",
-        "gsm8k-hash": "rewards.presets.gsm8k:gsm8k_hash",
-        "gsm8k-reasoning": "rewards.presets.gsm8k:gsm8k_reasoning",
-        "gsm8k-xml": "rewards.presets.gsm8k:gsm8k_xml",
-        "ifeval": "rewards.presets.instructions:ifeval",
-        "json-schema": "rewards.presets.structured:json_schema",
-        "judge-ranking": "rewards.presets.judge:judge_ranking",
-        "judge-rubric": "rewards.presets.judge:judge_rubric",
-        "length-target": "rewards.presets.length:length_target",
-        "math-boxed": "rewards.presets.math:math_boxed",
-        "math-cosine": "rewards.presets.math_length:math_cosine",
-        "math-dapo": "rewards.presets.math_length:math_dapo",
-        "math-kimi-length": "rewards.presets.math_length:math_kimi_length",
-        "math-length-budget": "rewards.presets.math_length:math_length_budget",
-        "math-match": "rewards.presets.math:math_match",
-        "math-verify": "rewards.presets.math:math_verify",
-        "mcq-letter": "rewards.presets.choice:mcq_letter",
-        "qa-short": "rewards.presets.qa:qa_short",
-        "r1-zero": "rewards.presets.r1_zero:r1_zero",
-        "reasoning-gym": "rewards.presets.reasoning_gym:reasoning_gym",
-        "reward-model": "rewards.presets.reward_model:reward_model",
-        "sql-exec": "rewards.presets.sql:sql_exec",
-        "summarize": "rewards.presets.text:summarize",
-        "tool-call": "rewards.presets.structured:tool_call",
-        "translate": "rewards.presets.text:translate",
-    }
-)
-
-# What 0.1 had, and what there is in its place.
-_GONE = MappingProxyType(
-    {
-        "factuality": "'reward-model' with an entailment model that reads the document in the prompt (label='entailment'), or "
-        "'judge-rubric'",
-        "fluency": "'reward-model' with a model trained on preferences; perplexity alone pays for loops and set phrases",
-        "safe-style": "'reward-model' with model=..., label='toxic', wanted=False, reads='completion'",
-        "semantic-answer": "'qa-short' for short answers, 'judge-rubric' for others",
-        "sentiment": "'reward-model' with model=..., label='POSITIVE', reads='completion'",
-    }
-)
-_GONE_PARAMETERS = MappingProxyType(
-    {
-        ("summarize", name): "Put the presets 'summarize' and 'reward-model' (or 'judge-rubric') together instead."
-        for name in ("semantic_model", "semantic_weight")
-    }
-)
+# The module of each preset; the function that builds it has its name.
+_MODULES = {
+    "classification-label": "text",
+    "code-contest": "code",
+    "code-function": "code",
+    "code-stdio": "code",
+    "countdown": "reasoning",
+    "gsm8k-hash": "reasoning",
+    "gsm8k-reasoning": "reasoning",
+    "gsm8k-xml": "reasoning",
+    "ifeval": "text",
+    "json-schema": "structured",
+    "judge-ranking": "judge",
+    "judge-rubric": "judge",
+    "length-target": "text",
+    "math-boxed": "math",
+    "math-cosine": "math",
+    "math-dapo": "math",
+    "math-kimi-length": "math",
+    "math-length-budget": "math",
+    "math-match": "math",
+    "math-verify": "math",
+    "mcq-letter": "reasoning",
+    "qa-short": "text",
+    "r1-zero": "reasoning",
+    "reasoning-gym": "reasoning",
+    "reward-model": "reward_model",
+    "sql-exec": "structured",
+    "summarize": "text",
+    "tool-call": "structured",
+    "translate": "text",
+}
 
 
 def names() -> list[str]:
     """Names of all presets, sorted."""
-    return sorted(_BUILDERS)
+    return sorted(_MODULES)
 
 
 def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Preset:
@@ -85,14 +64,10 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
     """
     build = _builder(name)
     signature = inspect.signature(build)
-    if "strict" in params and "lenient" in signature.parameters and "strict" not in signature.parameters:
-        new = {"lenient": not params.pop("strict")}  # its name until 0.1
-        warnings.warn(f"Preset {name!r}: strict is now lenient; pass {new}.", DeprecationWarning, stacklevel=2)
-        params = new | params
     for param in params:
         if param not in signature.parameters:
-            instead = _GONE_PARAMETERS.get((name, param)) or nearest(param, signature.parameters)
-            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {instead}")
+            near = nearest(param, signature.parameters)
+            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {near}")
     required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name not in params]
     if required:
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(required)}. Pass it as a parameter.")
@@ -122,10 +97,8 @@ def parameters(name: str) -> list[Parameter]:
 
 
 def _builder(name: str) -> Callable[..., Preset]:
-    if name in _GONE:
-        raise UnknownPresetError(f"Preset {name!r} was removed after 0.1. Use {_GONE[name]}.")
-    if name not in _BUILDERS:
-        raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _BUILDERS)}")
-    module, _, function = _BUILDERS[name].partition(":")
-    build: Callable[..., Preset] = getattr(importlib.import_module(module), function)
+    if name not in _MODULES:
+        raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _MODULES)}")
+    module = importlib.import_module(f"rewards.presets.{_MODULES[name]}")
+    build: Callable[..., Preset] = getattr(module, name.replace("-", "_"))
     return build

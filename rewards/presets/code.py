@@ -3,8 +3,6 @@
 from rewards.components.code.graders import CodeFunction, CodeStdio, require_sandbox
 from rewards.preset import Preset, Weighted
 
-__all__ = ["code_contest", "code_function", "code_stdio"]
-
 _USUAL = """
 import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
 from bisect import *

@@ -9,8 +9,6 @@ from rewards.components.packages import require
 from rewards.http import Endpoint
 from rewards.preset import Preset, Weighted
 
-__all__ = ["judge_ranking", "judge_rubric"]
-
 
 def judge_rubric(
     *,

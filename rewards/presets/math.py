@@ -1,11 +1,10 @@
-"""Mathematics with one final answer, checked by spelling or by meaning."""
+"""Mathematics, without and with a price on length."""
 
+from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathMatch, MathVerify
 from rewards.components.packages import require
 from rewards.components.tags import BoxFormat
 from rewards.preset import Preset, Weighted
-
-__all__ = ["math_boxed", "math_match", "math_verify"]
 
 
 def math_match(*, answer_in: str = "boxed", boxes: str = "one", lenient: bool = False) -> Preset:
@@ -141,3 +140,254 @@ def math_boxed(
     layout = BoxFormat(strict=boxes == "one" and not lenient)
     parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(layout, format_weight)]
     return Preset(parts, name="math-boxed", checker="accuracy")
+
+
+def math_dapo(
+    *,
+    max_length: int = 20_480,
+    cache: int = 4_096,
+    overlong_weight: float = 1.0,
+    answer_in: str = "any",
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
+) -> Preset:
+    r"""Plus or minus one for the answer, and a soft punishment for coming near the maximum length.
+
+    Formula: accuracy + overlong; accuracy is 1 for a right answer, else -1; overlong is 0 for n <= L - c,
+    (L - c - n) / c up to L and -1 beyond, with L = `max_length`, c = `cache` and n in tokens when token ids are given
+    (the end-of-sequence token included, as TRL passes it), else a quarter of the characters.
+    Range: [-2, 1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
+    Source: DAPO (2503.14476), equation 13; L = 20480 and c = 4096 are the paper's.
+    Hacks: `Answer: 3 = 7` for 7, which the original string comparison takes for right: every side has to be equal. The answer
+    may stand on the line below `Answer:`, and lines that say the same in other words (`So the answer is 6.`) are one answer.
+    A wrong answer earns no more for being short than -1, and a right one is never worth less than a wrong one of its
+    length. Otherwise as for `math-verify`.
+
+    Args:
+        max_length: tokens from which on the whole punishment is given; the trainer's maximum completion length.
+        cache: tokens before that over which it grows.
+        overlong_weight: factor on the punishment, at most 2.
+        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
+        deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
+
+    Raises:
+        PresetError: math-verify is not installed, or the lengths make no interval.
+
+    >>> from rewards import build_samples, load
+    >>> samples = build_samples(["?"] * 3, ["Answer: 72", "Answer: 72", "Answer: 70"], answer=["72"] * 3,
+    ...     completion_ids=[[1] * 80, [1] * 90, [1] * 101])
+    >>> load("math-dapo", max_length=100, cache=20).score(samples).totals
+    [1.0, 0.5, -2.0]
+    """
+    require("math-dapo", "math_verify", "math-verify")
+    accuracy = MathVerify(
+        answer_in=answer_in,
+        final_form=final_form,
+        boxes=boxes,
+        lenient=lenient,
+        deadline=deadline,
+        budget=budget,
+        low=-1.0,
+        floor=-1.0,
+    )
+    overlong = SoftOverlong(max_length=max_length, cache=cache)
+    return Preset([Weighted(accuracy, 1.0), Weighted(overlong, overlong_weight)], name="math-dapo", checker="accuracy")
+
+
+def math_cosine(
+    *,
+    max_length: int = 4_096,
+    correct_short: float = 1.0,
+    correct_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+    exceeded: float | None = None,
+    repetition_weight: float = 0.5,
+    ngram: int = 20,
+    answer_in: str = "boxed",
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
+) -> Preset:
+    r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
+
+    Formula: cosine + 0.5 repetition. cosine is v_long + (v_short - v_long) (1 + cos(pi n / L)) / 2 with n clamped to
+    [0, L], from 1 to 0.5 for a right answer and from -1 to -0.5 for a wrong one; n in tokens when token ids are given,
+    else a quarter of the characters. repetition is -(1 - distinct n-grams / n-grams), of tokens or words.
+    Range: [-1.5, 1].
+    Checker: cosine, `ok` for a right answer of any length.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
+    Source: 2502.03373, cosine reward and repetition penalty; the values are open-r1's.
+    Hacks: padding a wrong answer to lose less: that is the formula's intent, and the repetition penalty is what keeps it
+    from being done by saying things again. A length beyond L, where an unclamped cosine comes back: clamped, or
+    `exceeded`. Otherwise as for `math-verify`.
+
+    Args:
+        max_length: L, tokens.
+        correct_short, correct_long: what a right answer earns at length 0 and at L.
+        wrong_short, wrong_long: what a wrong one does; both below the former.
+        exceeded: what any completion longer than L earns, or None for the value at L.
+        repetition_weight: factor on the penalty; 0 leaves it out.
+        ngram: tokens or words that count as one repeated phrase.
+        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
+        deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
+
+    Raises:
+        PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
+
+    >>> from rewards import build_samples, load
+    >>> texts = [r"\boxed{72}", r"\boxed{72}", r"\boxed{70}", r"\boxed{70}"]
+    >>> samples = build_samples(["?"] * 4, texts, answer=["72"] * 4,
+    ...     completion_ids=[range(50), range(300), range(50), range(300)])
+    >>> [round(total, 6) for total in load("math-cosine", max_length=100).score(samples).totals]
+    [0.75, 0.5, -0.75, -0.5]
+    """
+    require("math-cosine", "math_verify", "math-verify")
+    cosine = CosineLength(
+        checker=MathVerify(
+            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
+        ),
+        max_length=max_length,
+        correct_short=correct_short,
+        correct_long=correct_long,
+        wrong_short=wrong_short,
+        wrong_long=wrong_long,
+        exceeded=exceeded,
+    )
+    components = [Weighted(cosine, 1.0)]
+    if repetition_weight:
+        components.append(Weighted(RepetitionPenalty(ngram=ngram), repetition_weight))
+    return Preset(components, name="math-cosine", checker="cosine")
+
+
+def math_kimi_length(
+    *,
+    length_weight: float = 1.0,
+    answer_in: str = "boxed",
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    budget: float | None = 30.0,
+) -> Preset:
+    r"""The answer, and within each group of completions to one prompt a reward for being shorter than the others.
+
+    Formula: accuracy + length. With n_min and n_max the shortest and longest of the group (right or wrong),
+    lambda = 0.5 - (n - n_min) / (n_max - n_min); length is lambda for a right answer, min(0, lambda) for a wrong one, 0
+    where all are equally long. n in tokens when token ids are given, else a quarter of the characters.
+    Range: [-0.5, 1.5].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`. Needs whole groups in a batch:
+    consecutive equal prompts.
+    Source: Kimi k1.5 (2501.12599), 2.3.3; the paper turns it on only after a while, by a schedule of its weight.
+    Hacks: empty completions are the shortest: a wrong answer earns at most 0 for its length. A long wrong sibling makes
+    the others' share larger, which no single completion controls. Otherwise as for `math-verify`.
+
+    Args:
+        length_weight: factor on the length reward, at most 1.
+        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
+        deadline: seconds that one comparison may take.
+        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
+
+    Raises:
+        PresetError: math-verify is not installed, or length could outweigh the answer.
+
+    >>> from rewards import build_samples, load
+    >>> texts = [r"\boxed{72}", r"\boxed{72}", r"\boxed{72}", r"\boxed{70}"]
+    >>> samples = build_samples(["?"] * 4, texts, answer=["72"] * 4,
+    ...     completion_ids=[[1] * 100, [1] * 200, [1] * 300, [1] * 100])
+    >>> load("math-kimi-length").score(samples).totals
+    [1.5, 1.0, 0.5, 0.0]
+    """
+    require("math-kimi-length", "math_verify", "math-verify")
+    accuracy = Shared(
+        component=MathVerify(
+            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
+        )
+    )
+    return Preset(
+        [Weighted(accuracy, 1.0), Weighted(KimiLength(checker=accuracy), length_weight)],
+        name="math-kimi-length",
+        checker="accuracy",
+    )
+
+
+def math_length_budget(
+    *,
+    budget: int | None = None,
+    mode: str = "max",
+    slope: float = 0.0003,
+    offset: float = 0.5,
+    answer_in: str = "boxed",
+    final_form: bool | None = None,
+    boxes: str = "one",
+    lenient: bool = False,
+    deadline: float = 2.0,
+    batch_budget: float | None = 30.0,
+) -> Preset:
+    r"""The answer within a number of tokens that the prompt asks for.
+
+    Formula: with c = 1 for a right answer, else 0, N the budget and n the length: `max` is
+    c clip(slope (N - n) + offset, 0, 1); `exact` is c - min(1, slope |N - n|). n in tokens when token ids are given,
+    else a quarter of the characters.
+    Range: [0, 1] for `max`, [-1, 1] for `exact`.
+    Checker: budget, `ok` for a right answer of any length.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`; `budget`, tokens, in rows that
+    set their own.
+    Source: L1 (2503.04697), LCPO-Max and LCPO-Exact, slope 0.0003, offset 0.5; the paper does not bound the latter.
+    Hacks: giving up early to meet the length: a wrong answer earns nothing with `max`, and never more than a right one
+    with `exact`. Otherwise as for `math-verify`.
+
+    Args:
+        budget: tokens, for rows without a column `budget`.
+        mode: `max` for at most that many, `exact` for as near as possible.
+        slope: reward a token is worth.
+        offset: what a right answer earns that uses the budget up exactly, with `max`.
+        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
+        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
+            Math-Verify does.
+        deadline: seconds that one comparison may take.
+        batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
+            come last, and without a score (`infra`) where no time is left for them.
+
+    Raises:
+        PresetError: math-verify is not installed, or a number is out of its range.
+
+    >>> from rewards import build_samples, load
+    >>> samples = build_samples(["?"] * 3, [r"\boxed{72}", r"\boxed{72}", r"\boxed{70}"], answer=["72"] * 3,
+    ...     budget=[1000] * 3, completion_ids=[[1] * 1000, [1] * 2000, [1] * 1000])
+    >>> [round(total, 6) for total in load("math-length-budget").score(samples).totals]
+    [0.5, 0.2, 0.0]
+    """
+    require("math-length-budget", "math_verify", "math-verify")
+    checker = MathVerify(
+        answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=batch_budget
+    )
+    component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
+    return Preset([Weighted(component, 1.0)], name="math-length-budget", checker="budget")

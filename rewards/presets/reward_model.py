@@ -4,8 +4,6 @@ from rewards.components.reward_model import AGGREGATES, ModelFiles, RewardModel,
 from rewards.errors import PresetError
 from rewards.preset import Preset, Weighted
 
-__all__ = ["reward_model"]
-
 
 def reward_model(
     *,

@@ -1,11 +1,16 @@
-"""Texts judged by a reference text: summaries and translations."""
+"""Text: summaries, translations, lengths, instructions to follow, facts, and labels from a fixed set."""
 
+from collections.abc import Sequence
+from typing import Literal
+
+from rewards.components.answers import LabelAccuracy, LabelFormat, ShortAnswer
+from rewards.components.ifeval import InstructionFollowing
 from rewards.components.languages import TargetLanguage
+from rewards.components.lengths import LengthTarget
 from rewards.components.overlap import Chrf, LengthBand, RougeL
 from rewards.components.packages import require
+from rewards.components.tags import ThinkAnswerFormat
 from rewards.preset import Preset, Weighted, gate
-
-__all__ = ["summarize", "translate"]
 
 
 def summarize(
@@ -109,3 +114,145 @@ def translate(
     require("translate", "py3langid", "py3langid")
     components.append(Weighted(TargetLanguage(language=language, style=style), language_weight))
     return Preset(components, name="translate", checker="chrf", gates=[gate("language", "chrf")])
+
+
+def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
+    """Completions as long as asked, whatever they say: a first experiment, or shaping beside a reward of yours.
+
+    Formula: max(0, 1 - |n - target| / tolerance), n in tokens when token ids are given (the end-of-sequence token
+    included, as TRL passes it), else in white-space separated words. A blank completion scores 0.
+    Range: [0, 1].
+    Checker: length, `ok` while the value is above 0.
+    Columns: none.
+    Source: the triangular band is the plainest of length rewards; see also Kimi k1.5 (2501.12599).
+    Hacks: any text of the right length, padding and loops included, earns all of it: nothing is done about that, so
+    use it with a small weight beside a reward for the task. An empty completion earns nothing, whatever the target.
+
+    Args:
+        target: length that scores 1.
+        tolerance: distance from the target at which the value reaches 0; at most `target`.
+
+    >>> from rewards import build_samples, load
+    >>> samples = build_samples(["Hi"] * 3, ["a b c d", "a b c", ""])
+    >>> load("length-target", target=4, tolerance=2).score(samples).totals
+    [1.0, 0.5, 0.0]
+    """
+    return Preset(
+        [Weighted(LengthTarget(target=target, tolerance=tolerance), 1.0)], name="length-target", checker="length"
+    )
+
+
+def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", style: str = "text") -> Preset:
+    """Verifiable instructions: lengths, keywords, layouts, letter case, languages, beginnings and ends.
+
+    Formula: accuracy is 1 when all instructions of the row are followed, else 0; with `credit="share"`, the share of
+    those that are.
+    Range: [0, 1].
+    Checker: accuracy, `ok` only when all are followed.
+    Columns: `instruction_id_list`: names such as `punctuation:no_comma`, and `kwargs`: one object of arguments each,
+    as in the data set google/IFEval; lists, or JSON text of them.
+    Source: IFEval (2311.07911), all of its 25 kinds of instructions, and 24 more of the training data of IFBench's authors
+    (2507.02833); as a training reward in Tulu 3 (2411.15124).
+    Hacks: the instructions say nothing of the question, so that text which is no answer can follow them: combine with a
+    judge or a reward model. Blank responses, blank sections, titles, bullets and placeholders, all of the fixed
+    answers at once, the prompt alone where it was to be repeated: follow nothing. Think and answer tags in the
+    response: no answer, with `style="text"`.
+
+    Args:
+        loose: forgive a line before and behind the response and Markdown emphasis, as the paper's loose accuracy does.
+        credit: `all`, or `share` for partial credit.
+        style: where the response stands: `text`, all that follows the thinking, or `answer` for tags.
+
+    Raises:
+        PresetError: py3langid, which tells the language of a response, is not installed.
+
+    >>> from rewards import build_samples, load
+    >>> row = {
+    ...     "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
+    ...     "kwargs": [{}, {"keywords": ["apple", "pear"]}],
+    ... }
+    >>> texts = ["An apple and a pear.", "An apple, a pear.", "<think>apple pear</think>Fruit."]
+    >>> samples = build_samples(["Name fruit."] * 3, texts, **{name: [value] * 3 for name, value in row.items()})
+    >>> load("ifeval").score(samples).totals, load("ifeval", credit="share").score(samples).totals
+    ([1.0, 0.0, 0.0], [1.0, 0.5, 0.5])
+    """
+    require("ifeval", "py3langid", "py3langid")
+    return Preset(
+        [Weighted(InstructionFollowing(loose=loose, credit=credit, style=style), 1.0)],
+        name="ifeval",
+        checker="accuracy",
+    )
+
+
+def qa_short(
+    *, f1_weight: float = 0.3, format_weight: float = 0.1, style: str = "answer", no_answer: str | None = None
+) -> Preset:
+    """A short factual answer, right when it equals one of the accepted ones.
+
+    Formula: accuracy + 0.3 f1 + 0.1 format. accuracy is SQuAD's exact match (lower case, without punctuation and the
+    articles a, an, the), f1 its overlap of words, each the best over the accepted answers; format is 1 for one think
+    and one answer block.
+    Range: [0, 1.4].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: text, a number, a list of accepted answers (JSON text
+    too), SQuAD's {"text": [...]}, or TriviaQA's {"value", "aliases"}.
+    Source: SQuAD (1606.05250) and its evaluation script; F1 as a reward as in R1-Searcher (2503.05592).
+    Hacks: several answers at once ("Paris or London", lists, slashes, text over three times as long as the accepted
+    answer): exact match fails, and F1 is 0. An empty answer block: no answer. Other numbers that normalisation would
+    make equal (-72, 7.2 and 72): where the accepted answer is a number, only the same number counts. The right words
+    in another order: F1 stays below 1, accuracy 0.
+
+    Args:
+        f1_weight: weight of the overlap of words; 0 leaves it out.
+        format_weight: weight of the think and answer blocks; 0 leaves it out, and so does a style other than answer.
+        style: where the answer stands: `answer` (tags), `boxed`, `hash`, or `text`, all that follows the thinking.
+        no_answer: what to say where the list of accepted answers is empty, as in SQuAD 2.0.
+
+    >>> from rewards import build_samples, load
+    >>> texts = [f"<think>?</think><answer>{answer}</answer>" for answer in ("The Eiffel Tower!", "Tower", "A or B")]
+    >>> samples = build_samples(["Which tower?"] * 3, texts, reference=[["Eiffel Tower", "La tour Eiffel"]] * 3)
+    >>> evaluation = load("qa-short").score(samples)
+    >>> [round(total, 6) for total in evaluation.totals], evaluation.statuses["accuracy"]
+    ([1.4, 0.3, 0.1], ['ok', 'wrong', 'wrong'])
+    """
+    components = [Weighted(ShortAnswer(style=style, no_answer=no_answer), 1.0)]
+    if f1_weight:
+        components.append(Weighted(ShortAnswer(metric="f1", name="f1", style=style, no_answer=no_answer), f1_weight))
+    if format_weight and style == "answer":
+        components.append(Weighted(ThinkAnswerFormat(), format_weight))
+    return Preset(components, name="qa-short", checker="accuracy")
+
+
+def classification_label(*, labels: Sequence[str] = (), label_weight: float = 0.1, style: str = "answer") -> Preset:
+    """One label out of a fixed set.
+
+    Formula: accuracy + 0.1 format. accuracy is 1 when the whole answer is the right label, format is 1 when it is any
+    of the labels.
+    Range: [0, 1.1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: the label's name, or its index into the labels;
+    `labels` or `choices`: the labels of this row, a list or JSON text, if not given as a parameter.
+    Source: exact match over a closed set of answers, the plainest verifiable reward (DeepSeek-R1, 2501.12948, 2.2.2).
+    Hacks: naming several labels, or a text that contains the label: the whole answer must be one label. Always the most
+    frequent label: nothing in the answer tells, so balance the labels of the data. An answer outside the set: no
+    answer, when the labels are known.
+
+    Args:
+        labels: the labels, for rows that do not bring their own.
+        label_weight: weight of answering with any of the labels; 0 leaves it out.
+        style: where the answer stands: `answer` (tags), `boxed`, `hash`, or `text`, all that follows the thinking.
+
+    Raises:
+        PresetError: labels that are blank or equal but for case and punctuation.
+
+    >>> from rewards import build_samples, load
+    >>> texts = [f"<answer>{answer}</answer>" for answer in ("Positive.", "negative", "positive or negative")]
+    >>> samples = build_samples(["How does it sound?"] * 3, texts, reference=["positive"] * 3)
+    >>> evaluation = load("classification-label", labels=["positive", "negative"]).score(samples)
+    >>> evaluation.totals, evaluation.statuses["accuracy"]
+    ([1.1, 0.1, 0.0], ['ok', 'wrong', 'format'])
+    """
+    components = [Weighted(LabelAccuracy(labels=tuple(labels), style=style), 1.0)]
+    if label_weight:
+        components.append(Weighted(LabelFormat(labels=tuple(labels), style=style), label_weight))
+    return Preset(components, name="classification-label", checker="accuracy")

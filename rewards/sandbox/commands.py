@@ -12,18 +12,6 @@ from typing import NamedTuple
 from rewards.sandbox.records import Job, SandboxError
 from rewards.sandbox.seccomp import filter_program
 
-__all__ = [
-    "Interpreter",
-    "MissingTool",
-    "environment",
-    "interpreter",
-    "landlock_command",
-    "python",
-    "resource_limits",
-    "server_command",
-    "unsafe_command",
-]
-
 _TOOL_DIRECTORIES = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 _OPEN_FILES = 64

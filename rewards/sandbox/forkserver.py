@@ -22,8 +22,6 @@ from rewards.sandbox.process import Ended, Watched, close_all, output_pipes, sea
 from rewards.sandbox.records import Job
 from rewards.sandbox.slots import give_slot, take_slot
 
-__all__ = ["close_idle", "idle_processes", "run_forked"]
-
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
 _ANSWER_SECONDS = 10.0  # until it says that a process was forked
 _GONE_SECONDS = 1.0  # how long a killed program holds up its caller, and a server that is closed

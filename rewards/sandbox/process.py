@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from rewards.sandbox.records import Job
 
-__all__ = ["Ended", "Watched", "close_all", "memory_of_tree", "output_pipes", "sealed_file", "watch"]
-
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.025  # between two looks at the memory in use
 

@@ -6,8 +6,6 @@ from typing import Literal, TypeAlias, get_args
 
 from rewards.errors import RewardsError
 
-__all__ = ["LEVELS", "Job", "Level", "LevelReport", "Result", "RunStatus", "SandboxError"]
-
 Level: TypeAlias = Literal["namespaces", "landlock", "unsafe"]
 # Preferred first. "unsafe" is never chosen unless asked for.
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -15,7 +15,6 @@ from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, Run
 if TYPE_CHECKING:
     from rewards.sandbox.process import Ended
 
-__all__ = ["SandboxError", "choose", "concurrently", "describe", "level", "run", "run_all", "workers_here"]
 
 _DEFAULTS = Job(program="")
 _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)

@@ -9,8 +9,6 @@ import platform
 import struct
 from typing import NamedTuple
 
-__all__ = ["filter_program"]
-
 
 class _Machine(NamedTuple):
     """AUDIT_ARCH constant, and which column of the tables applies."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-__all__ = ["FIRST_UID", "SLOTS", "give_slot", "take_slot", "uid_slot"]
-
 # 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
 FIRST_UID = 60578
 SLOTS = 600

@@ -1,4 +1,4 @@
-"""rewards.adaptors.ahead: parts of a batch scored before the rest is there, and dropped where they are of another."""
+"""rewards.adaptors.trl: parts of a batch scored before the rest is there, and dropped where they are of another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """rewards.audit: what is paid on rows of one's own; each attack is found where a reward is careless about it."""
 
-import doctest
 import json
 import os
 import time
@@ -231,7 +230,3 @@ def test_the_page_says_what_the_benchmark_found(monkeypatch: pytest.MonkeyPatch)
         assert max(rates[attack] for attack in ATTACKS) <= (0.01 if "not known" in one["grader"] else audit.LIMIT), one[
             "grader"
         ]
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(audit).failed == 0

@@ -72,6 +72,9 @@ def test_schemas_that_cannot_be_used_are_errors_and_nothing_is_fetched(schema):
     evaluation = evaluate("{}", schema=schema)
     assert evaluation.statuses["accuracy"] == ["error"]
     assert "schema" in evaluation.infos["accuracy"][0]["reason"]
+    if schema is not None:  # of all rows: said when the preset is loaded, before training
+        with pytest.raises(PresetError, match="schema"):
+            load("json-schema", schema=schema)
 
 
 def test_a_schema_that_allows_anything_is_an_error_without_a_reference():

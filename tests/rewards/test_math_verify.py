@@ -107,14 +107,6 @@ def test_lenient_pays_no_echo_of_the_prompt_either():
     assert scores[2].info["extracted"] == "72"
 
 
-def test_strict_is_the_former_name_of_lenient():
-    with pytest.warns(DeprecationWarning, match="strict is now lenient"):
-        preset = load("math-verify", strict=False)
-    assert preset.components[0].component.lenient
-    with pytest.warns(DeprecationWarning, match="strict"):
-        assert not load("math-match", strict=True).components[0].component.lenient
-
-
 @pytest.mark.parametrize(
     ("answer_in", "completion"),
     [

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from reward_parts import THINK, answered, trial_parameters
+from reward_parts import THINK, answered
 
 from rewards import (
     PresetError,
@@ -10,7 +10,6 @@ from rewards import (
     build_samples,
     describe,
     load,
-    names,
 )
 from rewards.hacks import known_hacks
 
@@ -24,16 +23,6 @@ def evaluate(preset, *completions, reference="72", task="chain_sum", entry=ENTRY
     size = len(completions)
     columns = {"reference": [reference] * size, "task": [task] * size, "entry": [entry] * size}
     return preset.score(build_samples([PROMPT] * size, list(completions), **columns))
-
-
-def test_names_are_sorted_and_each_describes_itself(tmp_path_factory):
-    assert names() == sorted(names())
-    for name in names():
-        text = describe(name)
-        assert all(word in text for word in ("Formula:", "Range:", "Checker:", "Columns:", "Source:", "Hacks:", ">>>"))
-        preset = load(name, **trial_parameters(name, tmp_path_factory.mktemp(name)))
-        assert preset.name == name
-        assert preset.checker in {None, *preset.weights}
 
 
 def test_unknown_names_and_parameters_come_with_the_nearest():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from reward_parts import tiny_reward_model
 
-from rewards import PresetError, UnknownPresetError, build_samples, load
+from rewards import PresetError, build_samples, load
 from rewards.components.reward_model import Loaded, ModelFiles
 from rewards.hacks import known_hacks
 
@@ -263,12 +263,6 @@ def test_models_that_are_not_there_or_have_another_head_are_refused(folder, proc
     ):
         with pytest.raises(PresetError):
             load("reward-model", model=folder, **wrong)
-
-
-@pytest.mark.parametrize("name", ["factuality", "fluency", "safe-style", "semantic-answer", "sentiment"])
-def test_presets_that_are_gone_say_what_to_use(name):
-    with pytest.raises(UnknownPresetError, match=r"removed after 0\.1\. Use '(reward-model|qa-short)'"):
-        load(name, model="any")
 
 
 def test_no_known_hack_breaks_anything(folder):

@@ -1,7 +1,5 @@
 """rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
 
-import doctest
-import importlib
 import json
 import time
 
@@ -169,13 +167,6 @@ def test_format_presets_are_tested_in_no_time():
     start = time.process_time()
     testing.check(rewards.load("gsm8k-reasoning"), testing.golden("gsm8k-reasoning"))
     assert time.process_time() - start < 1.0
-
-
-@pytest.mark.parametrize("module", ["rewards.hacks", "rewards.testing"])
-def test_examples_hold(module):
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_weights_count_in_the_comparison():

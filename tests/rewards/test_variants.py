@@ -1,6 +1,5 @@
 """Wrong answers that come near and right ones in other words, made from many references; none may fool a grader."""
 
-import doctest
 import random
 
 import pytest
@@ -92,10 +91,6 @@ def test_echoes_are_what_a_prompt_holds() -> None:
     assert echoes(prompt) == ["\\frac{1}{2} + 3 = x", "\\frac{1}{2} + 3", "y > 2", "a", "12 + 30 - 2", "7-9"]
     assert echoes("no formula") == []
     assert len(echoes("$1+1$ $1+2$ $1+3$ " * 50 + "".join(f"$x_{at}$" for at in range(99)))) == variants.MAX_ECHOES
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(variants).failed == 0
 
 
 def test_several_numbers_are_the_same_answer_in_any_order_and_spelling():

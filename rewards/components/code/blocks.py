@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from rewards.extract import MAX_CHARS, Extracted
 
-__all__ = ["code_block"]
-
 MAX_PROGRAM_CHARS = 100_000
 _PYTHON = frozenset({"python", "py", "python3"})
 _WRAPPERS = ("<answer>", "</answer>")

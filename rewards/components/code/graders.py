@@ -22,8 +22,6 @@ from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reas
 from rewards.samples import prompt_text
 from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, interpreter, run_all
 
-__all__ = ["CodeFunction", "CodeStdio", "require_sandbox"]
-
 SCORING = ("all", "share")
 _TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "verification_info")
 _NAME_COLUMNS = ("entry_point", "function", "fn_name")

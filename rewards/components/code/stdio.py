@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["StdioTest", "parse_stdio_tests", "same_output"]
-
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}", re.ASCII)
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from rewards.components.code.values import ENCODE_AND_DECODE
 
-__all__ = ["TESTER", "ProgramTests", "Verdict", "read_tests", "run_tests"]
-
 _ROUNDS = 12
 _KNOWN = frozenset(dir(builtins)) | {"__name__", "candidate"}
 

@@ -10,8 +10,6 @@ from rewards.evaluation import Evaluation
 from rewards.protocol import FAILURES
 from rewards.samples import REFERENCE_COLUMNS
 
-__all__ = ["FailureLog", "FirstBatches"]
-
 _LOG = logging.getLogger("rewards")
 _MOST = 100  # kinds of failure that are told apart
 

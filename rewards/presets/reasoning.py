@@ -1,0 +1,268 @@
+"""Reasoning in tags and an answer: grade-school maths, R1-Zero, reasoning-gym, the countdown game, multiple choice."""
+
+from rewards.components.answers import ChoiceAccuracy, NumericAccuracy
+from rewards.components.countdown import CountdownAccuracy
+from rewards.components.languages import LanguageConsistency
+from rewards.components.math_verify import MathVerify
+from rewards.components.packages import require
+from rewards.components.reasoning_gym import ReasoningGymAccuracy
+from rewards.components.tags import HashFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
+from rewards.preset import Preset, Weighted
+
+
+def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, strict: bool = True) -> Preset:
+    """Grade-school maths answered as `<think>…</think><answer>…</answer>`.
+
+    Formula: accuracy + 0.2 format + 0.1 tags.
+    accuracy is 1 when the one number in the last `<answer>` after `</think>` equals the reference exactly;
+    format is 1 for one think block and one answer block, both filled, and nothing else;
+    tags is a quarter for each of the four tags that appears exactly once.
+    Range: [0, 1.3].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
+    Source: accuracy and format rewards of DeepSeek-R1 (2501.12948, 2.2.2); data of GSM8K (2110.14168).
+    Hacks: hedges, lists and equations (`70 or 72`, `8 = 7`) are not one number: wrong. Answers within the reasoning, in
+    an unclosed tag or given twice are no answer. Layout alone earns 0.3, less than a right answer without it.
+
+    Args:
+        format_weight: weight of the layout; 0 leaves it out.
+        tag_weight: weight of the tag count; 0 leaves it out.
+        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+
+    >>> from rewards import build_samples, load
+    >>> samples = build_samples(
+    ...     ["6 x 12?"] * 3,
+    ...     ["<think>6 x 12</think><answer>$72.00</answer>", "<think>?</think><answer>70 or 72</answer>", "72"],
+    ...     reference=["6 x 12 = 72\\n#### 72"] * 3,
+    ... )
+    >>> evaluation = load("gsm8k-reasoning").score(samples)
+    >>> [round(total, 6) for total in evaluation.totals]
+    [1.3, 0.3, 0.0]
+    >>> evaluation.statuses["accuracy"]
+    ['ok', 'wrong', 'format']
+    """
+    components = [Weighted(NumericAccuracy(strict=strict), 1.0)]
+    if format_weight:
+        components.append(Weighted(ThinkAnswerFormat(), format_weight))
+    if tag_weight:
+        components.append(Weighted(TagCount(), tag_weight))
+    return Preset(components, name="gsm8k-reasoning", checker="accuracy")
+
+
+def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
+    """Grade-school maths answered like the data set itself: free text, then a last line `#### 72`.
+
+    Formula: accuracy + 0.1 format.
+    accuracy is 1 when the number on the last `####` line equals the reference exactly;
+    format is 1 when there is one such line, filled, at the end.
+    Range: [0, 1.1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
+    Source: answer format of GSM8K (2110.14168).
+    Hacks: two such lines, text behind, hedges, lists and equations are no answer, or wrong.
+
+    Args:
+        format_weight: weight of the layout; 0 leaves it out.
+        strict: refuse a second `####` line, and text after it, as no answer at all.
+
+    >>> from rewards import build_samples, load
+    >>> samples = build_samples(["6 x 12?"] * 2, ["6 x 12 = 72\\n#### 72", "It is 72."], answer=["72", "72"])
+    >>> load("gsm8k-hash").score(samples).totals
+    [1.1, 0.0]
+    """
+    components = [Weighted(NumericAccuracy(style="hash", strict=strict), 1.0)]
+    if format_weight:
+        components.append(Weighted(HashFormat(), format_weight))
+    return Preset(components, name="gsm8k-hash", checker="accuracy")
+
+
+def gsm8k_xml(*, strict: bool = True) -> Preset:
+    """The five rewards of the popular GSM8K notebooks, for `<reasoning>…</reasoning><answer>…</answer>`, bugs fixed.
+
+    Formula: 2 correctness + 0.5 integer + 0.5 strict_format + 0.5 soft_format + 0.5 tags.
+    correctness is 1 when the one number in the last `<answer>` equals the reference exactly; integer is 1 when the
+    answer is a whole number; strict_format is 1 for both blocks, filled, each tag on its own line; soft_format is the
+    same without asking for lines; tags is a quarter for each of the four tags that appears exactly once.
+    Range: [0, 4].
+    Checker: correctness.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
+    Source: the notebook rewards that W. Brown published and Unsloth's notebooks carry. What differs here:
+    correctness compares numbers, not strings (`72.00`, `$72`), and wants a closed tag, where a text without tags was
+    its own answer; integer knows signs and separators; both formats span lines, which the originals did not, and the
+    strict one asks for no newline at the end; the soft one refuses text around the blocks; tags takes nothing off for
+    each character after `</answer>`, by which a perfect long answer without a final newline scored -1.55 of 0.5.
+    Hacks: shaping earns 2 without a right answer, as much as correctness alone: a wrong answer in its layout equals a
+    right one with no layout and a fraction. Lists, hedges, blank or repeated tags earn no correctness.
+
+    Args:
+        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+
+    >>> from rewards import build_samples, load
+    >>> good = "<reasoning>\\n6 x 12\\n</reasoning>\\n<answer>\\n72\\n</answer>"
+    >>> samples = build_samples(["6 x 12?"] * 3, [good, good.replace("72", "70"), "72"], answer=["72"] * 3)
+    >>> load("gsm8k-xml").score(samples).totals
+    [4.0, 2.0, 0.0]
+    """
+    components = [
+        Weighted(NumericAccuracy(name="correctness", strict=strict), 2.0),
+        Weighted(IntegerAnswer(strict=strict), 0.5),
+        Weighted(XmlFormat(name="strict_format", lines=True), 0.5),
+        Weighted(XmlFormat(name="soft_format"), 0.5),
+        Weighted(XmlTagCount(), 0.5),
+    ]
+    return Preset(components, name="gsm8k-xml", checker="correctness")
+
+
+def r1_zero(
+    *,
+    format_weight: float = 0.2,
+    language_weight: float = 0.1,
+    language: str = "en",
+    final_form: bool | None = None,
+    lenient: bool = False,
+    deadline: float = 2.0,
+) -> Preset:
+    r"""Accuracy, layout and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
+
+    Formula: accuracy + 0.2 format + 0.1 language. accuracy is that of `math-verify`, on the last `<answer>` after
+    `</think>` (a box within it counts for it); format is 1 for one think block and one answer block, both filled, and
+    nothing else; language is the share of letters that are of the script of `language`.
+    Range: [0, 1.3].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
+    Source: DeepSeek-R1 (2501.12948), 2.2.2 and 2.3.2. The paper gives no weights and adds its terms up; R1-Zero itself
+    has no language term.
+    Hacks: tags without content, blocks twice, text after `</answer>`: no format, and no answer. Long prose in the right
+    script earns at most 0.1. Languages that share a script are not told apart. Otherwise as for `math-verify`.
+
+    Args:
+        format_weight: weight of the layout; 0 leaves it out.
+        language_weight: weight of the language; 0 leaves it out, as for R1-Zero.
+        language: ISO 639-1 code of the language that the reasoning should be in.
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        lenient: the last answer tag counts of several, and text may follow it; where there is none, an answer is looked for
+            elsewhere.
+        deadline: seconds that one comparison may take.
+
+    Raises:
+        PresetError: math-verify is not installed, the language's script is not known, or shaping could outweigh accuracy.
+
+    >>> from rewards import build_samples, load
+    >>> texts = ["<think>six times twelve</think><answer>72</answer>", "<think>шесть на двенадцать</think><answer>70</answer>"]
+    >>> evaluation = load("r1-zero").score(build_samples(["?"] * 2, texts, answer=["72"] * 2))
+    >>> [round(total, 6) for total in evaluation.totals]
+    [1.3, 0.2]
+    """
+    require("r1-zero", "math_verify", "math-verify")
+    components = [Weighted(MathVerify(answer_in="tag", final_form=final_form, lenient=lenient, deadline=deadline), 1.0)]
+    if format_weight:
+        components.append(Weighted(ThinkAnswerFormat(), format_weight))
+    if language_weight:
+        components.append(Weighted(LanguageConsistency(language=language), language_weight))
+    return Preset(components, name="r1-zero", checker="accuracy")
+
+
+def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict: bool = True) -> Preset:
+    """Procedurally generated tasks of reasoning-gym, answered as `<think>…</think><answer>…</answer>`.
+
+    Formula: accuracy + 0.2 format (+ tag_weight tags).
+    accuracy is the task's `score_answer` on the content of the last `<answer>` after `</think>`;
+    format is 1 for one think block and one answer block, both filled, and nothing else;
+    tags is a quarter for each of the four tags that appears exactly once.
+    Range: [0, 1.2].
+    Checker: accuracy, `ok` for a full score of 1 only.
+    Columns: `task`, the dataset's name in reasoning-gym; `entry`, the generated entry {question, answer, metadata} as a
+    JSON string.
+    Source: reasoning-gym (2505.24760).
+    Hacks: text that contains the answer, to which most tasks give partial credit: 0 while `strict`. Code as an answer,
+    which some verifiers evaluate: those get only plain arithmetic, algebra and literals, any other answer is wrong. A
+    task whose verifier takes every answer (game_of_life_halting), the beginning of one (coin_flip) or `nan` (complex_arithmetic):
+    corrected here; a test screens all tasks for constants that are right.
+
+    Args:
+        format_weight: weight of the layout; 0 leaves it out.
+        tag_weight: weight of the tag count; 0 leaves it out.
+        strict: a task's partial credit for a wrong answer counts as 0; False keeps it.
+
+    >>> import json
+    >>> from rewards import build_samples, load
+    >>> entry = json.dumps({"question": "60 + 12 =", "answer": "72", "metadata": {}})
+    >>> samples = build_samples(
+    ...     ["60 + 12 ="] * 2,
+    ...     ["<think>72</think><answer>72</answer>", "<think>72</think><answer>It is 72</answer>"],
+    ...     task=["chain_sum"] * 2,
+    ...     entry=[entry] * 2,
+    ... )
+    >>> load("reasoning-gym").score(samples).totals
+    [1.2, 0.2]
+    >>> load("reasoning-gym", strict=False).score(samples).values["accuracy"]
+    [1.0, 0.25]
+    """
+    components = [Weighted(ReasoningGymAccuracy(strict=strict), 1.0)]
+    if format_weight:
+        components.append(Weighted(ThinkAnswerFormat(), format_weight))
+    if tag_weight:
+        components.append(Weighted(TagCount(), tag_weight))
+    return Preset(components, name="reasoning-gym", checker="accuracy")
+
+
+def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool = True) -> Preset:
+    """The countdown game, answered with an expression as `<think>…</think><answer>(44 + 19) * 2</answer>`.
+
+    Formula: accuracy + 0.1 format. accuracy is 1 when the expression has exactly the target's value and takes each
+    given number exactly once; format is 1 for one think block and one answer block, both filled, and nothing else.
+    Range: [0, 1.1].
+    Checker: accuracy.
+    Columns: `nums` or `numbers`, the given whole numbers, a list or its JSON; `target`, else the reference.
+    Source: TinyZero's countdown task; its 0.1 for the layout.
+    Hacks: code as an answer: expressions are read as a syntax tree of `+ - * /` and whole numbers, and computed as exact
+    fractions; there is no `eval`, no power, no `//`. The target itself, or numbers twice or glued together: each given
+    number has to be there once. `70 = 72`: the right side has to be the target, and the left side has to reach it.
+
+    Args:
+        format_weight: weight of the layout; 0 leaves it out.
+        use_all: every given number has to be used; False lets some be left out.
+        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+
+    >>> from rewards import build_samples, load
+    >>> texts = ["<think>?</think><answer>(19 - 1) * 4 = 72</answer>", "<think>?</think><answer>72</answer>"]
+    >>> load("countdown").score(build_samples(["?"] * 2, texts, nums=[[19, 1, 4]] * 2, target=[72] * 2)).totals
+    [1.1, 0.1]
+    """
+    components = [Weighted(CountdownAccuracy(use_all=use_all, strict=strict), 1.0)]
+    if format_weight:
+        components.append(Weighted(ThinkAnswerFormat(), format_weight))
+    return Preset(components, name="countdown", checker="accuracy")
+
+
+def mcq_letter(*, letters: str = "ABCD", answer_in: str = "any", strict: bool = True, first_index: int = 0) -> Preset:
+    r"""Multiple choice questions, answered with one letter.
+
+    Formula: 1 when the answer chooses the reference's letter and no other, else 0. A choice is a letter, bare, in
+    brackets or emphasis, or set off from the option's text: `C`, `(c)`, `**C**`, `C. Paris`, `C - Paris`, `Option C`, `C is
+    correct`. Under `any`, a completion that is nothing else needs no tag, box or line.
+    Range: [0, 1].
+    Checker: accuracy.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: the letter, or the position of the right choice.
+    `choices` or `options`, the texts, where there are any: a letter within the chosen one's text is no second choice.
+    Source: the protocol of MMLU (2009.03300).
+    Hacks: hedging (`B or C`, `A B C D`, two tags or boxes): no single letter, wrong. Naming a letter in passing (`A
+    cat`), or within the reasoning: not looked at. Always answering one letter earns that letter's share: shuffle the
+    options.
+
+    Args:
+        letters: the letters there are, in order.
+        answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
+        strict: refuse answers given more than once and differently, and text after a tag or line.
+        first_index: position of the first choice, for references that are numbers.
+
+    Raises:
+        PresetError: the letters are not different capitals, or `answer_in` is unknown.
+
+    >>> from rewards import build_samples, load
+    >>> completions = ["<answer>(C)</answer>", "Answer: C. Paris", "Answer: B or C", "Paris"]
+    >>> load("mcq-letter").score(build_samples(["?"] * 4, completions, answer=["C"] * 4)).totals
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    accuracy = ChoiceAccuracy(letters=letters, answer_in=answer_in, strict=strict, first_index=first_index)
+    return Preset([Weighted(accuracy, 1.0)], name="mcq-letter", checker="accuracy")
