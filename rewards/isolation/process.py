@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from rewards.isolation.worker import FAILED, HEADER, LATE, LENGTH, LOADING, MAX_RESULT, READY, RESULT, STARTED
 
-__all__ = ["LOADING_SECONDS", "Call", "Reply", "WorkerProcess"]
-
 LOADING_SECONDS = 120.0  # for a worker to boot, and to import a function's module: not on the item's account
 _WORKER = Path(__file__).with_name("worker.py")
 _SINGLE_THREADED = {
@@ -64,7 +62,14 @@ class WorkerProcess:
         inside, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", str(_WORKER), json.dumps([sys.path, list(preload), inside])],
+                [
+                    sys.executable,
+                    "-P",
+                    "-W",
+                    "ignore",
+                    str(_WORKER),
+                    json.dumps([_import_path(), list(preload), inside]),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[inside],
@@ -189,6 +194,12 @@ class WorkerProcess:
             return self._process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             return None
+
+
+def _import_path() -> list[str]:
+    """`sys.path` with the folder that this process works in behind all others: a folder there that is named like a package,
+    beside one's data, is then no package."""
+    return sorted(sys.path, key=lambda entry: entry in ("", os.getcwd()))
 
 
 def _reply(item: int, kind: bytes, payload: bytearray, seconds: float) -> Reply:

@@ -330,6 +330,18 @@ def test_workers_end_when_their_parent_is_killed_even_while_they_hang(function):
     assert all(gone(pid) for pid in pids)
 
 
+def test_a_folder_named_like_a_package_beside_ones_data_changes_nothing(tmp_path):
+    (tmp_path / "sympy").mkdir()
+    (tmp_path / "sympy" / "__init__.py").write_text("raise RuntimeError('not the package')")
+    code = (
+        "from rewards import build_samples, load\n"
+        r"samples = build_samples(['?'], [r'\boxed{\frac{2}{4}+x}'], answer=['x+1/2'])"
+        "\nprint(load('math-verify', deadline=60.0).score(samples).totals)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout == "[1.0]\n", ran
+
+
 @dataclass(frozen=True, kw_only=True)
 class Doubled(IsolatedComponent):
     name: str = "doubled"
