@@ -329,9 +329,6 @@ class GenerationConfig(Section):
     """With `top_p`, `top_k` or `min_p`: keep which tokens the sampler allowed at each place, and score old, new and reference
     policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`, or of a
     colocated vLLM with `top_k`."""
-    drafts: bool = False
-    """Guess completions from the last ones of the same prompt and check many tokens in one call of the model: the same
-    distribution, fewer calls once prompts come back. Plain completions of `engine: hf`, on a CPU."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
     chunks: Annotated[int, Field(ge=1)] = 1
@@ -364,14 +361,6 @@ class GenerationConfig(Section):
             raise ValueError(
                 f"replay_support with {others[0]}: what the sampler allowed is known of plain completions alone. "
                 "Set replay_support: false"
-            )
-        others += ["engine: vllm"] if self.engine == "vllm" else []
-        others += ["replay_support: true"] if self.replay_support else []
-        if self.drafts and others:
-            raise ValueError(
-                f"drafts with {others[0]}: a guess is checked against the probabilities that transformers' generate samples a "
-                "plain completion from, several places at once. Set drafts: false"
-                + (", or generation.vllm.speculative" if self.engine == "vllm" else "")
             )
         return self
 

@@ -30,8 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.generation.drafts import INDEPENDENT, Drafts, token_at
-
 FOLDED_BYTES = 256 * 2**20
 """Weights that are copied to fold adapters into them, at most. With larger ones the adapters are a small part of the work."""
 DROPPED_SHARE = 1 / 16
@@ -57,11 +55,8 @@ log = logging.getLogger("kit")
 
 
 @contextmanager
-def fast_decoding(model: Any, drafts: Drafts | None = None) -> Iterator[None]:
-    """Inside, `model.generate` decodes as the module says; `model` may carry adapters.
-
-    drafts: sampled completions are guessed from earlier ones (`kit.generation.drafts`); on a CPU alone.
-    """
+def fast_decoding(model: Any) -> Iterator[None]:
+    """Inside, `model.generate` decodes as the module says; `model` may carry adapters."""
     from transformers import GenerationMixin
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -75,7 +70,7 @@ def fast_decoding(model: Any, drafts: Drafts | None = None) -> Iterator[None]:
     if getattr(type(base), "generate", None) is not GenerationMixin.generate or "generate" in vars(base):
         yield
         return
-    base.generate = functools.partial(_generate, base.generate, drafts)
+    base.generate = functools.partial(_generate, base.generate)
     try:
         with folded_adapters(model):
             yield
@@ -83,15 +78,13 @@ def fast_decoding(model: Any, drafts: Drafts | None = None) -> Iterator[None]:
         del base.generate
 
 
-def _generate(generate: Any, drafts: Drafts | None, *args: Any, **keywords: Any) -> Any:
+def _generate(generate: Any, *args: Any, **keywords: Any) -> Any:
     """`generate` with our loop, where it samples or takes the likeliest token."""
     settings = keywords.get("generation_config")
     mode = settings.get_generation_mode(keywords.get("assistant_model")) if settings is not None else None
     known = mode in ("sample", "greedy_search") and "custom_generate" not in keywords
     known = known and keywords.get("streamer") is None  # who listens hears each token from transformers' own loop
-    return generate(
-        *args, **keywords, **({"custom_generate": functools.partial(decode, drafts=drafts)} if known else {})
-    )
+    return generate(*args, **keywords, **({"custom_generate": decode} if known else {}))
 
 
 def decode(
@@ -103,7 +96,6 @@ def decode(
     generation_config: Any,
     synced_gpus: bool = False,
     streamer: Any = None,
-    drafts: Drafts | None = None,
     **inputs: Any,
 ) -> Any:
     """The loop over tokens: (B, P) prompts, padded on the left -> (B, P + T), padded on the right.
@@ -133,11 +125,6 @@ def decode(
     logits = logits[copy_of, -1]
     if int(first.sum()) < batch:
         cache.batch_select_indices(copy_of)
-    if drafts is not None and _guessable(cache, logits_processor, generation_config):
-        ends = next(
-            (one.eos_token_id for one in stopping_criteria if hasattr(one, "eos_token_id")), input_ids.new_empty(0)
-        )
-        return drafts.decode(model, logits, out, mask, logits_processor, ends, inputs)
     rows, next_position = torch.arange(batch, device=input_ids.device), positions[:, -1:] + 1
     live = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
     for length in range(width, longest):
@@ -242,19 +229,10 @@ def _not_repeatable(cache: Any, inputs: dict[str, Any], ids: Tensor, settings: A
 
 def draw(scores: Tensor) -> Tensor:
     """(B, V) logits -> (B,) tokens, each drawn from the softmax of its row by one uniform number from torch's generator."""
-    return token_at(scores, torch.rand(len(scores), dtype=torch.float64, device=scores.device))
-
-
-def _guessable(cache: Any, processors: Any, settings: Any) -> bool:
-    """Whether places can be sampled several at once: nothing looks back, and the cache keeps every column."""
-    from transformers.cache_utils import DynamicLayer
-
-    kinds = {type(layer) for layer in cache.layers}
-    return (
-        bool(settings.do_sample)
-        and kinds == {DynamicLayer}
-        and {type(one).__name__ for one in processors} <= INDEPENDENT
-    )
+    cumulated = torch.softmax(scores, dim=-1).double().cumsum(dim=-1)
+    uniforms = torch.rand(len(scores), dtype=torch.float64, device=scores.device)[:, None] * cumulated[:, -1:]
+    # Never a token of probability 0: that reaches no further than the one before it.
+    return torch.searchsorted(cumulated, uniforms, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
 
 
 def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: dict[str, Any]) -> bool:

@@ -200,7 +200,7 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
         for name in (name for name, there in unknown.items() if there):
             yield ConfigError(
                 f"generation.replay_support with completions from vLLM and {name}: which tokens its sampler left is known of a "
-                "colocated engine with a top_k and without drafts. Set generation.top_k (to 200, say), mode: colocate and "
+                "colocated engine with a top_k and without speculation. Set generation.top_k (to 200, say), mode: colocate and "
                 f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
             )
     if objective is not None and "greedy_rewards" in objective.needs:

@@ -18,7 +18,6 @@ from transformers import set_seed
 
 from kit.data.images import IMAGES
 from kit.errors import EngineError
-from kit.generation.drafts import Drafts
 from kit.generation.engine import Engine, record, with_engine
 from kit.generation.tools import NOTHING, ToolSetup
 from kit.models.backend import UNSLOTH
@@ -148,7 +147,6 @@ def make_trainer(
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support
     trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
-    trainer.generator.log = trainer.metric_log.append
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH
     keep_trainable_in_float32(trainer.model)
     begin(trainer.model, model.start, reference=trainer.beta != 0.0)
@@ -176,7 +174,6 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
     if notes["generation_batch"]:
         say(notes["generation_batch"])
-    drafts = Drafts() if config.generation.drafts else None
     if parts.engine.note:
         say(parts.engine.note)
     trainer = make_trainer(
@@ -189,11 +186,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         say,
         parts.interaction,
         rollout_sinks=[writer, token_writer, watch],
-        stateful={
-            "failure_watch": watch,
-            **({"memory": memory} if memory else {}),
-            **({"drafts": drafts} if drafts else {}),
-        },
+        stateful={"failure_watch": watch, **({"memory": memory} if memory else {})},
         memory=memory,
         selection=config.selection,
         teacher=ready.teacher,
@@ -207,7 +200,6 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     if moved:
         stands_on["changed_by_backend"] = moved
     folder.write_json("env.json", stands_on)
-    trainer.generator.drafts = drafts
     trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
     trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
     if trainer.policy_loss is not None:

@@ -162,16 +162,6 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
             f"generation.replay_support with selection.{methods[0]}, which puts batches together anew without what the sampler "
             "allowed. Set one of them off."
         )
-    if generation.drafts and generation.engine == "vllm":
-        raise ConfigError(
-            "generation.drafts, but completions come from vLLM (generation.engine: auto), which has drafts of its own: set "
-            "generation.vllm.speculative and drafts: false, or generation.engine: hf."
-        )
-    if generation.drafts and choose_backend(config.model).name == UNSLOTH:
-        raise ConfigError(
-            "generation.drafts with model.backend: unsloth, which samples by a loop of its own. Set model.backend: "
-            "transformers, or drafts: false."
-        )
     if generation.replay_support and choose_backend(config.model).name == UNSLOTH:
         raise ConfigError(
             "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set model.backend: "

@@ -21,7 +21,6 @@ from kit.data.images import IMAGES
 from kit.data.rows import IDS
 from kit.errors import DataError
 from kit.generation.decoding import fast_decoding
-from kit.generation.drafts import Drafts
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
@@ -47,10 +46,6 @@ class Generator:
         """Parts of a generation batch in training."""
         self.fast_decoding = False
         """Generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of the same seed."""
-        self.drafts: Drafts | None = None
-        """With `fast_decoding`: completions are guessed from earlier ones of the same prompts."""
-        self.log: Callable[[str, float], None] = lambda name, value: None
-        """Takes metrics of generation."""
         self.replay_support = False
         """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
         self.engine: Any = None
@@ -77,13 +72,7 @@ class Generator:
         if state.replayed is not None:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
         if not self.replay_support or (not own and self.engine is None):
-            made = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
-            if self.drafts is not None and own:
-                self.drafts.remember(prompt_ids, made[0])
-                for name, count in self.drafts.counts().items():
-                    if count:  # none where transformers' loop had to make them
-                        self.log(name, count)
-            return made
+            return self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
         found: dict[int, Any] = {}
         make = recording(self.policy, make, found) if own else make
         ids, logps = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
@@ -127,7 +116,7 @@ class Generator:
 
     def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
         """In as many parts as memory asks for."""
-        fast = fast_decoding(self.policy, self.drafts) if self.fast_decoding and own else nullcontext()
+        fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
         count = len(prompt_ids)
 
         def completions(size: int) -> tuple[Any, Any]:
