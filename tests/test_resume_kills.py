@@ -277,7 +277,6 @@ VARIANTS: dict[str, dict[str, Tree]] = {
         "objective": {"recipe": "grpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]},
     },
     "all weights, and a reference apart": {"model": {"lora": None}, "optimisation": {"learning_rate": 1e-3}},
-    "a greedy baseline": {"objective": {"recipe": "remax", "regularizers": []}, "optimisation": {"iterations": 1}},
     "an early end": {"evaluation": {"patience": 1, "min_delta": 2.0}},
 }
 

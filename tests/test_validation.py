@@ -31,11 +31,21 @@ def notes_of(tree: Any, *overrides: str) -> str:
     return "\n".join(validate(load_config(tree, overrides)))
 
 
-def test_notes_name_the_methods_of_selection_and_their_settings(tree: Any) -> None:
+def test_notes_name_dynamic_sampling(tree: Any) -> None:
     assert "selection:" not in notes_of(tree)
-    notes = notes_of(tree, "selection.cppo={keep: 2}", "selection.greso={}")
-    assert "selection: cppo, keep 2" in notes
-    assert "selection: greso, explore " in notes
+    assert "at most 3 rounds" in notes_of(tree, "selection.dynamic_sampling={max_rounds: 3}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [(["generation.rollout=mine.py:make"], "act twice"), (["objective.advantage=gdpo"], "components of the reward")],
+)
+def test_what_dynamic_sampling_cannot_do_is_refused(
+    overrides: list[str], words: str, tree: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def make(prompts, trainer):\n    return {}\n")
+    with pytest.raises(ConfigError, match=words):
+        notes_of(tree, "selection.dynamic_sampling={}", *overrides)
 
 
 def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: Path) -> None:

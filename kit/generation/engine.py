@@ -203,11 +203,6 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
                 "colocated engine with a top_k and without speculation. Set generation.top_k (to 200, say), mode: colocate and "
                 f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
             )
-    if objective is not None and "greedy_rewards" in objective.needs:
-        yield ConfigError(
-            f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which vLLM is not "
-            f"asked for. Choose an estimator without one, e.g. leave_one_out. {HF_INSTEAD}"
-        )
     wanted, given = room(config), config.generation.vllm.max_model_length
     asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
     if given is not None and wanted is not None and given < asked:

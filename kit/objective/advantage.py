@@ -198,20 +198,6 @@ def leave_one_out() -> AdvantageFunction:
 
 
 @advantages.register(
-    "remax", needs={"greedy_rewards"}, formula="A = R - R(greedy completion)", source="ReMax, arXiv 2310.10505"
-)
-def remax() -> AdvantageFunction:
-    """R - reward of the greedy completion of the same prompt; 0 where that has no score. Source: arXiv 2310.10505."""
-
-    def function(batch: RewardBatch) -> Tensor:
-        assert batch.greedy_rewards is not None
-        gain = batch.rewards - batch.greedy_rewards.to(batch.rewards.dtype)
-        return gain.masked_fill(gain.isnan(), 0.0)
-
-    return function
-
-
-@advantages.register(
     "opo", needs={"lengths"}, formula="A = R - Σ length·R / Σ length over the group", source="OPO, arXiv 2505.23585"
 )
 def opo() -> AdvantageFunction:

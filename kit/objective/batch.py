@@ -205,7 +205,6 @@ class RewardBatch:
     components: Tensor | None = None  # (N, K) each component; NaN where it could not score
     component_weights: Tensor | None = None  # (K,)
     lengths: Tensor | None = None  # (N,) completion tokens that train
-    greedy_rewards: Tensor | None = None  # (N,) reward of the greedy completion of the same prompt; NaN without a score
     mask: Tensor | None = None  # (N, T) bool: tokens that train; there whenever a field below is
     token_rewards: Tensor | None = None  # (N, T) reward given at each token, the completion's own at its last one
     values: Tensor | None = None  # (N, T) value of the state in which each token was chosen, at the rollout
@@ -225,8 +224,6 @@ class RewardBatch:
             raise ObjectiveError(f"RewardBatch.group has dtype {self.group.dtype}, expected torch.int64 group ids.")
         if self.lengths is not None:
             _check_shape("lengths", self.lengths, torch.Size([size]), "RewardBatch")
-        if self.greedy_rewards is not None:
-            _check_shape("greedy_rewards", self.greedy_rewards, torch.Size([size]), "RewardBatch")
         self._check_components(size)
         self._check_tokens(size)
 

@@ -501,7 +501,7 @@ def _unscorable(subject: Subject) -> str:
     if not (before[unknown] == 0).all():
         raise Fault("a completion whose reward is NaN has an advantage other than 0.")
     changed = dict(fields)
-    for name in ("components", "greedy_rewards", *OVER_TOKENS):
+    for name in ("components", *OVER_TOKENS):
         value = fields[name].clone()
         value[unknown] = value[unknown] + 3.0
         changed[name] = value

@@ -148,13 +148,10 @@ def _reward_fields(seed: int, dtype: torch.dtype) -> Fields:
     rewards = (components.nan_to_num(0.0) * weights).sum(1)
     rewards[[6, 10]] = torch.nan
     token_rewards = 0.1 * normal(size, TOKENS)
-    greedy = normal(4)[torch.unique(group, return_inverse=True)[1]]
-    greedy[group == 12] = torch.nan
     fields: Fields = {
         "rewards": rewards,
         "components": components,
         "component_weights": weights,
-        "greedy_rewards": greedy,
         "token_rewards": token_rewards,
         "values": normal(size, TOKENS),
         "old_logps": -normal(size, TOKENS).abs() - 0.1,

@@ -176,7 +176,6 @@ TOKEN_REMEDIES: Mapping[str, str] = {
 REWARD_REMEDIES: Mapping[str, str] = {
     "components": "the rewards come without their components. Pass RewardBatch.components",
     "lengths": "the completions come without their lengths. Pass RewardBatch.lengths",
-    "greedy_rewards": "no greedy completion was scored. Let the trainer make one for each prompt",
     "token_rewards": "the rewards are not laid out over tokens. Pass RewardBatch.token_rewards and mask",
     "values": "there is no value head. Let the trainer make one, or pass RewardBatch.values and mask",
     "old_logps": "the rollout was not scored by the policy. Let the trainer do it, or pass RewardBatch.old_logps and mask",
@@ -202,7 +201,6 @@ COSTS: Mapping[str, str] = {
     "weight_norm": NOTHING,
     "components": NOTHING,
     "lengths": NOTHING,
-    "greedy_rewards": "one greedy completion per prompt, i.e. 1/num_generations more generation, and its reward",
     "token_rewards": NOTHING,
     "values": (
         "a linear head on the policy's hidden states, and one scoring pass without gradient per generation batch unless "

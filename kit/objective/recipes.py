@@ -15,7 +15,6 @@
     opo           opo            ppo_clip(0.2, 0.2)     global_token_mean  OPO, arXiv 2505.23585
     gdpo          gdpo           ppo_clip(0.2, 0.2)     sequence_mean      GDPO, arXiv 2601.05242, as TRL has it
     reinforce_pp  reinforce_pp   ppo_clip(0.2, 0.2)     global_token_mean  REINFORCE++, arXiv 2501.03262
-    remax         remax          reinforce              global_token_mean  ReMax, arXiv 2310.10505
     ppo           gae            ppo_clip(0.2, 0.2)     global_token_mean  PPO, arXiv 1707.06347
     opd           none           ppo_clip(0.2, 0.2)     global_token_mean  on-policy distillation, arXiv 2306.13649
     sdpo          none           ppo_clip(0.2, 0.2)     global_token_mean  SDPO, arXiv 2601.20802
@@ -23,7 +22,7 @@
 
 RLOO treats a whole completion as one action: its loss is -A · (sum of the token logps), averaged over completions,
 which is `reinforce` under `sequence_sum`. There is no ratio, so it is meant for one optimiser step per rollout, as in
-the paper, where clipping was found to be hardly ever active. `remax` and `opo` are on-policy too; there every token
+the paper, where clipping was found to be hardly ever active. `opo` is on-policy too; there every token
 counts alike, so that over a whole batch the direction is that of the sum of the token logps. `ppo` trains a value head.
 No recipe has a KL term to a reference; add one to `regularizers`.
 
@@ -119,11 +118,6 @@ _RECIPES: dict[str, dict[str, Any]] = {
     "reinforce_pp": {
         "advantage": {"name": "reinforce_pp"},
         "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "remax": {
-        "advantage": {"name": "remax"},
-        "clip": {"name": "reinforce"},
         "reduction": {"name": "global_token_mean"},
     },
     "ppo": {

@@ -111,7 +111,7 @@ def _generation(config: Mapping[str, Any], recent: Mapping[str, float]) -> list[
     if alike > 0.5:
         found.append(
             f"{alike:.0%} of the groups teach nothing and were generated all the same: choose problems that are neither too "
-            "easy nor too hard, or let selection.greso skip prompts that are known to be so."
+            "easy nor too hard, or let selection.dynamic_sampling make them again from others."
         )
     return found
 

@@ -101,7 +101,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.models.memory import check_memory
     from kit.models.start import described
     from kit.runner.lifecycle import check_run_id
-    from kit.trainer.selection.rules import check_selection
+    from kit.trainer.dynamic_sampling import check_dynamic_sampling
     from kit.trainer.teacher import check_teacher
 
     check_environment(config)
@@ -114,15 +114,18 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
         check_server(config)
     interaction = load_tools(config.generation)
     check_truncated(config, objective)
-    check_greedy_pass(objective, interaction)
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
     data = load_data(config.data)
     config, engine = resolve(config, engine, data.train.column_names, objective)
-    check_selection(
-        config, objective, processes=int(os.environ.get("WORLD_SIZE", "1")), images=IMAGES in data.train.features
-    )
+    if config.selection.dynamic_sampling is not None:
+        check_dynamic_sampling(
+            objective,
+            turns=bool(interaction),
+            processes=int(os.environ.get("WORLD_SIZE", "1")),
+            images=IMAGES in data.train.features,
+        )
     check_teacher(config.teacher, objective.needs, data.train.column_names)
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
@@ -157,25 +160,15 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
             "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
             "top_p 0.8). Set generation.replay_support: true (vLLM then needs a top_k), or top_p: 1.0, top_k: 0 and min_p: null."
         )
-    if generation.replay_support and (methods := config.selection.methods):
+    if generation.replay_support and config.selection.dynamic_sampling is not None:
         raise ConfigError(
-            f"generation.replay_support with selection.{methods[0]}, which puts batches together anew without what the sampler "
-            "allowed. Set one of them off."
+            "generation.replay_support with selection.dynamic_sampling, which puts batches together anew without what the "
+            "sampler allowed. Set one of them off."
         )
     if generation.replay_support and choose_backend(config.model).name == UNSLOTH:
         raise ConfigError(
             "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set model.backend: "
             "transformers, or replay_support: false."
-        )
-
-
-def check_greedy_pass(objective: Objective, interaction: ToolSetup) -> None:
-    """Raises `ObjectiveError` for an estimator that needs greedy completions where completions have several turns."""
-    if "greedy_rewards" in objective.needs and interaction:
-        raise ObjectiveError(
-            f"{objective.advantage.title} needs a greedy completion of every prompt beside the sampled ones, which is not made "
-            "with generation.tools, .environment or .rollout: their calls would act twice. Choose an estimator without it, "
-            "e.g. leave_one_out."
         )
 
 
@@ -480,9 +473,8 @@ def validate(config: RunConfig) -> list[str]:
             f"objective: {clip} weighs completions as wholes and is meant for reduction {meant}; with {reduction} longer "
             "completions count for more"
         )
-    for name in config.selection.methods:
-        settings = getattr(config.selection, name).model_dump(exclude_none=True)
-        notes.append(f"selection: {name}, {', '.join(f'{key} {value}' for key, value in settings.items())}")
+    if (sampling := config.selection.dynamic_sampling) is not None:
+        notes.append(f"selection: dynamic sampling, at most {sampling.max_rounds} rounds of generation a step")
     if found.engine.name == "vllm" or found.engine.note:
         notes.append(f"engine: {found.engine.name}, {found.engine.reason}")
     prompts = config.optimisation.batch_size // config.generation.num_generations

@@ -133,7 +133,6 @@ class AdvantageComputer:
             components=scored.rewards,
             component_weights=weights.to(device),
             lengths=self.accelerator.gather(trained.sum(dim=1)),
-            greedy_rewards=state.greedy_rewards,
             mask=mask,
             token_rewards=token_rewards,
             values=values,

@@ -69,7 +69,6 @@ class RolloutState:
     tool_mask: list[list[int]] | None = None  # 1 for the policy's tokens, 0 for those of a tool
     extra_inputs: dict[str, list[Any]] | None = None  # of the prompts: pieces of the inputs that TRL has no place for
     result: RewardResult | None = None
-    greedy_rewards: Tensor | None = None  # (N,) of greedy completions, one for each of the batch
     passes: list[Scores] = field(default_factory=list)  # scoring passes whose hidden states were kept
 
     @property

@@ -4,7 +4,7 @@ Each of TRL's methods is overridden once, and hands over to an object that does 
 
     a micro-batch       training_step, compute_loss, _compute_loss      `PolicyLoss`, again in `StepRetry` without memory
                         _prepare_inputs                                 completions of a prompt in one micro-batch
-    a generation batch  _generate_and_score_completions                 `GroupSelector`, then `AdvantageComputer`
+    a generation batch  _generate_and_score_completions                 `DynamicSampling`, then `AdvantageComputer`
                         _get_per_token_logps_and_entropies              `Scorer`
                         _generate, _generate_single_turn,
                         _tokenize_prompts                               `Generator`
@@ -58,9 +58,9 @@ from kit.trainer.advantages import (
     weighted_total,
 )
 from kit.trainer.checkpoint import CheckpointState, Stateful
+from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.engine import SamplerAlarm, checkpoint_on_failure
 from kit.trainer.generator import Generator, begin_rewards, with_given_ids
-from kit.trainer.greedy import check_greedy, greedy_rewards
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.old_logps import OldLogps
@@ -68,7 +68,6 @@ from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, avera
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.savings import ON, Situation, balances_experts, settle
-from kit.trainer.selection.group_selector import GroupSelector
 from kit.trainer.step_end import StepEnd
 from kit.trainer.step_retry import StepRetry
 from kit.trainer.teacher import Teacher, join_teacher
@@ -107,7 +106,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`, but that nothing is chosen for a budget of
         None; `savings_report` says of each whether it is on, or why not.
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
-    selection: a `kit.config.SelectionConfig`: choose prompts and completions (`kit.trainer.selection`), count what was spent.
+    selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
 
     A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
@@ -157,9 +156,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.aux_loss_enabled = balances_experts(self)
         self._build_parts(packing=packing, share_prompts=share_prompts, checked=first_step_checks)
         self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
-        self.selection = GroupSelector(self, selection) if selection is not None else None
-        if self.selection is not None and self.selection.selector is not None:
-            self.stateful["selection"] = self.selection.selector
+        self.selection = DynamicSampling(self, selection.dynamic_sampling) if selection is not None else None
+        if self.selection is not None and self.selection.config is not None:
+            self.stateful["selection"] = self.selection
         if engine is not None and engine.max_logp_difference is not None:
             self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
 
@@ -197,8 +196,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         check_scoring(type(self), HookedGRPOTrainer)
         check_on_policy(objective, self.args)
         check_state(objective)
-        if "greedy_rewards" in self.needs:
-            check_greedy(self)
         check_weight_norm(self)
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
@@ -450,8 +447,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """TRL's batch of these rows, with the objective's advantages and whatever else its steps need."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         with self.rolling_out(rows, replayed) as state:
-            if "greedy_rewards" in self.needs:
-                state.greedy_rewards = greedy_rewards(self, rows, group_size)
             with self.old_logps.rollout(self):
                 output: dict[str, Any] = super()._generate_and_score_completions(rows)
             self.generator.add_inputs(output, state)

@@ -71,7 +71,7 @@ run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT
 #
 # Three curves to look at first. *Held-out problems solved* is what counts. *Entropy* is how undecided the model is from token
 # to token: it falls as it settles on a way to answer. *Groups without a lesson* are problems whose answers all earned the
-# same: nothing can be learned from them, and no training is spent on them (`docs/selection.md` has methods that make fewer).
+# same: nothing can be learned from them, and no training is spent on them (`docs/selection.md` says how to make fewer).
 
 # %%
 run.plot()

@@ -145,7 +145,6 @@ def complete_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> RewardB
     components[4, 1] = torch.nan
     weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
     group = torch.tensor([4, 4, 9, 4, 9, 4, 4, 9])
-    greedy = torch.where(group == 4, 0.3, -0.2)
     rewards = (components * weights).nansum(1).masked_fill(components.isnan().all(1), torch.nan)
     return RewardBatch(
         rewards=rewards.to(dtype),
@@ -153,13 +152,12 @@ def complete_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> RewardB
         components=components.to(dtype),
         component_weights=weights.to(dtype),
         lengths=torch.randint(1, 9, (8,), generator=generator),
-        greedy_rewards=greedy.to(dtype),
     )
 
 
 def rows(batch: RewardBatch, order: list[int]) -> RewardBatch:
     """Some completions of a batch, in that order."""
-    fields = ("rewards", "group", "components", "lengths", "greedy_rewards")
+    fields = ("rewards", "group", "components", "lengths")
     return replace(batch, **{name: getattr(batch, name)[order] for name in fields})
 
 
@@ -227,17 +225,6 @@ def of(name: str | dict[str, Any], rewards: list[float], **fields: Any) -> list[
     batch = RewardBatch(values, torch.zeros(len(rewards), dtype=torch.int64), **fields)
     out: list[float] = Objective(advantage=name).compute_advantages(batch).tolist()
     return out
-
-
-def test_remax_golden_numbers() -> None:
-    greedy = torch.tensor([0.4, 0.4, 0.4])
-    assert of("remax", [1.0, 0.0, math.nan], greedy_rewards=greedy) == pytest.approx([0.6, -0.4, 0])
-
-
-def test_remax_without_a_greedy_score_has_no_advantage() -> None:
-    batch = replace(complete_batch(), greedy_rewards=torch.tensor([math.nan, math.nan, 1, math.nan, 1, math.nan, 0, 1]))
-    out = compute("remax", batch)
-    assert (out != 0).tolist() == [False, False, False, False, True, False, False, True]
 
 
 def test_opo_golden_numbers() -> None:
@@ -359,7 +346,7 @@ def test_a_batch_without_score_or_of_one_completion_has_no_advantage_either(name
 
 @pytest.mark.parametrize(
     ("name", "need"),
-    [("remax", "greedy_rewards"), ("opo", "lengths"), ("gdpo", "components"), ("gae", "token_rewards")],
+    [("opo", "lengths"), ("gdpo", "components"), ("gae", "token_rewards")],
 )
 def test_what_the_kits_own_estimators_lack_is_named(name: str, need: str) -> None:
     with pytest.raises(ObjectiveError, match=f"{name} needs {need}, but .* remove the advantage"):

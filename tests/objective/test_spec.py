@@ -26,7 +26,7 @@ def test_recipes_need_no_reference(name: str) -> None:
 def test_names_of_the_recipes() -> None:
     assert recipe_names() == (
         *("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "vespo", "luspo", "gmpo"),
-        *("rloo", "opo", "gdpo", "reinforce_pp", "remax", "ppo"),
+        *("rloo", "opo", "gdpo", "reinforce_pp", "ppo"),
         *("opd", "sdpo", "grpo_sdpo"),
     )
 

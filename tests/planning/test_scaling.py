@@ -130,7 +130,7 @@ def test_further_presets_are_written_as_presets(first: str | None, own: bool, ru
 
 def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
     run["generation"]["min_p"] = 0.1
-    run["selection"] = {"pods": {"keep": 2}}
+    run["selection"] = {"dynamic_sampling": {"max_rounds": 3}}
     run["optimisation"] |= {"schedule": "linear"}
     run["objective"] = {
         "recipe": "dapo", "weights": ["drop_truncated"],
@@ -138,7 +138,8 @@ def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
         "regularizers": [{"name": "kl", "coef": "adaptive_kl(0.05)"}, {"name": "length_penalty"}],
     }  # fmt: skip
     out = scaled(run, tmp_path / "out")
-    expected = ["generation.min_p: 0.1", "selection.pods.keep: 2", "optimisation.schedule: \"linear\"", "weights drop_truncated",
+    expected = ["generation.min_p: 0.1", "selection.dynamic_sampling.max_rounds: 3",
+                "optimisation.schedule: \"linear\"", "weights drop_truncated",
                 "clip ppo_clip: eps_high stays", "regularizers kl: coef stays at", "regularizers length_penalty"]  # fmt: skip
     for words in expected:
         assert any(words in line for line in out.left), (words, out.left)

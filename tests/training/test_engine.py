@@ -134,12 +134,6 @@ def test_another_version_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first(config(), "cuda", Installed("vllm", "0.33.0")) is None
 
 
-def test_an_estimator_that_wants_greedy_completions_is_refused() -> None:
-    problem = first(config(), "cuda", CUDA_BUILD, Objective.from_spec({"recipe": "grpo", "advantage": "remax"}))
-    assert problem is not None
-    assert "leave_one_out" in str(problem)
-
-
 def test_what_vllms_sampler_left_is_replayed_where_it_is_known() -> None:
     kept = ("generation.replay_support=true", "generation.top_p=0.9", "generation.top_k=50")
     assert first(config(*kept), "cuda", CUDA_BUILD) is None

@@ -18,7 +18,7 @@ FURTHER: dict[str, Any] = {
     "full_kl": {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.1, "estimator": "full"}]},
     "entropy": {"recipe": "dapo", "regularizers": [{"name": "entropy_bonus", "coef": 0.01}]},
 }
-ON_POLICY = {"rloo", "remax"}  # without a ratio: refused off-policy
+ON_POLICY = {"rloo"}  # without a ratio: refused off-policy
 
 
 @pytest.mark.parametrize("name", rest_in_matrix(3, [*recipe_names(), *FURTHER]))

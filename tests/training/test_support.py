@@ -105,6 +105,6 @@ def test_support_is_refused_where_it_is_not_known() -> None:
     for changes in ({"tools": ["a.py:b"]}, {"repetition_penalty": 1.1}):
         with pytest.raises(ConfigError, match="replay_support"):
             load_config({"generation": {"replay_support": True, **changes}})
-    config = load_config({"generation": {"replay_support": True}, "selection": {"pods": {"keep": 2}}})
-    with pytest.raises(ConfigError, match=r"selection\.pods"):
+    config = load_config({"generation": {"replay_support": True}, "selection": {"dynamic_sampling": {}}})
+    with pytest.raises(ConfigError, match=r"selection\.dynamic_sampling"):
         check_truncated(config, build_objective(config))

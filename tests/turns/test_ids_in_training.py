@@ -73,16 +73,6 @@ def test_ids_of_a_rendered_prompt_train_like_its_text(new_trainer: NewTrainer, t
     assert all(torch.equal(one, two) for one, two in zip(*losses, strict=True))
 
 
-def test_a_greedy_baseline_is_given_the_ids_too(new_trainer: NewTrainer, odd_ids: list[int]) -> None:
-    trainer = new_trainer(
-        [{"prompt": QUESTION, "prompt_ids": odd_ids}], objective="remax", arguments={"max_completion_length": 4}
-    )
-    generated(trainer)
-    greedy, sampled = trainer.seen
-    assert greedy["prompt_ids"] == [odd_ids]
-    assert sampled["prompt_ids"] == [odd_ids] * 4
-
-
 def test_an_environment_may_not_add_to_a_prompt_of_ids(new_trainer: NewTrainer, odd_ids: list[int]) -> None:
     class Speaking:
         def reset(self, **columns: Any) -> str:

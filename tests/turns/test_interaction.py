@@ -161,10 +161,6 @@ def test_the_configuration_is_checked_as_a_whole(attempt: Any, tree: dict[str, A
     tree["model"]["name"] = str(tool_folder)
     tree["data"]["max_prompt_tokens"] = 100
     validate(load_config(tree, [calculator]))
-    from kit.errors import ObjectiveError
-
-    with pytest.raises(ObjectiveError, match="their calls would act twice"):
-        validate(load_config(tree, [calculator, "objective.recipe=remax"]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kit.environments.calculator import Calculator
-from kit.errors import ObjectiveError
 from kit.objective import Objective
 from kit.objective.recipes import recipe_names
 from kit.trainer.micro_batch import MicroBatch
@@ -123,9 +122,7 @@ def test_an_answer_that_does_not_fit_is_not_given(scripted: Callable[..., Any]) 
     assert rollouts[0].truncated == [True] * 4
 
 
-SUPPORTED = [
-    name for name in recipe_names() if not Objective.from_spec(name).needs & {"greedy_rewards", *TEACHER_NEEDS}
-]
+SUPPORTED = [name for name in recipe_names() if not Objective.from_spec(name).needs & TEACHER_NEEDS]
 
 
 @pytest.mark.parametrize("recipe", SUPPORTED)
@@ -232,8 +229,3 @@ def test_parts_after_a_shortage_have_the_same_gradient(scripted: Callable[..., A
     assert gradients[0]
     for whole, divided in zip(*gradients, strict=True):
         torch.testing.assert_close(divided, whole, atol=1e-7, rtol=1e-5)
-
-
-def test_a_greedy_baseline_is_refused(scripted: Callable[..., Any]) -> None:
-    with pytest.raises(ObjectiveError, match=r"tools|environment_factory"):
-        scripted("remax")

@@ -202,7 +202,7 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str, names: Seque
         checkpoint(trainer.model, bool(checkpointing))
         trainer.rollout_memory.all_lengths = stored[name]["lengths"]
         given = micro_batches(stored[name]["batches"], (1, 3)[accumulation], bool(tools))
-        if name not in ("rloo", "remax"):
+        if name != "rloo":
             drift(trainer)
         found[name] = both_ways(trainer, given, budget=40 if parts else None)
         found[name] |= {"accumulation": len(given), "tools": bool(tools), "checkpointing": bool(checkpointing)}

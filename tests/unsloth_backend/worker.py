@@ -121,7 +121,7 @@ class Bench:
         )
 
     def trainer_of(self, name: str, objective: dict[str, Any]) -> Any:
-        on_policy = name in ("rloo", "remax")
+        on_policy = name == "rloo"
         return self.trainer(objective, num_iterations=1 if on_policy else 2)
 
 
@@ -176,7 +176,7 @@ def computed(bench: Bench, make: Callable[[str, Any], tuple[list[dict[str, Any]]
         trainer = bench.trainer_of(name, objective)
         batches, lengths = make(name, trainer)
         trainer.rollout_memory.all_lengths = lengths
-        result = loss_and_gradients(trainer, batches, drifted=name not in ("rloo", "remax"))
+        result = loss_and_gradients(trainer, batches, drifted=name != "rloo")
         found[name] = result | {"batches": batches, "lengths": lengths}
     return found
 

@@ -28,7 +28,7 @@ from kit.planning.scaling import scale
 
 pytestmark = pytest.mark.verl
 ROWS, TOKENS, LONGEST = 8, 12, 16
-CARRIED = [name for name in recipe_names() if name not in ("gdpo", "remax", "ppo", "sdpo", "opd", "grpo_sdpo")]
+CARRIED = [name for name in recipe_names() if name not in ("gdpo", "ppo", "sdpo", "opd", "grpo_sdpo")]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
-"""`selection:` in the trainer: chosen completions go the way of TRL's own, and what is not chosen leaves no trace in the loss."""
+"""Dynamic sampling: groups that replace flat ones go the way of TRL's own, and what is replaced leaves no trace in the loss."""
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,14 @@ import pytest
 import torch
 
 from kit.config import SelectionConfig
-from kit.errors import EngineError
-from kit.trainer.selection.methods import key_of, max_variance
+from kit.errors import ConfigError, EngineError
+from kit.objective import Objective
+from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_sampling, is_flat, key_of
 
 from .rollouts import (
     NewTrainer,
     adapter,
-    assert_gradients_close,
-    generated,
     log_of,
-    losses_and_gradients,
     train,
 )
 
@@ -59,9 +58,6 @@ def told(trainer: Any) -> list[dict[str, float]]:
 INERT: dict[str, Spec] = {
     "counting alone": {},
     "dynamic_sampling": {"dynamic_sampling": {}},
-    "greso": {"greso": {}},
-    "pods": {"pods": {"keep": 4}},
-    "cppo": {"cppo": {"keep": 4}},
 }
 
 
@@ -116,75 +112,6 @@ def test_what_a_step_spent_is_counted(new_trainer: NewTrainer) -> None:
     )
     assert (line["groups/rolled_out"], line["groups/useful"]) == (8, 5)
     assert line["tokens/per_useful_group"] == sum(completion) / 5
-
-
-# --- PODS and CPPO: the gradient is that of a batch made by hand ------------------------------------------------------
-
-RECIPES = ("grpo", "bnpo", "dapo", "dr_grpo")
-
-
-def by_hand(output: dict[str, Any], rows: list[int], advantages: list[float]) -> dict[str, Any]:
-    """A batch of some rows, without the help of the code under test."""
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    batch = {name: torch.stack([output[name][row] for row in rows]) for name in names}
-    batch["advantages"] = torch.tensor(advantages)
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
-    return batch
-
-
-def zscores(rewards: list[float]) -> list[float]:
-    mean = sum(rewards) / len(rewards)
-    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (deviation + 1e-4) for reward in rewards]
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("method", ["pods", "cppo"])
-def test_the_gradient_is_that_of_a_batch_of_the_kept_completions(
-    method: str, recipe: str, new_trainer: NewTrainer
-) -> None:
-    objective = {"recipe": recipe, "advantage": "group_zscore"}
-    options: Spec = {"objective": objective, "unchecked": True, "per_device_train_batch_size": 12}
-    sink: list[Any] = []
-    plain = new_trainer(**options, extra={"rollout_sinks": [sink.append]})
-    torch.manual_seed(3)
-    whole = generated(plain)
-    rewards = sink[0].rewards[:, 0].tolist()
-    rows, advantages = [], []
-    for start in range(0, 12, 4):
-        group = rewards[start : start + 4]
-        if method == "pods":
-            kept = max_variance(group, 2)
-            advantages += zscores([group[place] for place in kept])
-        else:
-            every = zscores(group)
-            kept = sorted(sorted(range(4), key=lambda place: -abs(every[place]))[:2])
-            advantages += [every[place] for place in kept]
-        rows += [start + place for place in kept]
-    want = losses_and_gradients(plain, [by_hand(whole, rows, advantages)], 1)
-
-    choosing = new_trainer(**options, extra=selection(**{method: {"keep": 2}}))
-    torch.manual_seed(3)
-    output = generated(choosing)
-    assert len(output["completion_ids"]) == 6
-    losses, gradients = losses_and_gradients(choosing, [output], 1)
-    torch.testing.assert_close(losses, want[0], rtol=1e-5, atol=1e-7)
-    assert_gradients_close(gradients, want[1])
-
-
-@pytest.mark.parametrize("method", ["pods", "cppo"])
-def test_kept_completions_are_split_into_micro_batches(method: str, new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(
-        objective="dapo", extra=selection(**{method: {"keep": 2}}), gradient_accumulation_steps=4, max_steps=2
-    )
-    sizes: list[int] = []
-    original = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: sizes.append(len(inputs["advantages"])) or original(model, inputs)
-    train(trainer)
-    assert sizes == [2] * 8
-    line = log_of(trainer)
-    assert line["tokens/per_useful_group"] == line["tokens/generated"] / line["groups/useful"]
-    assert line["groups/rolled_out"] == 4
 
 
 # --- dynamic sampling -------------------------------------------------------------------------------------------------
@@ -249,14 +176,16 @@ def test_what_reward_functions_log_follows_the_completions(new_trainer: NewTrain
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
-EVERYTHING: Spec = {"dynamic_sampling": {"max_rounds": 3}, "greso": {"explore": 0.3}, "pods": {"keep": 3}}
-
 
 @pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.survival), 2])
 def test_a_run_that_chooses_is_resumed_to_the_bit(iterations: int, new_trainer: NewTrainer, tmp_path: Path) -> None:
     def one(folder: str) -> tuple[Any, list[Any]]:
         sink: list[Any] = []
-        extra = {**selection(**EVERYTHING), "rollout_sinks": [sink.append], "reward_funcs": flat_for(8, 15, 0)}
+        extra = {
+            **selection(dynamic_sampling={"max_rounds": 3}),
+            "rollout_sinks": [sink.append],
+            "reward_funcs": flat_for(8, 15, 0),
+        }
         trainer = new_trainer(
             objective="grpo", extra=extra, gradient_accumulation_steps=4, max_steps=7, num_iterations=iterations,
             save_strategy="steps", save_steps=5, output_dir=str(tmp_path / folder),
@@ -271,20 +200,18 @@ def test_a_run_that_chooses_is_resumed_to_the_bit(iterations: int, new_trainer: 
     assert told(resumed)[-2] == told(whole)[-2]
     for name, weight in adapter(whole).items():
         assert torch.equal(weight, adapter(resumed)[name]), name
-    assert resumed.selection.selector.state_dict() == whole.selection.selector.state_dict()
-    known = resumed.selection.selector.memory.known
-    assert {key_of(row) for row in whole.train_dataset} >= set(known) != set()
+    assert resumed.selection.state_dict() == whole.selection.state_dict() != {"passed": 0}
 
 
 def test_a_failed_engine_leaves_the_memory_of_the_step_before(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is written when an engine fails, also in a second round: it must not know of the first one."""
-    extra = {**selection(dynamic_sampling={}, greso={}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10, 5)}
+    extra = {**selection(dynamic_sampling={}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10, 5)}
     trainer = new_trainer(objective="dapo", extra=extra, unchecked=True, gradient_accumulation_steps=2)
     rows = [dict(row) for row in trainer.train_dataset.select(range(2))]
     trainer.model.train()
-    first_round = trainer.selection.sample_groups(rows)
+    first_round = trainer.selection._sample(rows)
     assert all(group.flat for group in first_round)
     rounds: list[int] = []
 
@@ -294,10 +221,112 @@ def test_a_failed_engine_leaves_the_memory_of_the_step_before(
             raise EngineError("gone")
         return first_round
 
-    monkeypatch.setattr(trainer.selection, "sample_groups", fails_in_the_second_round)
+    monkeypatch.setattr(trainer.selection, "_sample", fails_in_the_second_round)
     monkeypatch.setattr(trainer, "use_vllm", True)
-    before = trainer.selection.selector.state_dict()
+    before = trainer.selection.state_dict()
     with pytest.raises(EngineError):
-        trainer.selection._selected(rows)
+        trainer.selection.batch([row for row in rows for _ in range(4)], trainer._roll_out)
     assert rounds == [2, 2]
-    assert trainer.selection.selector.state_dict() == before
+    assert trainer.selection.state_dict() == before
+
+
+# --- groups, without a model ------------------------------------------------------------------------------------------
+
+
+def sampler(
+    monkeypatch: pytest.MonkeyPatch, trainer: Any, flat: set[int], **limits: Any
+) -> tuple[Any, list[list[int]]]:
+    """A `DynamicSampling` over prompts 0 to 11 whose groups are made up, and the prompts of each round."""
+    rounds: list[list[int]] = []
+
+    def make(rows: list[dict[str, Any]]) -> list[Group]:
+        rounds.append([row["prompt"] for row in rows])
+        rewards = [[0.0, 0.0] if row["prompt"] in flat else [0.0, 1.0] for row in rows]
+        return [
+            Group(row, [7], [[1], [2]], [[reward] for reward in group], group, {}, None)
+            for row, group in zip(rows, rewards, strict=True)
+        ]
+
+    found = trainer.selection
+    monkeypatch.setattr(found, "config", SelectionConfig.model_validate({"dynamic_sampling": limits}).dynamic_sampling)
+    monkeypatch.setattr(found, "fresh", FreshPrompts([{"prompt": number} for number in range(12)], seed=0))
+    monkeypatch.setattr(found, "_sample", make)
+    return found, rounds
+
+
+def test_rounds_end_with_the_last_flat_group_with_the_limits_or_with_the_data(
+    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer(objective="dapo", extra=selection(dynamic_sampling={}))
+    begin = [{"prompt": number} for number in range(4)]
+    for flat, limits, expected in (
+        ({0, 1}, {"max_rounds": 9}, 2),
+        (set(range(12)), {"max_rounds": 3}, 3),
+        (set(range(12)), {"max_rounds": 9, "token_budget": 9}, 2),
+        (set(range(12)), {"max_rounds": 9}, 3),  # twelve prompts, four a round
+    ):
+        found, rounds = sampler(monkeypatch, trainer, flat, **limits)
+        groups, made, count = found._replace_flat(found._sample(begin))
+        prompts = [prompt for each in rounds for prompt in each]
+        assert count == len(rounds) == expected
+        assert len(set(prompts)) == len(prompts) == len(made), "no prompt twice in a step"
+        assert any(group.flat for group in groups) == (len(flat) == 12), "what stays flat stays"
+
+
+def test_fresh_prompts_go_through_the_data_in_seeded_orders() -> None:
+    rows = [{"prompt": str(number)} for number in range(7)]
+
+    def drawn(fresh: FreshPrompts, count: int) -> list[str]:
+        return [fresh.draw(1, set())[0]["prompt"] for _ in range(count)]
+
+    first = drawn(FreshPrompts(rows, seed=1), 14)
+    assert sorted(first[:7]) == sorted(first[7:]) == [str(number) for number in range(7)]
+    assert first[:7] != first[7:]
+    assert first != drawn(FreshPrompts(rows, seed=2), 14)
+    again = FreshPrompts(rows, seed=1)
+    again.passed = 5
+    assert drawn(again, 9) == first[5:]
+    assert FreshPrompts(rows, seed=1).draw(9, {key_of(row) for row in rows[:5]}) in (rows[5:], rows[:4:-1])
+
+
+def test_a_row_is_told_by_its_content_and_a_group_by_its_scores() -> None:
+    row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "reference": "2"}
+    assert key_of(row) == key_of(dict(reversed(row.items())))
+    assert key_of(row) != key_of({**row, "reference": "3"})
+    assert is_flat([math.nan, math.nan])
+    assert not is_flat([math.nan, 0.0, 1.0])
+
+
+PLAIN = {"turns": False, "processes": 1, "images": False}
+
+
+@pytest.mark.parametrize(
+    ("objective", "change", "words"),
+    [
+        ("grpo", {"processes": 2}, "2 processes.*start one process"),
+        ("grpo", {"turns": True}, "act twice"),
+        ("grpo", {"images": True}, "pictures"),
+        ("gdpo", {}, "components of the reward.*another advantage"),
+        ("reinforce_pp", {}, "tokens over the whole batch"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_what_to_set(objective: str, change: dict[str, Any], words: str) -> None:
+    check_dynamic_sampling(Objective.from_spec("grpo"), **PLAIN)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        check_dynamic_sampling(Objective.from_spec(objective), **PLAIN | change)  # type: ignore[arg-type]
+
+
+def test_a_trainer_refuses_by_what_it_was_built_with(new_trainer: NewTrainer) -> None:
+    with pytest.raises(ConfigError, match="learns from it"):
+        new_trainer(objective="gdpo", extra=selection(dynamic_sampling={}))
+    with pytest.raises(ConfigError, match="needs an objective"):
+        new_trainer(objective=None, extra=selection(dynamic_sampling={}))
+
+
+def test_what_is_logged_is_in_the_page() -> None:
+    root = Path(__file__).parents[2]
+    source = (root / "kit" / "trainer" / "dynamic_sampling.py").read_text()
+    named = set(re.findall(r'"((?:tokens|groups|selection)/\w+)"', source))
+    assert len(named) == 8
+    page = (root / "docs" / "selection.md").read_text()
+    assert {name for name in named if f"`{name}`" not in page} == set()
