@@ -1,8 +1,8 @@
 """The main loop: read this first. Configuration -> data, model, reward, objective -> trainer -> scores.
 
 Command line, web page and Python all start a run as `python -m kit.train REQUEST`, a process of its own: patches and
-allocated memory are gone when it ends. `kit.train(...)` in Python does that and waits. Several processes that share a batch
-are started by a launcher: `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME` (or `accelerate launch`).
+allocated memory are gone when it ends. `kit.train(...)` in Python does that and waits. Several processes that share a batch are
+started by a launcher, `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME`: the first one makes the run.
 
 `run` calls the steps, which are modules of `kit.runner`. A module is imported when its step is reached, because the order
 matters: where Unsloth is the backend, it has to be active before TRL is imported (kit/runner/__init__.py).
@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit import CallableModule, runner
@@ -48,119 +47,58 @@ def run(
     adopt: the caller has created (or claimed) the run directory for this process.
     until: save and stop after this step, and the evaluation that is due there; a resumed run goes on as if uninterrupted.
     """
-    processes = runner.distributed.join()
-    config, first = processes.broadcast(config), processes.is_first
-    reporter, logs = runner.console.Reporter(quiet or not first), runner.console.LogCapture()
+    reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
     with logs.collecting():
-        reporter.say(f"grpo-kit: run '{config.run.id}'{processes.note()}")
+        reporter.say(f"grpo-kit: run '{config.run.id}'{runner.distributed.note()}")
         load_libraries(config.model)
-        found = processes.main_process_first(lambda: check(config, processes, resume=resume, force=force, adopt=adopt))
-        parts = found.parts
-        folder = processes.main_process_first(
-            lambda: (
-                runner.lifecycle.create_run_directory(parts.config, resume=resume, adopt=adopt)
-                if first
-                else runner.distributed.ReadOnlyRunDir.of(parts.config)
-            )
-        )
-        life = (
-            runner.lifecycle.lifecycle(folder, logs, reporter)
-            if first
-            else runner.lifecycle.following(folder, processes)
-        )
+        previous = runner.resume.load_previous_run(config, adopt=adopt) if resume else None
+        threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
+        parts = runner.prepare.prepare(config, fresh=not (resume or adopt))
+        resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None
+        folder = runner.lifecycle.create_run_directory(parts.config, resume=resume, adopt=adopt)
         # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
-        with life as stop, backend:
+        with runner.lifecycle.lifecycle(folder, logs, reporter) as stop, backend:
             stop.until = until
-            if first and found.resumption is not None:
-                runner.resume.truncate_to_checkpoint(found.resumption, reporter.say)
-            resumption = processes.broadcast(found.resumption)
-            resumption = resumption and resumption.seen_from(folder)
+            if resumption is not None:
+                runner.resume.truncate_to_checkpoint(resumption, reporter.say)
             folder.write_text("config.yaml", parts.config.to_yaml())
             folder.write_json("data.json", parts.data.info)
             reporter.data(parts.data.info)
-            job = runner.build.Job(parts, folder, reporter, processes, stop, resumption)
-            job, trainer, memory = runner.build.build_with_fallback(job, found.threads)
-            learn(job, trainer, memory, found.previous.step if found.previous else 0)
-    processes.leave()
+            job = runner.build.Job(parts, folder, reporter, stop, resumption)
+            job, trainer, memory = runner.build.build_with_fallback(job, threads)
+            learn(job, trainer, memory, previous.step if previous else 0)
     return folder
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of `check`: what the run is made of, and what it resumes from."""
-
-    parts: runner.prepare.Parts
-    threads: int
-    previous: runner.resume.PreviousRun | None
-    resumption: runner.resume.Resumption | None
-
-
-def check(
-    config: RunConfig, processes: runner.distributed.DistributedContext, *, resume: bool, force: bool, adopt: bool
-) -> Checked:
-    """Checks everything that can be wrong with the run, before anything is written. Raises `KitError`."""
-    first, fresh = processes.is_first, not (resume or adopt)
-    runner.distributed.check_division(config, processes.size)
-    if fresh and first:
-        runner.lifecycle.check_run_id(config)
-    previous = runner.resume.load_previous_run(config, adopt=adopt) if resume and first else None
-    threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
-    parts = runner.prepare.prepare(config, fresh=fresh)
-    resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None
-    return Checked(parts, threads, previous, resumption)
 
 
 def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
-    config, parts, folder, stop, first = job.config, job.parts, job.folder, job.stop, job.processes.is_first
-    together = runner.distributed.FirstProcess(job.processes)
-    heldout = runner.evaluation.held_out(parts, memory)
-    policy = runner.evaluation.make_policy(folder, config.evaluation, parts.checker, job.reporter.say)
-    scores = runner.resume.earlier_scores(job.resumption) if job.resumption else {}
-
-    def score(model: Any, name: str, step: int) -> dict[str, Any]:
-        with folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
-
-            def progress(done: int, total: int) -> None:
-                stop.check()
-                advance(done, total)
-
-            scores[name] = heldout.score(model, progress, step=step)
-        folder.write_json(f"eval/{name}.json", scores[name])
-        return scores[name]
-
+    config, folder, stop = job.config, job.folder, job.stop
+    policy = runner.evaluation.make_policy(folder, config.evaluation, job.parts.checker, job.reporter.say)
+    score = runner.evaluation.HeldOutScores(job, memory)
     with runner.trackers.Trackers(folder, config, job.reporter.say) as trackers:
-        if first and config.evaluation.before and "before" not in scores:
+        if config.evaluation.before and "before" not in score.known:
             score(trainer.model, "before", 0)
         with job.reporter.bar("Training", start) as advance:
-            if first:
-                trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
-                trainer.add_callback(runner.evaluation.AlertCallback(policy))
-                trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop, job.processes.size))
-                trainer.add_callback(trackers)
-            trainer.add_callback(runner.recording.SyncCallback(job.processes, stop, folder))
-            job.processes.wait()
-            try:
-                with suppress(runner.evaluation.TurnOver):
-                    runner.resume.train_on(trainer, job.resumption)
-            except BaseException:
-                with suppress(Exception):  # what failed first is told
-                    trainer.flush_sinks()  # the saved completions help to find its cause
-                raise
-            trainer.flush_sinks()
-        with together.last_work():
-            if first:
-                folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
-                folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-                runner.evaluation.conclude(
-                    policy, stop, trainer, score, lambda: trainer.save_model(str(folder.adapter))
-                )
-                job.reporter.result(folder, config, stop.reason)
+            trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
+            trainer.add_callback(runner.evaluation.AlertCallback(policy))
+            trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
+            trainer.add_callback(trackers)
+            trainer.add_callback(runner.recording.Together(stop, folder))
+            with runner.recording.flushed(trainer), suppress(runner.evaluation.TurnOver):
+                runner.resume.train_on(trainer, job.resumption)
+        folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
+        folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
+        runner.evaluation.conclude(policy, stop, trainer, score)
+        job.reporter.result(folder, config, stop.reason)
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:
     """What the training process does with its request. Raises `KeyboardInterrupt` when the run was stopped."""
+    runner.distributed.join()
+    if not runner.distributed.is_first():
+        runner.follower.follow()
+        return
     ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
     folder = run(load_config(request["config"]), quiet=quiet, until=request.get("until"), **ways)
     if folder.status()["state"] == "stopped":

@@ -14,23 +14,13 @@ import pytest
 import yaml
 
 from kit.config import load_config
-from kit.errors import ConfigError, ModelError, RunError
-from kit.runner.distributed import (
-    DistributedContext,
-    ReadOnlyRunDir,
-    check_division,
-    clear_failures,
-    is_gone,
-    join,
-    note_failure,
-    told_failure,
-)
+from kit.errors import ConfigError
+from kit.runner.distributed import FollowersRunDir, check_division
 from kit.runs.store import RunDir
 
 pytestmark = pytest.mark.survival
 
 ROOT = Path(__file__).parents[1]
-GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:27266: Connection reset by peer.")
 
 # What every process imports as a reward: completions that depend on their place in the batch alone, and mishaps.
 MISHAPS = """
@@ -50,8 +40,6 @@ def placed(self, prompt_ids, images, fields, *rest, **keywords):
         made.append([draw.randrange(20, 60) for _ in range(draw.randint(2, 9))] + [self.eos_token_ids[0]])
     if os.environ.get("MISHAP") == f"stop {step} {RANK}":
         os.kill(os.getpid(), signal.SIGTERM)
-    if os.environ.get("MISHAP") == f"fail {step} {RANK}":
-        raise ZeroDivisionError("planted")
     return made, None
 
 
@@ -105,7 +93,6 @@ def start(overrides, processes, mishap="", port=0, **ways):
 
 
 print("codes", start(["run.id=one"], 1))
-print("codes", start(["run.id=fails"], 2, "fail 2 1", port=1))
 print("codes", start(["run.id=two"], 2, port=2, resume=True))
 print("codes", start(["run.id=odd", "optimisation.batch_size=24", "optimisation.micro_batch_size=8"], 2, port=3))
 """
@@ -121,7 +108,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, Any]:
-    """A run of two processes that the second one's SIGTERM stops at step 2, then resumed; beside it `one` and `fails`."""
+    """A run of two processes that the second one's SIGTERM stops at step 2, then resumed; beside it `one`."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "mishaps.py").write_text(MISHAPS)
     tree = {
@@ -160,7 +147,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> di
     assert second.returncode == 0, second.stderr[-4000:]
     codes = [json.loads(line) for line in re.findall(r"^codes (.*)$", second.stdout, re.M)]
     found |= {"codes": codes, "shown": second.stderr}
-    return found | {name: RunDir(folder / "runs" / name) for name in ("one", "two", "fails", "odd")}
+    return found | {name: RunDir(folder / "runs" / name) for name in ("one", "two", "odd")}
 
 
 @pytest.mark.slow
@@ -178,7 +165,7 @@ def test_two_processes_make_the_steps_of_one(launched: dict[str, Any]) -> None:
     from safetensors.torch import load_file
 
     assert launched["codes"][0] == [0]
-    assert launched["codes"][2] == [0, 0], launched["shown"][-4000:]
+    assert launched["codes"][1] == [0, 0], launched["shown"][-4000:]
     one, two = launched["one"], launched["two"]
     assert two.status()["state"] == "finished"
     want, got = one.metrics(), two.metrics()
@@ -207,25 +194,15 @@ def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
             }
             assert ours["advantage"] == pytest.approx(theirs["advantage"], abs=1e-5)
     assert {path.name for path in two.eval.iterdir()} == {path.name for path in one.eval.iterdir()}
-    assert not list(two.control.glob("failed-*"))
     arguments = json.loads(two.env.read_text())["trainer_arguments"]
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_ends_all_and_its_reason_is_told(launched: dict[str, Any]) -> None:
-    assert launched["codes"][1][0] == 2
-    assert launched["codes"][1][1] != 0
-    status = launched["fails"].status()
-    assert (status["state"], status["exit"]) == ("failed", 2)
-    assert status["reason"] == "RunError: Process 2 of 2 failed. ZeroDivisionError: planted"
-
-
-@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared_is_refused_by_all_before_anything_is_written(launched: dict[str, Any]) -> None:
-    assert launched["codes"][3] == [2, 2]
+    assert launched["codes"][2][0] == 2
     assert not launched["odd"].path.exists()
-    assert launched["shown"].count("24 completions a step, over all processes, cannot be shared by 2 processes") == 1
+    assert launched["shown"].count("24 completions a step cannot be shared by 2 processes") == 1
 
 
 @pytest.mark.parametrize(
@@ -233,7 +210,7 @@ def test_a_batch_that_cannot_be_shared_is_refused_by_all_before_anything_is_writ
     [
         (8, None, 3, "Use 12 or 24."),
         (8, 4, 3, "Use 12 or 24."),
-        (8, 8, 2, "Use 16 or 32, or a micro_batch_size that divides 4."),
+        (8, 8, 2, "Use 16 or 32"),
         (8, None, 2, None),
         (24, 4, 3, None),
     ],
@@ -248,41 +225,9 @@ def test_a_batch_is_shared_evenly_or_refused(batch: int, micro: int | None, proc
         check_division(config, processes)
 
 
-def test_one_process_waits_for_nobody() -> None:
-    alone = join()
-    assert (alone.rank, alone.size, alone.note()) == (0, 1, "")
-    assert alone.all_gather_object("x") == ["x"]
-    assert alone.broadcast("x") == "x"
-    assert alone.main_process_first(lambda: 3) == 3
-    with pytest.raises(ModelError, match="no"):
-        alone.main_process_first(lambda: (_ for _ in ()).throw(ModelError("no")))
-    alone.leave()
-
-
-def test_what_another_process_failed_of_is_told_in_place_of_the_lost_connection(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert is_gone(GLOO)
-    assert not is_gone(RuntimeError("shape mismatch"))
-    assert "ended without a word" in str(told_failure(run, GLOO))
-    note_failure(run, DistributedContext(1, 2), GLOO)  # follows from the end of another one: no news
-    assert "ended without a word" in str(told_failure(run, GLOO))
-    note_failure(run, DistributedContext(1, 2), ModelError("out of memory"))
-    told = told_failure(run, GLOO)
-    assert isinstance(told, ModelError)
-    assert str(told) == "Process 2 of 2 failed. out of memory"
-    clear_failures(run)
-    note_failure(run, DistributedContext(2, 4), ValueError("odd"))
-    told = told_failure(run, GLOO)
-    assert type(told) is RunError
-    assert str(told) == "Process 3 of 4 failed. ValueError: odd"
-
-
 def test_the_other_processes_write_nothing(tmp_path: Path) -> None:
-    run = ReadOnlyRunDir(tmp_path)
+    run = FollowersRunDir(tmp_path)
     run.write_status("running", step=1)
-    run.append_metrics({"step": 1})
     run.append_event("out_of_memory", step=1)
     run.write_json("data.json", {})
-    run.write_text("config.yaml", "")
     assert list(tmp_path.iterdir()) == []
-    assert run.pending == [{"kind": "out_of_memory", "step": 1}]

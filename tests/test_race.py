@@ -233,12 +233,13 @@ def test_a_turn_ends_with_its_evaluation_and_the_run_goes_on_as_if_uninterrupted
     assert seeds == [own_seed("parts", 1), own_seed("parts", 2)]
 
 
-def test_a_turn_that_is_beyond_its_step_ends_with_the_next_one(tmp_path: Path) -> None:
+def test_a_turn_that_is_beyond_its_step_ends_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several processes, whose turn cannot end before its first step."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
     config = load_config("quickstart", ["evaluation.every=0"])
     run = RunStore(tmp_path).create("it", config=config.to_yaml(), step=0, total_steps=9)
     policy, stop = EvaluationPolicy(run, config.evaluation, "pass@1", silent), StopSignal(run)
-    callback, control = EvaluationCallback(policy, pytest.fail, stop, processes=2), TrainerControl()
+    callback, control = EvaluationCallback(policy, pytest.fail, stop), TrainerControl()
     for until in (None, 4, 3):
         stop.until = until
         callback.on_train_begin(None, TrainerState(global_step=3, max_steps=9), control)

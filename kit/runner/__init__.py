@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kit.runner import console as console
     from kit.runner import distributed as distributed
     from kit.runner import evaluation as evaluation
+    from kit.runner import follower as follower
     from kit.runner import lifecycle as lifecycle
     from kit.runner import prepare as prepare
     from kit.runner import recording as recording
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kit.runner import trackers as trackers
 
 MODULES = (
-    "build", "console", "distributed", "evaluation", "lifecycle", "prepare", "recording", "resume", "trackers",
+    "build", "console", "distributed", "evaluation", "follower", "lifecycle", "prepare", "recording", "resume", "trackers",
 )  # fmt: skip
 
 

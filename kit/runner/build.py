@@ -38,7 +38,7 @@ from kit.models.memory import (
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
-from kit.runner.distributed import GatheringSink
+from kit.runner.distributed import announce, gathered, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
 from kit.runner.resume import git_state, inputs, packages, with_history
@@ -51,7 +51,6 @@ from kit.trainer.trainer import HookedGRPOTrainer
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.runner.console import Reporter
-    from kit.runner.distributed import DistributedContext
     from kit.runner.lifecycle import StopSignal
     from kit.runner.resume import PreviousRun, Resumption
     from kit.runs.store import RunDir
@@ -67,7 +66,6 @@ class Job:
     parts: Parts
     folder: RunDir
     reporter: Reporter
-    processes: DistributedContext
     stop: StopSignal
     resumption: Resumption | None
 
@@ -92,11 +90,7 @@ class Loaded:
 
 
 def load(
-    parts: Parts,
-    folder: Path,
-    tell: Callable[[BackoffEvent], None],
-    previous: PreviousRun | None = None,
-    processes: int = 1,
+    parts: Parts, folder: Path, tell: Callable[[BackoffEvent], None], previous: PreviousRun | None = None
 ) -> Loaded:
     """Reads the model, after the sizes that depend on the memory have been chosen. `folder`: where the trainer writes."""
     config = parts.config
@@ -104,10 +98,10 @@ def load(
     return_freed_memory(parts.files.parameters)
     teacher = load_teacher(config, parts)  # before the budget: memory that its weights take is not free
     budget, told_budget = token_budget(parts, previous)
-    at_once, told_at_once = generation_batch(parts, previous, processes)
+    at_once, told_at_once = generation_batch(parts, previous)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
-    args = grpo_config(config, loaded.backend, folder, rewards.reward_weights, processes)
+    args = grpo_config(config, loaded.backend, folder, rewards.reward_weights, world_size())
     backoff = BatchSizeBackoff(tell, args.per_device_train_batch_size)
     if at_once is not None:
         backoff.sizes["generation"] = at_once
@@ -157,8 +151,9 @@ def make_trainer(
 def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
+    announce(config, job.resumption, threads, folder)
     previous = job.resumption.previous if job.resumption is not None else None
-    ready = load(parts, folder.path, partial(report_backoff, folder, say), previous, job.processes.size)
+    ready = load(parts, folder.path, partial(report_backoff, folder, say), previous)
     args, backend, memory, notes = ready.args, ready.model.backend, ready.backoff, ready.notes
     engine = record(config, parts.engine, backend.name)
     stands_on = environment(backend, threads, args, config.run.seed, engine)
@@ -167,10 +162,8 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     folder.write_json("env.json", stands_on)
 
     batches = config.optimisation.steps // config.optimisation.iterations
-    writer = GatheringSink(CompletionWriter(folder.completions, config.run.save_completions), job.processes)
-    token_writer = TokenWriter(
-        folder.tokens, ready.model.tokenizer, config.run.save_completions and job.processes.is_first
-    )
+    writer = gathered(CompletionWriter(folder.completions, config.run.save_completions))
+    token_writer = TokenWriter(folder.tokens, ready.model.tokenizer, config.run.save_completions and is_first())
     watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
     if notes["generation_batch"]:
         say(notes["generation_batch"])
@@ -238,7 +231,7 @@ def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int
     return chosen, f"{for_all}, chosen for {room / GIB:.1f} GiB of free memory"
 
 
-def generation_batch(parts: Parts, previous: PreviousRun | None = None, processes: int = 1) -> tuple[int | None, str]:
+def generation_batch(parts: Parts, previous: PreviousRun | None = None) -> tuple[int | None, str]:
     """Completions that are generated at once, None for all of a rollout, and what is to be said of a number that was chosen.
 
     Before the model takes its memory. Smaller batches draw other random numbers of the same distribution, so a run that goes
@@ -249,7 +242,7 @@ def generation_batch(parts: Parts, previous: PreviousRun | None = None, processe
         return previous.env.get("generation_batch"), ""
     work, room = work_and_room(parts)
     chosen = generation_batch_of(config, files.shape, work, room)
-    if chosen is None or processes > 1:
+    if chosen is None or world_size() > 1:
         return None, ""
     return chosen, (
         f"Completions are generated {chosen} at a time, of {work.batch}: their key-value cache is planned for "
@@ -271,7 +264,7 @@ def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBack
     try:
         return job, *build(job, threads)
     except EngineError as error:
-        if parts.engine.note is None or "sampler_logps" in parts.objective.needs or job.processes.size > 1:
+        if parts.engine.note is None or "sampler_logps" in parts.objective.needs or world_size() > 1:
             raise
         reason = str(error)
     release()  # the first model, which the error's traceback has kept until here

@@ -13,14 +13,16 @@ from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
 from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
+from kit.runner.distributed import world_size
 from kit.runner.lifecycle import Stopped, StopSignal
+from kit.runner.resume import earlier_scores
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
 from kit.runs.worker import TURN
 
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
-    from kit.runner.prepare import Parts
+    from kit.runner.build import Job
     from rewards import Preset
 
 
@@ -36,20 +38,40 @@ TRAINING_STATE = (
 """Files of a checkpoint that are about training, not about the model."""
 
 
-def held_out(parts: Parts, memory: BatchSizeBackoff | None) -> HeldOut:
-    """The scorer of a run's held-out problems. `memory`: generate in smaller batches after running out of memory."""
-    return HeldOut(
-        parts.data.heldout.to_list(),
-        parts.preset,
-        parts.files.tokenizer,
-        parts.config.evaluation,
-        parts.config.generation,
-        parts.checker,
-        memory,
-        parts.interaction,
-        processor=parts.files.processor,
-        name=str(parts.config.run.id),
-    )
+class HeldOutScores:
+    """The held-out scores of a run, by name: those of an earlier start, and those that are made when it is called.
+
+    memory: generate in smaller batches after running out of memory.
+    """
+
+    def __init__(self, job: Job, memory: BatchSizeBackoff | None) -> None:
+        self.job, parts = job, job.parts
+        self.known = earlier_scores(job.resumption) if job.resumption else {}
+        self.heldout = HeldOut(
+            parts.data.heldout.to_list(),
+            parts.preset,
+            parts.files.tokenizer,
+            parts.config.evaluation,
+            parts.config.generation,
+            parts.checker,
+            memory,
+            parts.interaction,
+            processor=parts.files.processor,
+            name=str(parts.config.run.id),
+        )
+
+    def __call__(self, model: Any, name: str, step: int) -> dict[str, Any]:
+        """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
+        job = self.job
+        with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
+
+            def progress(done: int, total: int) -> None:
+                job.stop.check()
+                advance(done, total)
+
+            found = self.known[name] = self.heldout.score(model, progress, step=step)
+        job.folder.write_json(f"eval/{name}.json", found)
+        return found
 
 
 class EvaluationPolicy:
@@ -99,8 +121,8 @@ class EvaluationPolicy:
 class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out problems every `evaluation.every` steps, before the step is saved, and acts on the result."""
 
-    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal, processes: int = 1) -> None:
-        self.policy, self.score, self.stop, self.processes = policy, score, stop, processes
+    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal) -> None:
+        self.policy, self.score, self.stop = policy, score, stop
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """In a resumed run: the best so far, as the files say, and the evaluation that a stop had cut short."""
@@ -112,7 +134,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         self._mark_best(state, self.policy.decision(step))
         self.policy.file_best(self.policy.decision(step).standing.best_trained)
         # The checkpoint of this step is there. Of several processes only this one knows; they end after the next step.
-        if self.processes == 1 and self._ends_turn(step):
+        if world_size() == 1 and self._ends_turn(step):
             raise TurnOver
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -198,13 +220,13 @@ def make_policy(
     )
 
 
-def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score, save: Callable[[], None]) -> None:
-    """The end of training: `save` puts the result in adapter/, and unless somebody stopped the run its score follows."""
+def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score) -> None:
+    """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
     run = policy.run
     step = trainer.state.global_step or max((step_of(path) for path in run.checkpoints), default=0)
     decision = policy.decision(step)
     if stop.asked() or not decision.rollback:
-        save()
+        trainer.save_model(str(run.adapter))
     if stop.asked():
         return
     if decision.standing.last is not None and decision.standing.last.step == step:

@@ -18,7 +18,6 @@ from kit.trainer.checkpoint_writer import clear_staging
 
 if TYPE_CHECKING:
     from kit.runner.console import LogCapture, Reporter
-    from kit.runner.distributed import DistributedContext
     from kit.runs.store import RunDir
 
 SPACE_AT_START = 200 * 1024 * 1024
@@ -60,13 +59,11 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[StopSignal]:
     """Inside, Ctrl-C stops the run after its step. On leaving, the final status is written, whatever ended the run."""
     from kit.models.failures import explained
-    from kit.runner.distributed import clear_failures, reraise_peer_failure
 
     stop, reserve = StopSignal(folder), folder.path / ".reserve"
     try:
-        with explained(), reraise_peer_failure(folder), stop.listening(reporter.say):
+        with explained(), stop.listening(reporter.say):
             reserve.write_bytes(bytes(RESERVE))
-            clear_failures(folder)
             with logs.written_to(folder.log):
                 try:
                     yield stop
@@ -99,21 +96,6 @@ def _end(folder: RunDir, stop: StopSignal, state: str, reason: str | None, code:
         draw_report(folder, **ending)
     finally:
         folder.write_status(**ending, exit=code)
-
-
-@contextmanager
-def following(folder: RunDir, processes: DistributedContext) -> Iterator[StopSignal]:
-    """`lifecycle` for the processes other than rank 0: they handle signals and note failures, but write no status."""
-    from kit.models.failures import explained
-    from kit.runner.distributed import note_failure
-
-    stop = StopSignal(folder)
-    try:
-        with explained(), stop.listening(lambda text: None):
-            yield stop
-    except Exception as error:
-        note_failure(folder, processes, error)
-        raise
 
 
 def clear_up(folder: RunDir) -> None:

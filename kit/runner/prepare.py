@@ -100,6 +100,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.models.learning_rate import with_learning_rate
     from kit.models.memory import check_memory
     from kit.models.start import described
+    from kit.runner.distributed import check_division, world_size
     from kit.runner.lifecycle import check_run_id
     from kit.trainer.dynamic_sampling import check_dynamic_sampling
     from kit.trainer.teacher import check_teacher
@@ -108,6 +109,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     config = config.model_copy(update={"model": described(config.model)})
     if config.run.id is not None and fresh:
         check_run_id(config)
+    check_division(config, world_size())
     objective = build_objective(config)
     config, engine = resolve(explicit(config, objective), choose_engine(config, objective), objective=objective)
     if engine.name == "vllm":
@@ -123,7 +125,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
         check_dynamic_sampling(
             objective,
             turns=bool(interaction),
-            processes=int(os.environ.get("WORLD_SIZE", "1")),
+            processes=world_size(),
             images=IMAGES in data.train.features,
         )
     check_teacher(config.teacher, objective.needs, data.train.column_names)

@@ -6,11 +6,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from kit.data.rows import IDS
@@ -18,7 +20,7 @@ from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
 from kit.generation.multi_turn import readable, unanswered
 from kit.runner.console import Advance
-from kit.runner.distributed import DistributedContext, ReadOnlyRunDir
+from kit.runner.distributed import world_size
 from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
@@ -297,34 +299,36 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.run.append_event("checkpoint", step=state.global_step)
 
 
-class SyncCallback(TrainerCallback):  # type: ignore[misc]
-    """The last callback in every process: a request to save or stop that one process has seen, all follow at this step."""
+class Together(TrainerCallback):  # type: ignore[misc]
+    """The last callback in every process: a wish to save or stop that one process has, all follow at this step."""
 
-    def __init__(self, processes: DistributedContext, stop: StopSignal, run: RunDir) -> None:
-        self.processes, self.stop, self.run = processes, stop, run
-        stop.echo = LAUNCHER_SECONDS if processes.size > 1 else 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.processes.wait()  # a resumed run may begin with an evaluation
+    def __init__(self, stop: StopSignal, run: RunDir) -> None:
+        self.stop, self.run = stop, run
+        stop.echo = LAUNCHER_SECONDS if world_size() > 1 else 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.processes.size == 1:
+        if world_size() == 1:
             return
         wish = self.stop.reason if self.stop.asked() else None
-        events: list[dict[str, Any]] = self.run.pending if isinstance(self.run, ReadOnlyRunDir) else []
-        found = self.processes.all_gather_object(
-            (control.should_save, control.should_training_stop, wish, list(events))
-        )
-        reasons = [reason for *_, reason, _ in found if reason is not None]
-        control.should_save = any(save for save, *_ in found) or bool(reasons)
-        control.should_training_stop = any(ends for _, ends, *_ in found) or bool(reasons)
+        wishes = gather_object([(control.should_save, control.should_training_stop, wish)])
+        reasons = [reason for *_, reason in wishes if reason is not None]
+        control.should_save = any(save for save, *_ in wishes) or bool(reasons)
+        control.should_training_stop = any(ends for _, ends, _ in wishes) or bool(reasons)
         if reasons:
             self.stop.reason = reasons[0]
             self.run.write_status("stopping", step=state.global_step)
-        events.clear()
-        for process, told in enumerate(events_of for *_, events_of in found):
-            for event in told:
-                self.run.append_event(event.pop("kind"), process=process, **event)
+
+
+@contextmanager
+def flushed(trainer: Any) -> Iterator[None]:
+    """Afterwards the sinks have written. After a failure, too: saved completions help to find its cause, and it is told first."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            trainer.flush_sinks()
+        raise
+    trainer.flush_sinks()
 
 
 def peak_memory() -> dict[str, int]:

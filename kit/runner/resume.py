@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
 from kit.models.start import find_start
+from kit.runner.distributed import world_size
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
 from kit.trainer.checkpoint import is_over
@@ -318,7 +318,7 @@ def _changed_device(env: Mapping[str, Any], parts: Parts) -> Iterator[str]:
 def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
     """Compares the number of processes: each has saved a file of RNG states in the checkpoint."""
     old = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
-    new = int(os.environ.get("WORLD_SIZE", "1"))
+    new = world_size()
     if old and old != new:
         yield f"processes: {old} when its checkpoint was written, {new} now"
 

@@ -283,7 +283,8 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
             config=load_config("quickstart", asked), files=files, objective=Objective.from_spec("grpo")
         )
         before: Any = None if env is None else SimpleNamespace(checkpoint="checkpoint-3", env=env)
-        found, said = build.generation_batch(parts, before, processes)
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        found, said = build.generation_batch(parts, before)
         assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
         subject = Subject(parts.config, shape, parts.objective, 200, [])
         if env is None and processes == 1:  # the plan counts what the run will do

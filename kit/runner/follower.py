@@ -1,0 +1,29 @@
+"""What every process but the first does in a run that several share (`kit.runner.distributed`): the same trainer's steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.models.backend import activate_backend, use_threads
+from kit.models.libraries import load_libraries
+from kit.runner import console, lifecycle, prepare, resume
+from kit.runner.distributed import FollowersRunDir, announced
+
+
+def follow() -> None:
+    """Builds the trainer of the run that the first process announces, and makes its steps."""
+    from kit.models.failures import explained
+
+    config, resumption, threads = announced()
+    load_libraries(config.model)
+    use_threads(threads, config.model.name)
+    parts = prepare.prepare(config, fresh=False)
+    folder = FollowersRunDir(Path(config.run.root) / str(config.run.id))
+    stop = lifecycle.StopSignal(folder)
+    backend = activate_backend(parts.files.backend, standby=config.generation.vllm.standby)
+    with explained(), stop.listening(lambda text: None), backend:
+        from kit.runner import build, recording  # TRL, once the backend is active
+
+        trainer, _ = build.build(build.Job(parts, folder, console.Reporter(quiet=True), stop, resumption), threads)
+        trainer.add_callback(recording.Together(stop, folder))
+        resume.train_on(trainer, resumption)
