@@ -8,8 +8,6 @@ LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights, 
     ours     the real HookedGRPOTrainer on transformers' models, without a library of fused norms
     liger    the same with Liger's kernels, which have to be installed: each a launch that touches its tensors
     trl      the real GRPOTrainer
-    unsloth  how Unsloth 2026.10 does it: all rows of a micro-batch in one without padding, its LoRA functions, checkpoints in
-             main memory, its head of two products; kernels for norms, rotary embeddings and activations as they allocate
     floor    by hand: each live token once, prompts once a group, one recomputation, a head of two products
 
 The arms' own code runs on tensors without data (`cost_meter.py`), over a CUDA runtime that reports a GPU and does nothing
@@ -76,7 +74,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Configurations, by the names of the models that have these shapes."""
 WORKS = ("gsm8k", "reasoning", "long")
-ARMS = ("ours", "liger", "trl", "unsloth", "floor")
+ARMS = ("ours", "liger", "trl", "floor")
 
 Groups = list[tuple[int, list[int]]]
 """Of one step: tokens of a prompt, and of its completions."""
@@ -236,12 +234,7 @@ def count(case: Case) -> Count:
         model = build_model(case, mode)
         for weight in (*model.parameters(), *model.buffers()):
             meter.hold(weight)
-        if case.arm == "unsloth":
-            import counted_unsloth
-
-            counted_unsloth.run(case, model, mode, meter, micro_batches(case))
-        else:
-            run_trainer(case, model, mode, meter)
+        run_trainer(case, model, mode, meter)
     return Count(dict(meter.flops), dict(meter.peaks), dict(meter.traffic), meter.launches, dict(meter.attention))
 
 

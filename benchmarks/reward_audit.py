@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import random
 import statistics
 import sys
@@ -25,8 +27,6 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-
-from rewards_throughput import machine
 
 from rewards import Preset, audit, build_samples, from_function, load
 
@@ -236,6 +236,21 @@ def table(found: dict[str, Any]) -> str:
         rates = {result["attack"]: f"{100 * result['rate']:.3g} %" for result in one["results"]}
         lines.append(f"| {one['grader']} | " + " | ".join(rates.get(name, "-") for name in names) + " |")
     return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ SLEEPY = {
 }
 """Rounds (GOMP) and milliseconds (KMP) for which a thread spins before it sleeps; each runtime ignores the other's.
 
-A lower count helps more on crowded cores and costs more on idle ones, where small layers then sleep at every barrier;
-benchmarks/waiting_threads.py measures both. On a GPU the setting is the same: only what the CPU computes comes to such barriers.
+A lower count helps more on crowded cores and costs more on idle ones, where small layers then sleep at every barrier.
+On a GPU the setting is the same: only what the CPU computes comes to such barriers.
 """
 
 WAIT_POLICY = {"OMP_WAIT_POLICY", "KMP_LIBRARY", *SLEEPY}

@@ -213,5 +213,5 @@ def test_a_thousand_runs_are_listed_at_once(tmp_path: Path) -> None:
         assert said.count("run-") == 1000
         if min(spent) < 0.4:
             break
-    # With the interpreter and the packages behind the command line it is to stay below 0.5 s: benchmarks/run_store.py.
+    # With the interpreter and the packages behind the command line it is to stay below 0.5 s.
     assert min(spent) < 0.4, spent

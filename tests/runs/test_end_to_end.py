@@ -59,7 +59,7 @@ def test_a_run_survives_its_terminal_and_a_kill_and_is_stopped_with_a_checkpoint
     assert any(event["kind"] == "resumed" for event in run.events())
     before, last = time.monotonic(), run.metrics()[-1]
     status = resumed.stop()
-    assert time.monotonic() - before < 5 + 10 * last["step_time"]  # a busy machine; benchmarks/run_store.py measures
+    assert time.monotonic() - before < 5 + 10 * last["step_time"]  # a busy machine
     assert (status["state"], status["reason"]) == ("stopped", "control/stop")
     assert run.checkpoints[-1].name == f"checkpoint-{status['step']}"
     state = json.loads((run.checkpoints[-1] / "trainer_state.json").read_text())
