@@ -94,6 +94,7 @@ def _load_file(path: Path, base: Path | None, spec: str) -> ModuleType:
     key = f"kit_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if key in sys.modules:
         return sys.modules[key]
+    _search_last(path.parent)
     loader = importlib.util.spec_from_file_location(key, path)
     if loader is None or loader.loader is None:
         raise ConfigError(f"'{spec}': {path} cannot be imported as Python.")
@@ -109,7 +110,14 @@ def _load_file(path: Path, base: Path | None, spec: str) -> ModuleType:
     return module
 
 
+def _search_last(folder: Path) -> None:
+    """Lets modules in `folder` be imported, but never in place of an installed one of the same name."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def _load_module(target: str, spec: str) -> ModuleType:
+    _search_last(Path.cwd())
     try:
         return importlib.import_module(target)
     except ImportError as error:

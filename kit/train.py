@@ -64,6 +64,7 @@ def run(
                 runner.resume.truncate_to_checkpoint(resumption, reporter.say)
             folder.write_text("config.yaml", parts.config.to_yaml())
             folder.write_json("data.json", parts.data.info)
+            runner.recording.keep_heldout(folder, parts.data.heldout)
             reporter.data(parts.data.info)
             job = runner.build.Job(parts, folder, reporter, stop, resumption)
             job, trainer, memory = runner.build.build_with_fallback(job, threads)
@@ -80,7 +81,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
         if config.evaluation.before and "before" not in score.known:
             score(trainer.model, "before", 0)
         with job.reporter.bar("Training", start) as advance:
-            trainer.add_callback(runner.recording.Recorder(folder, stop, advance))
+            trainer.add_callback(runner.recording.Recorder(folder, stop, advance, scores_after=config.evaluation.after))
             trainer.add_callback(runner.evaluation.AlertCallback(policy))
             trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
             trainer.add_callback(trackers)

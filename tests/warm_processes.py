@@ -183,7 +183,8 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     given = os.environ if asked["env"] is None else asked["env"]
     environment = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
     path = [os.path.join(folder, entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    _, *words = [word for number, word in enumerate(words) if (number, word) != (1, "-u")]
+    safe_path = words[1] == "-P"
+    _, *words = [word for number, word in enumerate(words) if (number, word) not in ((1, "-u"), (1, "-P"))]
     if words[0] == "-m" and words[1].startswith(MODULES):
         kind, name, rest, first = "module", words[1], words[2:], folder
     elif words[0].endswith(".py"):
@@ -193,11 +194,12 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
         kind, name, rest, first = "code", "-c", [], folder
     else:
         return None
-    if not os.path.isdir(folder) or not _same_modules(environment, [first, *path]):
+    path = path if safe_path else [first, *path]
+    if not os.path.isdir(folder) or not _same_modules(environment, path):
         return None
     ignored = [number for number in RESET if signal.getsignal(number) is signal.SIG_IGN]
     return {
-        "kind": kind, "name": name, "rest": rest, "folder": folder, "environment": environment, "path": [first, *path],
+        "kind": kind, "name": name, "rest": rest, "folder": folder, "environment": environment, "path": path,
         "caller": os.getpid(), "session": asked["start_new_session"], "ignored": ignored, "umask": asked["umask"],
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.data.images import IMAGES
 from kit.data.rows import IDS
-from kit.errors import ConfigError
+from kit.errors import ConfigError, DataError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
 from kit.export.source import end_ids, open_source
 from kit.generation.multi_turn import Conversation, own_tokens
@@ -42,12 +42,10 @@ class ChatModels:
     """Both models loaded, the run's data and reward at hand."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
-        from kit.data import load_data
-        from kit.generation.prompts import fit_pictures
         from kit.generation.tools import check_turns, load_tools
         from kit.models.backend import use_threads
-        from kit.runner.evaluate import unchanged
-        from kit.runner.prepare import build_reward, fit_prompts
+        from kit.runner.evaluate import heldout_rows
+        from kit.runner.prepare import build_reward
 
         self.source, note = open_source(run, checkpoint, None)
         config, files = self.source.config, self.source.files
@@ -55,8 +53,10 @@ class ChatModels:
         self.interaction = load_tools(config.generation)
         check_turns(self.interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
         # The rows of evaluations, in their order: a number means the same problem there and here.
-        data = fit_prompts(config, unchanged(run, load_data(config.data)), files.tokenizer, self.interaction)
-        self.rows: list[dict[str, Any]] = fit_pictures(config, data, files).heldout.to_list()
+        try:
+            self.rows, no_rows = heldout_rows(run, config, files, self.interaction), None
+        except (DataError, RunError) as error:
+            self.rows, no_rows = [], f"There are no held-out prompts to choose from: {error}"
         self.tuned = self.source.load().eval()
         # With an adapter both are one model; without, the base is a second one.
         self.base = self.tuned if self.source.lora else self.source.load_start()
@@ -64,7 +64,7 @@ class ChatModels:
         settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
         self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
         no_rollout = f"Answers here are {self.answerer.note}; they are not rewarded." if self.answerer.note else None
-        self.note = " ".join(said for said in (note, no_rollout) if said)
+        self.note = " ".join(said for said in (note, no_rollout, no_rows) if said)
 
     def about(self) -> dict[str, Any]:
         """Run, step, model and device, for the session's `ready` event."""

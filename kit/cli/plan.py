@@ -86,7 +86,8 @@ def _probe(config: Any, found: dict[str, Any], *, quiet: bool) -> dict[str, Any]
 
     measured = probe(config, progress=not quiet)
     found["seconds_per_step"]["measured"] = measured["seconds"][-1]
-    found["hours"] = measured["seconds"][-1] * config.optimisation.steps / 3600
+    found["run_seconds"]["steps"] = measured["seconds"][-1] * config.optimisation.steps
+    found["hours"] = sum(found["run_seconds"].values()) / 3600
     found["time_is"] = "measured"
     return measured
 
@@ -109,7 +110,10 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
     seconds = found["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
-    typer.echo(f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all.")
+    typer.echo(
+        f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all, held-out scores "
+        "included."
+    )
     if "probe" in found:
         typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
     if worst := found.get("probe", {}).get("worst_step"):

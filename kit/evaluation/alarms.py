@@ -65,14 +65,22 @@ class AlertMonitor:
 
     def see(self, line: Line) -> list[Alert]:
         """Takes in one line, and returns the alerts that begin with it."""
+        self.take(line)
+        step = int(line.get("step") or 0)
+        return [Alert(step, name, text) for name, rule in RULES.items() if (text := self._begins(name, rule))]
+
+    def take(self, line: Line) -> None:
+        """Takes in one line without looking at the conditions."""
         for name, keys in KEYS.items():
             value = next((number for key in keys if (number := finite(line.get(key))) is not None), None)
             if value is not None:
                 self.series[name].append(value)
         if "grad_norm" in line:
             self.series["overflow"].append(float(finite(line["grad_norm"]) is None))
-        step = int(line.get("step") or 0)
-        return [Alert(step, name, text) for name, rule in RULES.items() if (text := self._begins(name, rule))]
+
+    def holding(self) -> set[str]:
+        """The names of the conditions that hold at the last line."""
+        return {name for name, rule in RULES.items() if rule(self.series) is not None}
 
     def _begins(self, name: str, rule: Callable[[Series], str | None]) -> str | None:
         text, running = rule(self.series), name in self._quiet

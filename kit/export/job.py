@@ -146,24 +146,22 @@ def _note_what_prompts_lack(source: Source, rows: list[dict[str, Any]]) -> None:
 
 
 def _rows(source: Source) -> list[dict[str, Any]]:
-    """The run's held-out rows, or its training rows where none were held out. Raises `RunError`."""
+    """The run's held-out rows, from its own copy where it has one, or training rows where none were held out.
+
+    Raises `KitError`.
+    """
     from kit.data import load_data
-    from kit.generation.prompts import render_by_row
+    from kit.generation.tools import load_tools
+    from kit.runner.evaluate import heldout_rows
+    from kit.runner.prepare import fit_prompts
 
-    plain, turns = not source.config.data.chat, source.config.generation
-    tools = bool(turns.tools or turns.environment or turns.rollout)
-    data = render_by_row(load_data(source.config.data), source.tokenizer, plain=plain, tools=tools)
-    rows = data.heldout if len(data.heldout) else data.train
-    longest = source.config.data.max_prompt_tokens
-    found: list[dict[str, Any]] = rows.to_list()
-    if longest is None:
-        return found
-    from kit.export.source import prompt_ids
-
-    fitting = [row for row, ids in zip(found, prompt_ids(source.tokenizer, found), strict=True) if len(ids) <= longest]
-    if not fitting:
+    config, interaction = source.config, load_tools(source.config.generation)
+    found = heldout_rows(source.run, config, source.files, interaction)
+    if not found:
+        found = fit_prompts(config, load_data(config.data), source.tokenizer, interaction).train.to_list()
+    if not found:
         raise RunError("None of the run's prompts can be used for the verification. Leave it out with --no-verify.")
-    return fitting
+    return found
 
 
 def write(

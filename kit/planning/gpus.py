@@ -12,6 +12,7 @@ from kit.models.shape import ModelShape
 from kit.registry import did_you_mean
 
 if TYPE_CHECKING:
+    from kit.config import RunConfig
     from kit.runner.prepare import Parts
 
 
@@ -118,6 +119,23 @@ def _update(shape: ModelShape, work: Workload, speed: Speed) -> float:
     """Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing."""
     per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
     return per_weight * shape.parameters * work.batch * work.tokens / speed.flops
+
+
+START_SECONDS = 20.0
+"""Python, torch and the weights, before a run's first answer."""
+
+
+def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, float]:
+    """Estimated seconds of a whole run, by part: its start, its held-out scores, its steps.
+
+    `step` is the seconds of an optimiser step, `completion` those of a completion when a batch is sampled.
+    """
+    wanted, steps = config.evaluation, config.optimisation.steps
+    between = (steps - 1) // wanted.every if wanted.every else 0
+    times = between + int(wanted.before) + int(wanted.after)
+    problems = min(wanted.prompts, config.data.heldout)
+    scored = times * problems * (1 + wanted.k) * completion
+    return {"start": START_SECONDS, "held-out scores": scored, "steps": steps * step}
 
 
 def estimate_update(parts: Parts, prompt: int, completion: int) -> float:

@@ -14,7 +14,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, prompt_tokens, sized, teacher_load, workload
 from kit.models.shape import ModelShape, shape_of
-from kit.planning.gpus import Gpu, cpu_speed, estimate, speed_of, this_gpu
+from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
 
 if TYPE_CHECKING:
     from kit.config.sections import ModelConfig
@@ -289,6 +289,8 @@ def plan(
     changes = None if fits else fixes(config, lambda c: found.memory(device, c, room), room, device)
     speed = speed_of(gpu) if gpu else cpu_speed() if device == "cpu" else speed_of(_present())
     seconds = estimate(found.shape, found.work(device, room=room), speed, config.optimisation.iterations)
+    completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
+    whole = run_seconds(config, seconds["step"], completion)
     return {
         "model": {"name": config.model.name, "parameters": found.shape.parameters},
         "place": place,
@@ -299,7 +301,8 @@ def plan(
         "command": None if not changes else command(name, replaced(given, [c.override for c in changes])),
         "prompt_tokens": found.prompt,
         "seconds_per_step": seconds,
-        "hours": seconds["step"] * config.optimisation.steps / 3600,
+        "run_seconds": whole,
+        "hours": sum(whole.values()) / 3600,
         "time_is": "estimated",
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
         "savings": planned(config, found.objective),

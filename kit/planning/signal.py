@@ -28,8 +28,8 @@ from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, fi
 from kit.evaluation.statistics import Z_95, Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import thinking_note
-from kit.planning.gpus import estimate_update
-from kit.planning.workbench import group, plain
+from kit.planning.gpus import estimate_update, run_seconds
+from kit.planning.workbench import advantage_kind, group, plain
 from kit.runs.files import to_json
 from kit.runs.worker import STOPPED, call
 
@@ -375,6 +375,7 @@ def describe(
         rows=rows,
         room=room,
     )
+    whole = run_seconds(config, step, (rollout + scoring) / batch)
     latencies = sorted(map(sum, zip(*verdict.latencies.values(), strict=True)))
     return {
         "verdict": judge(signal).as_dict(),
@@ -394,7 +395,8 @@ def describe(
         "tokens_per_second": sum(tokens) / max(sampled.generation_seconds, 1e-9),
         "reward_latency_ms": {"p50": 1e3 * _quantile(latencies, 0.5), "p95": 1e3 * _quantile(latencies, 0.95)},
         "seconds": {"rollout": rollout, "reward": scoring, "update": update, "step": step},
-        "hours": step * config.optimisation.steps / 3600,
+        "run_seconds": whole,
+        "hours": sum(whole.values()) / 3600,
         "estimated": ["seconds.update", "seconds.step", "hours"],
     }
 
@@ -484,7 +486,9 @@ def generate(
         texts = [
             plain(base._completion(rows[at]["prompt"], one)) for one in drawn
         ]  # with its turns, where it called tools
-        shown = group(parts.preset, rows[at], texts, sampled.verdict, sampled.correct, at * k)
+        shown = group(
+            parts.preset, rows[at], texts, sampled.verdict, sampled.correct, at * k, kind=advantage_kind(parts.config)
+        )
         for item, one in zip(shown["items"], drawn, strict=True):
             item |= {"tokens": own_tokens(one), "cut": one[1]}
         found.append({"row": place, **shown})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, DataError
+from kit.errors import DataError
 from kit.runs.files import to_json
 from kit.runs.worker import claim_stdout, is_lost, is_user_error
 
@@ -207,37 +207,27 @@ def score(config: RunConfig, request: Request) -> dict[str, Any]:
     from kit.runner.prepare import build_reward
 
     (row,) = ROWS.pick(config, [int(request.get("row", 0))])
-    return scored(build_reward(config), row, list(request["completions"]), config.run.seed)
+    return scored(build_reward(config), row, list(request["completions"]), config.run.seed, kind=advantage_kind(config))
 
 
 def scored(
-    preset: Preset,
-    row: Mapping[str, Any],
-    completions: Sequence[str],
-    seed: int = 0,
-    completions_as: Sequence[Any] | None = None,
-    **beside: Any,
+    preset: Preset, row: Mapping[str, Any], completions: Sequence[str], seed: int, *, kind: str
 ) -> dict[str, Any]:
     """Every component's verdict on completions of one row: value, status, reason, what was extracted, and the advantage.
 
-    completions_as: what the reward is given for each, where that is more than one message; beside: further columns, a value
-    for all of them.
+    kind: the advantage's estimator.
     """
     from kit.evaluation.heldout import scoring_context
     from rewards import build_samples
 
     size, prompt = len(completions), row["prompt"]
-    columns: dict[str, Any] = {name: [value] * size for name, value in {**row, **beside}.items() if name != "prompt"}
-    said = (
-        list(completions_as)
-        if completions_as is not None
-        else [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
-    )
+    columns: dict[str, Any] = {name: [value] * size for name, value in row.items() if name != "prompt"}
+    said = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
     samples = build_samples([prompt] * size, said, **columns)
     context = scoring_context(seed)
     verdict = preset.score(samples, context)
     correct = preset.is_correct(samples, context) if preset.checker is not None else None
-    return group(preset, row, completions, verdict, correct)
+    return group(preset, row, completions, verdict, correct, kind=kind)
 
 
 def group(
@@ -247,6 +237,8 @@ def group(
     verdict: Evaluation,
     correct: Sequence[bool] | None,
     first: int = 0,
+    *,
+    kind: str,
 ) -> dict[str, Any]:
     """The verdicts from `first` on, as many as there are texts: a group, as the page shows it."""
     places = range(first, first + len(texts))
@@ -259,7 +251,7 @@ def group(
             _item(verdict, at, text, None if correct is None else correct[at])
             for at, text in zip(places, texts, strict=True)
         ],
-        "advantages": advantages([verdict.totals[at] for at in places]),
+        "advantages": advantages([verdict.totals[at] for at in places], kind),
     }
 
 
@@ -281,14 +273,68 @@ def _item(verdict: Evaluation, at: int, text: str, right: bool | None) -> dict[s
     }
 
 
-def advantages(totals: Sequence[float | None]) -> list[float | None]:
-    """GRPO's advantages: (reward - group mean) / standard deviation with n - 1, as TRL has it; 0 where all rewards are equal."""
+def advantages(totals: Sequence[float | None], kind: str = "group_zscore") -> list[float | None]:
+    """The advantages of a group by the estimator `kind`; all None for one that needs more than a group's rewards."""
     known = [total for total in totals if total is not None]
-    if not known:
+    if not known or kind not in ("group_zscore", "group_mean", "leave_one_out"):
         return [None] * len(totals)
-    mean = sum(known) / len(known)
-    spread = (sum((total - mean) ** 2 for total in known) / max(1, len(known) - 1)) ** 0.5
-    return [None if total is None else (total - mean) / spread if spread > 1e-9 else 0.0 for total in totals]
+    mean, others = sum(known) / len(known), max(1, len(known) - 1)
+    scale = 1.0
+    if kind == "group_zscore":  # the deviation with n - 1, as TRL has it; 0 where all rewards are equal
+        deviation = (sum((total - mean) ** 2 for total in known) / others) ** 0.5
+        scale = 1.0 / deviation if deviation > 1e-9 else 0.0
+    elif kind == "leave_one_out":
+        scale = len(known) / others
+    return [None if total is None else (total - mean) * scale for total in totals]
+
+
+def advantage_kind(config: RunConfig) -> str:
+    """The name of the estimator that the configured objective has."""
+    from kit.objective.recipes import resolve
+
+    own = config.objective.advantage
+    hook = resolve({"recipe": config.objective.recipe} | ({} if own is None else {"advantage": own}))["advantage"]
+    return str(hook["name"] if isinstance(hook, Mapping) else hook)
+
+
+def guess(config: RunConfig, request: Request) -> dict[str, Any]:
+    """Columns, reward and system prompt guessed from the rows of a file, with the reason."""
+    from kit.config import DataConfig
+    from kit.data.rows import Fault
+    from kit.data.sources import read_source
+    from kit.planning.guess import guess as guessed
+
+    read = read_source(DataConfig(source=config.data.source))
+    rows = []
+    for record in read.records:
+        if not isinstance(record, Fault):
+            rows.append(record.values)
+        if len(rows) >= LOOKED_AT:
+            break
+    return dict(vars(guessed(read.columns, rows)))
+
+
+def check(config: RunConfig, request: Request) -> dict[str, Any]:
+    """Whether the reward can score the first training row, what a right and a wrong answer earn, and which hacks pay.
+
+    `problem` is why a part of the reward fails on a right answer; None where all parts score it.
+    """
+    from kit.runner.prepare import build_reward
+    from rewards.protocol import FAILURES
+
+    (row,) = ROWS.pick(config, [0])
+    texts = examples(config, {})
+    items = scored(build_reward(config), row, texts, config.run.seed, kind="none")["items"]
+    failing = [part for part in items[0]["parts"] if part["status"] in FAILURES]
+    problem = "; ".join(f"{one['name']}: {one['reason'] or one['status']}" for one in failing) or None
+    found = {"problem": problem, "right": items[0]["total"], "wrong": items[1]["total"], "tried": 0, "paid": 0}
+    if problem is not None or not row.get("reference"):
+        return found
+    cases = hacks(config, {})["cases"]
+    honest = min((one["total"] for one in cases if one["kind"] == "good" and one["total"] is not None), default=None)
+    tried = [one["total"] for one in cases if one["kind"] == "hack" and one["total"] is not None]
+    paid = [total for total in tried if honest is not None and total >= honest - 1e-9]
+    return found | {"tried": len(tried), "paid": len(paid)}
 
 
 def weights(config: RunConfig, request: Request) -> dict[str, Any]:
@@ -358,79 +404,6 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
     return found.as_dict() | {"passed": found.passed}
 
 
-MOST_TURNS = 20
-
-
-def play(config: RunConfig, request: Request) -> dict[str, Any]:
-    """A person in the model's place on the training row `row`: the conversation so far, the tools that may be called, and,
-    once there is an `answer`, what is rewarded.
-
-    Every question begins with a fresh environment and makes the `calls` so far again, so that nothing is kept between them.
-    """
-    from kit.generation.tools import load_tools, open_row
-    from kit.runner.prepare import build_reward
-
-    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
-    setup = load_tools(config.generation)
-    if setup.rollout is not None:
-        raise DataError("generation.rollout makes whole completions of its own; there is nothing to play.")
-    prompt, environment, tools = open_row(setup, row)
-    named = {tool.__name__: tool for tool in tools}
-    calls = list(request.get("calls") or [])
-    rounds = min(MOST_TURNS, setup.max_iterations if setup.max_iterations is not None else MOST_TURNS)
-    if len(calls) > rounds:
-        raise DataError(f"A completion calls at most {rounds} times here (generation.max_tool_calling_iterations).")
-    turns = [turn for call in calls for turn in _called(named, call)]
-    found: dict[str, Any] = {
-        "prompt": plain(prompt)[:SHOWN_TEXT],
-        "reference": _short(row.get("reference")),
-        "tools": [_schema(tool) for tool in tools],
-        "turns": turns,
-        "calls_left": max(0, rounds - len(calls)) if tools else 0,
-    }
-    answer = request.get("answer")
-    if answer is None:
-        return found
-    said = [*turns, {"role": "assistant", "content": str(answer)}]
-    beside = {} if environment is None else {"environments": environment}
-    preset = build_reward(config)
-    text = str(answer) if isinstance(prompt, str) else said
-    row = {**row, "prompt": prompt}
-    group = scored(preset, row, [str(answer)], config.run.seed, completions_as=[text], **beside)
-    own = getattr(environment, "get_reward", lambda: None)()
-    return found | {
-        "group": group | {"advantages": [None]},  # one completion is no group
-        "environment_reward": None if own is None else float(own),
-    }
-
-
-def _called(tools: Mapping[str, Callable[..., Any]], call: Any) -> list[dict[str, Any]]:
-    """A call and its answer as messages; one that fails is answered, as in training."""
-    name, arguments = str(call["name"]), dict(call["arguments"])
-    try:
-        if name not in tools:
-            raise ValueError(f"there is no tool {name}")
-        made = tools[name](**arguments)
-    except Exception as error:  # whatever a tool raises, the model is told
-        made = {"error": str(error)}
-    asked = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [asked]},
-        {"role": "tool", "name": name, "content": str(made)[:SHOWN_TEXT]},
-    ]
-
-
-def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
-    """Name, description and arguments of a tool, as the model is told them."""
-    from transformers.utils import get_json_schema
-
-    function = get_json_schema(tool)["function"]
-    arguments = (function.get("parameters") or {}).get("properties") or {}
-    told = {name: str(one.get("description", "")) for name, one in arguments.items()}
-    kinds = {name: str(one.get("type", "")) for name, one in arguments.items()}
-    return {"name": function["name"], "words": function.get("description", ""), "arguments": told, "types": kinds}
-
-
 def _is_missing(completion: Any) -> bool:
     """As a text, or as the content of the last message."""
     last = completion[-1] if isinstance(completion, list) and completion else completion
@@ -491,60 +464,21 @@ def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
     return report(check_machine(str(request.get("root", config.run.root))))
 
 
-def curves(config: RunConfig, request: Request) -> list[dict[str, Any]]:
-    """The curves of each of `specs` over the same ratios. Raises `ConfigError` for a hook that is not registered."""
-    from kit.objective.curves import curves as evaluated
-    from kit.objective.curves import grid
-    from kit.objective.objective import Objective
-
-    objectives = []
-    for spec in list(request["specs"])[:4]:
-        named_only(spec)
-        objectives.append(Objective.from_spec(spec))
-    ratios = grid(*objectives)
-    return [evaluated(objective, ratios=ratios).as_dict() for objective in objectives]
-
-
-def clips(config: RunConfig, request: Request) -> dict[str, list[dict[str, Any]]]:
-    """The parameters of each clip, as its signature has them; what `rewards.parameters.Parameter` holds."""
-    from kit.objective import clips as registered
-    from rewards.parameters import parameters_of
-
-    return {name: [vars(one) for one in parameters_of(registered[name].build)] for name in registered}
-
-
-def named_only(tree: Any) -> None:
-    """Raises `ConfigError` where a hook's name, anywhere in it, is an import path: that would run code."""
-    if isinstance(tree, Mapping):
-        if not str(tree.get("name", "x")).replace("_", "").isalnum():
-            raise ConfigError(
-                f"'{str(tree['name'])[:60]}' is no registered hook, and nothing else is evaluated from the page."
-            )
-        for value in tree.values():
-            named_only(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            named_only(value)
-    elif isinstance(tree, str) and not tree.replace("_", "").isalnum():
-        raise ConfigError(f"'{tree[:60]}' is no registered hook, and nothing else is evaluated from the page.")
-
-
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "warm": warm,
     "columns": columns,
     "rows": rows,
     "lengths": lengths,
     "score": score,
+    "check": check,
+    "guess": guess,
     "weights": weights,
     "hacks": hacks,
     "audit": audit,
-    "play": play,
     "examples": examples,
     "plan": plan,
     "validate": validate,
     "doctor": doctor,
-    "curves": curves,
-    "clips": clips,
 }
 
 

@@ -18,6 +18,8 @@ from kit.evaluation.results import read_result, weights_of
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
+    from kit.generation.tools import ToolSetup
+    from kit.models.loading import ModelFiles
     from kit.runner.console import Reporter
     from kit.runs.store import RunDir
 
@@ -34,20 +36,17 @@ def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
 def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     # Everything that can be wrong is looked at before anything heavy is imported.
-    from kit.data import load_data
     from kit.evaluation.checker import build_checker, check_evaluation
     from kit.models.libraries import load_libraries
-    from kit.runner.prepare import build_reward, fit_prompts
+    from kit.runner.prepare import build_reward
 
     config: RunConfig = load_config(run.config, request.get("overrides", []))
     step, weights = weights_of(run, request.get("checkpoint"))
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
-    data = unchanged(run, load_data(config.data))
     load_libraries(config.model, training=False)
 
-    from kit.generation.prompts import fit_pictures
     from kit.generation.tools import check_turns, load_tools
     from kit.models.backend import use_threads
     from kit.models.failures import BatchSizeBackoff
@@ -64,7 +63,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     model = loaded.model if config.model.lora is None else put_on(loaded.model, weights, loaded.start)
     interaction = load_tools(config.generation)
     check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
-    rows = fit_pictures(config, fit_prompts(config, data, loaded.tokenizer, interaction), files).heldout.to_list()
+    rows = heldout_rows(run, config, files, interaction)
     memory = BatchSizeBackoff() if config.run.on_out_of_memory == "halve" else None
     settings = (config.evaluation, config.generation)
     heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
@@ -83,6 +82,25 @@ def _beside(run: RunDir, name: str, result: dict[str, Any]) -> dict[str, dict[st
     after = read_result(path) if path.is_file() else {}
     same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}
     return ({"after": after} if same else {}) | {name: result}
+
+
+def heldout_rows(run: RunDir, config: RunConfig, files: ModelFiles, interaction: ToolSetup) -> list[dict[str, Any]]:
+    """The held-out rows of a run, in the order of its evaluations: its own copy, so that the data may have moved since.
+
+    The source is read again where the run has no copy or `config` asks for other data. Raises `KitError`.
+    """
+    from kit.data import load_data
+    from kit.generation.prompts import fit_pictures
+    from kit.runner.prepare import fit_prompts
+
+    if run.heldout.is_file() and config.data == load_config(run.config).data:
+        import pyarrow.parquet as pq
+        from datasets import Dataset
+
+        rows: list[dict[str, Any]] = Dataset(pq.read_table(run.heldout)).to_list()
+        return rows
+    data = fit_prompts(config, unchanged(run, load_data(config.data)), files.tokenizer, interaction)
+    return list(fit_pictures(config, data, files).heldout.to_list())
 
 
 def unchanged(run: RunDir, data: DataSplit) -> DataSplit:

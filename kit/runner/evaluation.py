@@ -15,6 +15,7 @@ from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.runner.distributed import world_size
 from kit.runner.lifecycle import Stopped, StopSignal
+from kit.runner.recording import PhaseProgress
 from kit.runner.resume import earlier_scores
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
@@ -64,10 +65,11 @@ class HeldOutScores:
         """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
+            told = PhaseProgress(job.folder, advance, again=name == "before" and job.config.evaluation.after)
 
             def progress(done: int, total: int) -> None:
                 job.stop.check()
-                advance(done, total)
+                told(done, total)
 
             found = self.known[name] = self.heldout.score(model, progress, step=step)
         job.folder.write_json(f"eval/{name}.json", found)

@@ -20,12 +20,14 @@ from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
 from kit.generation.multi_turn import readable, unanswered
 from kit.runner.console import Advance
-from kit.runner.distributed import world_size
+from kit.runner.distributed import is_first, world_size
 from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from kit.objective import TokenBatch
     from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.rollout import Rollout
@@ -254,8 +256,8 @@ HEARTBEAT_SECONDS = 1.0
 class Recorder(TrainerCallback):  # type: ignore[misc]
     """Writes metrics, heartbeat and events, moves the progress bar, and passes requests to save or stop to the trainer."""
 
-    def __init__(self, run: RunDir, stop: StopSignal, advance: Advance) -> None:
-        self.run, self.stop, self.advance = run, stop, advance
+    def __init__(self, run: RunDir, stop: StopSignal, advance: Advance, *, scores_after: bool = False) -> None:
+        self.run, self.stop, self.advance, self.scores_after = run, stop, advance, scores_after
         self.started = self.beat = time.monotonic()
         self.first_step = 0
         self.note = ""
@@ -284,7 +286,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         now, done = time.monotonic(), state.global_step - self.first_step
         if now - self.beat >= HEARTBEAT_SECONDS or state.global_step >= state.max_steps:
             self.beat = now
-            eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+            eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step) + self.last_score()
             self.run.write_status(
                 "running", step=state.global_step, total_steps=state.max_steps, eta_seconds=round(eta, 1)
             )
@@ -297,6 +299,43 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.append_event("checkpoint", step=state.global_step)
+
+    def last_score(self) -> float:
+        """Seconds of the held-out score that follows training: those of the one before it."""
+        if not self.scores_after:
+            return 0.0
+        try:
+            return float(json.loads((self.run.eval / "before.json").read_text(encoding="utf-8"))["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+
+def keep_heldout(run: RunDir, rows: Dataset) -> None:
+    """Writes the held-out rows into the run, so that chat, scores and exports need the data no more."""
+    if is_first():
+        rows.to_parquet(run.heldout)
+
+
+class PhaseProgress:
+    """Says in status.json how far a held-out score has come, and how long scoring will still take.
+
+    again: the same problems are scored once more after training, which takes as long.
+    """
+
+    def __init__(self, run: RunDir, advance: Advance, *, again: bool) -> None:
+        self.run, self.advance, self.again = run, advance, again
+        self.started = self.beat = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        self.advance(done, total)
+        now = time.monotonic()
+        if now - self.beat < HEARTBEAT_SECONDS or not done:
+            return
+        self.beat = now
+        each = (now - self.started) / done
+        left = each * (total - done) + each * total * self.again
+        told = {"phase_done": done, "phase_total": total, "eta_seconds": round(left, 1)}
+        self.run.change_status(lambda _: told, durable=False)
 
 
 class Together(TrainerCallback):  # type: ignore[misc]

@@ -66,6 +66,7 @@ class RunDir:
     config = Part("config.yaml")
     env = Part("env.json")
     data = Part("data.json")
+    heldout = Part("heldout.parquet")
     status_file = Part("status.json")
     metrics_file = Part("metrics.jsonl")
     events_file = Part("events.jsonl")
@@ -119,9 +120,10 @@ class RunDir:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Says in status.json what is done, while it is something else than training steps. Raises `RunError`."""
-        self.change_status(lambda _: {"phase": name}, durable=False)
+        blank = {"phase_done": None, "phase_total": None}
+        self.change_status(lambda _: {"phase": name, **blank}, durable=False)
         yield
-        self.change_status(lambda _: {"phase": None}, durable=False)
+        self.change_status(lambda _: {"phase": None, **blank}, durable=False)
 
     def change_status(
         self, change: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, durable: bool = True
@@ -502,7 +504,7 @@ def _two_numbers(value: Any) -> bool:
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = (
-    dict.fromkeys(("pid", "step", "total_steps", "exit"), _whole)
+    dict.fromkeys(("pid", "step", "total_steps", "exit", "phase_done", "phase_total"), _whole)
     | dict.fromkeys(("create_time", "heartbeat", "started", "ended", "eta_seconds", "time"), _finite)
     | dict.fromkeys(("host", "reason", "refused", "how", "id"), _text)
     | dict.fromkeys(("boot", "supervisor", "stop", "before"), _mapping)

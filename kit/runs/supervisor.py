@@ -231,7 +231,7 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
     request = request | {"adopt": True}
     try:
         run.write_json(REQUEST, request)
-        command = [sys.executable, "-m", "kit.runs.supervisor", str(run.path.resolve()), "--module", module]
+        command = [sys.executable, "-P", "-m", "kit.runs.supervisor", str(run.path.resolve()), "--module", module]
         command += ["--claimed-by", str(os.getpid())]
         with open(run.log, "ab") as log:
             done = subprocess.run(

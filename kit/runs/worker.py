@@ -146,7 +146,7 @@ def call(
     """
     with _letters(request, folder) as place:
         request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
-        command = [sys.executable, "-m", module, str(request_file), "--error-file", str(error_file)]
+        command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
         return _outcome(code, output, error_file)
 
@@ -318,7 +318,7 @@ class Worker:
         self.too_long = False
         self._on_message, self._writing = on_message, threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from exporting_runs import make_run
 from tiny_qwen import tiny_qwen, tiny_tokenizer
 
 from kit.chat.answering import ChatModels
-from kit.errors import ConfigError, RunError
+from kit.errors import ConfigError
 from kit.runs.store import RunDir
 
 SCORER = """
@@ -196,11 +197,22 @@ def test_numbers_are_those_of_evaluations(model_folder: Path, new_run: Any) -> N
     assert not any("and on" in row["prompt"] for row in shown["rows"])
 
 
-def test_other_data_than_the_run_was_trained_on_are_refused(model_folder: Path, new_run: Any, tmp_path: Path) -> None:
+def test_rows_come_from_the_runs_own_copy_and_never_from_other_data(
+    model_folder: Path, new_run: Any, tmp_path: Path
+) -> None:
     run = new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)])
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{number}!"}) for number in range(6)))
-    with pytest.raises(RunError, match="has changed since run 'it'"):
-        ChatModels(run, None)
+    models = ChatModels(run, None)
+    Dataset.from_list(models.rows).to_parquet(run.heldout)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(json.dumps({"prompt": f"{number}!"}) for number in range(6)))
+    assert ChatModels(run, None).rows == models.rows
+    run.heldout.unlink()
+    changed = ChatModels(run, None)
+    assert (changed.rows, "has changed since run 'it'" in changed.note) == ([], True)
+    source.unlink()
+    moved = ChatModels(run, None)
+    assert moved.rows == []
+    assert ask(moved, prompt="2 + 2 =", sampling={"max_tokens": 2})  # a prompt of one's own needs no data
 
 
 def test_a_think_that_the_template_opens_is_known(model_folder: Path, new_run: Any) -> None:

@@ -92,7 +92,8 @@ def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monk
     assert found["probe"] == measured
     assert found["time_is"] == "measured"
     assert found["seconds_per_step"]["measured"] == 2.0
-    assert found["hours"] == pytest.approx(2 * 2.0 / 3600)
+    assert found["run_seconds"]["steps"] == pytest.approx(2 * 2.0)
+    assert found["hours"] == pytest.approx(sum(found["run_seconds"].values()) / 3600)
 
 
 @pytest.mark.parametrize(("hours", "shown"), [(2.5, "2.5 h"), (0.04, "2.4 min"), (0.001, "4 s")])

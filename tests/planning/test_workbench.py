@@ -70,6 +70,17 @@ def test_advantages_are_those_of_grpo() -> None:
     assert advantages([None]) == [None]
 
 
+def test_advantages_follow_the_recipe(config: dict[str, Any]) -> None:
+    assert advantages([0.0, 1.0], "group_mean") == pytest.approx([-0.5, 0.5])
+    # 1 less the mean of the others: (0 + 0) / 2
+    assert advantages([0.0, 0.0, 1.0], "leave_one_out") == pytest.approx([-0.5, -0.5, 1.0])
+    assert advantages([0.0, 1.0], "gae") == [None, None]
+    config["objective"] = {"recipe": "dr_grpo"}
+    found = asked("score", config, completions=["<answer>-1</answer>", "wrong"])
+    known = [item["total"] for item in found["items"]]
+    assert found["advantages"] == pytest.approx([total - sum(known) / 2 for total in known])
+
+
 def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
     found = asked("hacks", config, row=0)
     assert found["passed"], found["problems"]
@@ -193,23 +204,6 @@ def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
     assert [item["text"] for item in again[0]["items"]] == [item["text"] for item in found[0]["items"]]
     with pytest.raises(DataError, match="no training row 99"):
         generate(parts, model, [99], 2)
-
-
-def test_a_person_calls_answers_and_is_rewarded(config: dict[str, Any]) -> None:
-    calculator = "kit.environments.calculator:Calculator"
-    config["generation"] = {"environment": calculator, "max_tool_calling_iterations": 2}
-    begun = asked("play", config)
-    assert [tool["name"] for tool in begun["tools"]] == ["calculate"]
-    assert (begun["turns"], begun["calls_left"]) == ([], 2)
-    calls = [{"name": "calculate", "arguments": {"expression": "12 * 7"}}, {"name": "nothing", "arguments": {}}]
-    found = asked("play", config, calls=calls, answer=f"<think>x</think><answer>{begun['reference']}</answer>")
-    said = [turn["content"] for turn in found["turns"] if turn["role"] == "tool"]
-    assert said == ["84", "{'error': 'there is no tool nothing'}"]
-    assert found["group"]["items"][0]["correct"] is True
-    assert found["group"]["advantages"] == [None]
-    assert asked("play", config, answer="<answer>-1</answer>")["group"]["items"][0]["correct"] is False
-    too_many = answer({"question": "play", "config": config, "calls": [*calls, calls[0]]})
-    assert "calls at most 2 times" in too_many["error"]
 
 
 def test_columns_and_rows_as_the_model_sees_them(config: dict[str, Any]) -> None:

@@ -46,6 +46,18 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return write
 
 
+def test_a_file_beside_ones_data_named_like_a_package_is_not_imported(
+    write_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job("import psutil; print(psutil.__version__)")
+    beside = tmp_path / "data"
+    beside.mkdir()
+    (beside / "psutil.py").write_text("raise SystemExit('this is not psutil')")
+    monkeypatch.chdir(beside)
+    outcome = worker.call("a_job", {}, capture=True)
+    assert (outcome.code, outcome.error) == (worker.DONE, None)
+
+
 WHOLE_RUN = """
     section = request["config"]["run"]
     run = RunStore(section["root"]).create(section["id"])
