@@ -214,15 +214,25 @@ def ui(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A Python file whose functions the page may use as rewards and hooks."),
     ] = None,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Also offer models and data below this folder; may be repeated."),
+    ] = None,
     share: Annotated[
         bool, typer.Option("--share", help="Also at a public address of Gradio's relay; needs --auth.")
+    ] = False,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="Behind a proxy that sets X-Forwarded-Host: believe that header.")
     ] = False,
 ) -> None:
     """Open the web page: make runs, watch them, try the results. Runs outlive the page."""
     from kit.ui.server import serve
     from kit.ui.settings import Settings, read_accounts
 
-    serve(Settings(host, port, root, read_accounts(auth), tuple(hooks or ()), share))
+    settings = Settings(
+        host, port, root, read_accounts(auth), tuple(hooks or ()), share, folders=tuple(folder or ()), proxy=proxy
+    )
+    serve(settings)
 
 
 @config_app.command("schema")

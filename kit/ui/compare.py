@@ -249,7 +249,8 @@ def _overlay(found: dict[str, Panel], panel: Panel, name: str, color: int) -> No
         label = panel.label if one.dots or one.low is None else panel.label.partition(",")[0].partition(":")[0]
         line = replace(one, name=name, color=color) if one.dots else Series(name, one.x, one.y, color=color)
         series = found[title].series if title in found else []
-        found[title] = replace(panel, title=title, label=label, series=[*series, line])
+        # A chart that stacks the parts of one run does not stack runs on one another.
+        found[title] = replace(panel, title=title, label=label, series=[*series, line], stacked=False)
 
 
 class Screen:

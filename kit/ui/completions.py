@@ -6,7 +6,6 @@ What goes over many steps works from the latest backwards within a time, and say
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import threading
@@ -22,7 +21,7 @@ from kit.report.record import split
 from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")
-KEPT_FILES, KEPT_SUMMARIES = 24, 40_000
+KEPT_FILES = 24
 MOST_PASSES = 16
 """Optimiser steps on one generation batch whose tokens are looked for."""
 SCAN_SECONDS = 1.5
@@ -56,20 +55,6 @@ class Group:
         return max(self.totals) - min(self.totals) if self.totals else 0.0
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Rewards and lengths of one prompt at one step."""
-
-    step: int
-    place: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    tokens: float
-    cut: int
-    size: int
-
-
 @dataclass
 class Scan:
     """How far a look at many steps came: `reached` is the earliest step that was read, None when all were.
@@ -88,11 +73,6 @@ class Scan:
         return self.reached is None
 
 
-def key_of(prompt: str) -> str:
-    """A short name of a prompt, for addresses and buttons."""
-    return hashlib.blake2s(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()
-
-
 def components(row: Mapping[str, Any]) -> list[str]:
     """Names of the reward's components, in their order."""
     names = [key.removeprefix("reward/") for key in row if key.startswith("reward/") and key.count("/") == 1]
@@ -106,7 +86,6 @@ class Batches:
         self._lock = threading.Lock()
         self._listed: OrderedDict[Path, tuple[int, list[tuple[int, Path]]]] = OrderedDict()
         self._files: OrderedDict[tuple[Path, int, int], list[Row]] = OrderedDict()
-        self._summaries: OrderedDict[tuple[Path, int], list[tuple[str, Moment]]] = OrderedDict()
 
     def steps(self, run: RunDir) -> list[tuple[int, Path]]:
         """(step, file) in the order of steps."""
@@ -195,39 +174,6 @@ class Batches:
             scan.reached = None
         return found[:MOST_FOUND], scan
 
-    def course(self, run: RunDir, prompt_key: str) -> tuple[list[Moment], Scan]:
-        """The `Moment` of one prompt at each step, as far as time allows; files are summed up once and cached."""
-        files = list(reversed(self.steps(run)))
-        scan, found = Scan(steps=len(files)), []
-        for step, path in within(files):
-            try:
-                found += [moment for key, moment in self._summary(run, path) if key == prompt_key]
-            except RunError as error:
-                scan.broken.append(str(error))
-            scan.read, scan.reached = scan.read + 1, step
-        if scan.read >= scan.steps:
-            scan.reached = None
-        return sorted(found, key=lambda moment: (moment.step, moment.place)), scan
-
-    def _summary(self, run: RunDir, path: Path) -> list[tuple[str, Moment]]:
-        try:
-            key = (path, path.stat().st_mtime_ns)
-        except OSError as error:
-            raise RunError(f"{path.name} cannot be read: {error.strerror or error}.") from None
-        with self._lock:
-            known = self._summaries.get(key)
-        if known is None:
-            table = prepared(read(path, lambda name: name != "completion"), _weights(run), _group_size(run))
-            by_place: dict[int, list[Row]] = {}
-            for row in table:
-                by_place.setdefault(row["group"], []).append(row)
-            known = [_moment(place, rows) for place, rows in by_place.items()]
-            with self._lock:
-                self._summaries[key] = known
-                while len(self._summaries) > KEPT_SUMMARIES:
-                    self._summaries.popitem(last=False)
-        return known
-
 
 def within(files: Sequence[tuple[int, Path]], seconds: float | None = None) -> Iterator[tuple[int, Path]]:
     """The files until the time is over; one at least."""
@@ -236,18 +182,6 @@ def within(files: Sequence[tuple[int, Path]], seconds: float | None = None) -> I
         if number and time.monotonic() > end:
             return
         yield pair
-
-
-def _moment(place: int, rows: list[Row]) -> tuple[str, Moment]:
-    totals = [row["total"] for row in rows if row["total"] is not None]
-    tokens = [row["tokens"] for row in rows if isinstance(row.get("tokens"), int)]
-    cut = sum(row.get("finish_reason") == "length" for row in rows)
-    step = int(rows[0].get("step") or 0)
-    mean = sum(totals) / len(totals) if totals else None
-    low, high = (min(totals), max(totals)) if totals else (None, None)
-    return key_of(str(rows[0].get("prompt") or "")), Moment(
-        step, place, mean, low, high, sum(tokens) / max(1, len(tokens)), cut, len(rows)
-    )
 
 
 def read(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> list[Row]:

@@ -1,8 +1,7 @@
-"""The completions explorer: by group, as a list over one step or all, and one prompt over time. Pages, never all rows."""
+"""The completions explorer: the groups of a step, or what a search finds in all steps. Pages, never all rows."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ import gradio as gr
 from markupsafe import Markup, escape
 
 from kit.errors import KitError
-from kit.report.panels import Panel, Series
 from kit.runs.store import RunDir
 from kit.ui import markup as m
 from kit.ui import tokens
-from kit.ui.completions import MOST_FOUND, Batches, Group, Moment, Row, Scan, components, failed, key_of, unweighted
-from kit.ui.curves import charts, pack
+from kit.ui.completions import MOST_FOUND, Batches, Group, Row, Scan, components, failed, unweighted
 from kit.ui.site import QUIET, Site
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
@@ -40,7 +37,7 @@ def show_group(found: Group, search: str = "") -> Markup:
         *([f"{cut} of {len(rows)} cut off"] if cut else []),
     ]
     head = m.tag("div", m.tag("b", f"Step {found.step}, group {found.place + 1}") + verdict, class_="spread")
-    line = m.tag("div", m.join(m.tag("small", fact) for fact in facts) + over_time(found.prompt), class_="row")
+    line = m.tag("div", m.join(m.tag("small", fact) for fact in facts), class_="row")
     body = m.join(show_completion(same[0], search, times=len(same)) for same in alike(rows))
     return m.tag("div", m.panel(head, line, show_prompt(rows[0], search), body), class_="group")
 
@@ -53,11 +50,6 @@ def alike(rows: Sequence[Row]) -> list[list[Row]]:
             (row.get("completion"), row["total"], row.get("advantage"), row.get("finish_reason")), []
         ).append(row)
     return list(found.values())
-
-
-def over_time(text: str) -> Markup:
-    """A button that asks for the prompt over time."""
-    return m.tag("button", "this prompt over time", type="button", class_="badge live", data_prompt=key_of(text))
 
 
 def show_prompt(row: Row, search: str = "") -> Markup:
@@ -86,7 +78,6 @@ def show_completion(row: Row, search: str = "", *, origin: bool = False, times: 
         chips.insert(0, m.badge(f"{times} alike", "live"))
     if origin:
         chips.insert(0, m.badge(f"step {row.get('step')}, group {row['group'] + 1}"))
-        chips.append(over_time(str(row.get("prompt") or "")))
     said = what_was_said(row, search)
     parts = [m.tag("div", m.join(chips), class_="row"), said, *details(row)]
     if origin:
@@ -150,44 +141,6 @@ def details(row: Row) -> list[Markup]:
     return found
 
 
-def show_course(
-    moments: Sequence[Moment], prompt_row: Row | None, first: Group | None, last: Group | None, scan: Scan
-) -> str:
-    """One prompt over time."""
-    if not moments or prompt_row is None:
-        return m.empty("Not found", "None of the steps that were read has this prompt.")
-    rows = [
-        [
-            m.number(one.step),
-            m.number(one.mean),
-            f"{m.number(one.low)} to {m.number(one.high)}",
-            f"{one.tokens:.0f}",
-            f"{one.cut} of {one.size}",
-        ]
-        for one in moments
-    ]
-    table = m.table(["step", "mean reward", "lowest to highest", "tokens", "cut off"], rows, numbers={0, 1, 2, 3, 4})
-    parts = [
-        m.panel(
-            m.tag("b", f"One prompt, {len(moments)} time{'s' * (len(moments) != 1)}"), show_prompt(prompt_row), table
-        )
-    ]
-    if len(moments) == 1:
-        parts.append(m.note("It came once so far: with more steps than prompts they come again."))
-    elif first is not None and last is not None:
-        pair = m.tag("div", best_and_worst(first, "then") + best_and_worst(last, "now"), class_="pair")
-        parts.append(pair)
-    return m.page(show_reach(scan), *parts)
-
-
-def best_and_worst(found: Group, when: str) -> Markup:
-    """The highest and the lowest rewarded completion of a group."""
-    ranked = sorted((row for row in found.rows if row["total"] is not None), key=lambda row: row["total"])
-    shown = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
-    body = m.join(show_completion(row) for row in shown)
-    return m.panel(m.tag("b", f"{when.capitalize()}, step {found.step}: highest and lowest of {len(found.rows)}"), body)
-
-
 def _no_weights() -> Markup:
     """A note that rewards are sums without weights."""
     return m.note(
@@ -206,7 +159,7 @@ def show_reach(scan: Scan) -> Markup:
         )
     if scan.cut is not None:
         words = f"Step {scan.cut[0]:,} alone has {scan.cut[1]:,} like that; its first {MOST_FOUND:,} are shown."
-        parts.append(m.note(f"{words} 'List of a step' has them all.", "warn"))
+        parts.append(m.note(f"{words} The step itself has them all.", "warn"))
     if scan.broken:
         parts.append(m.note(f"{len(scan.broken)} files cannot be read: {scan.broken[0]}", "fail"))
     return m.join(parts)
@@ -225,10 +178,6 @@ def short(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more letters)"
 
 
-GROUPS, LIST, EVERYWHERE, COURSE = "Groups of a step", "List of a step", "List of all steps", "One prompt over time"
-MODES = (GROUPS, LIST, EVERYWHERE, COURSE)
-SORTS = ("as sampled", "reward, highest first", "reward, lowest first", "advantage, highest first", "advantage, lowest first",
-         "longest first", "shortest first")  # fmt: skip
 KEEP = (
     "all",
     "cut at the limit",
@@ -242,50 +191,27 @@ KEEP = (
 GROUPS_A_PAGE, ROWS_A_PAGE = 3, 12
 LONGEST_SEARCH = 200
 FARTHEST = 100_000_000
-CLICKS = """
-element.addEventListener('click', e => {
-  const button = e.target.closest('[data-prompt]');
-  if (button) trigger('select', {prompt: button.dataset.prompt});
-});
-"""
 
 
 @dataclass(frozen=True)
 class Query:
     """What is to be shown, of values that a browser sent: what is none of the choices becomes the first one."""
 
-    mode: str
     step: int
-    sort: str
     keep: str
     search: str
     page: int
-    prompt: str
     before: int | None
     colour: str = ""
     """Of tokens: one of `kit.ui.tokens.COLOURS`, or none."""
 
     @classmethod
-    def of(
-        cls,
-        mode: Any,
-        step: Any,
-        sort: Any,
-        keep: Any,
-        search: Any,
-        page: Any,
-        prompt: Any,
-        before: Any,
-        colour: Any = None,
-    ) -> Query:
+    def of(cls, step: Any, keep: Any, search: Any, page: Any, before: Any, colour: Any = None) -> Query:
         return cls(
-            mode if mode in MODES else GROUPS,
             _whole(step),
-            sort if sort in SORTS else SORTS[0],
             keep if keep in KEEP else KEEP[0],
             search.strip()[:LONGEST_SEARCH] if isinstance(search, str) else "",
             max(1, _whole(page)),
-            prompt if isinstance(prompt, str) and len(prompt) <= 64 else "",
             _whole(before) or None,
             colour if isinstance(colour, str) and colour in tokens.COLOURS else "",
         )
@@ -304,8 +230,6 @@ class Query:
 
     def found_in(self, row: Row) -> bool:
         """Whether the text that is searched for stands in it."""
-        if not self.search:
-            return True
         wanted = self.search.casefold()
         return any(wanted in str(row.get(key) or "").casefold() for key in ("completion", "prompt", "reference"))
 
@@ -316,29 +240,6 @@ class Query:
             return False
         return any(self.wants(row) for row in group.rows)
 
-    def ordered(self, rows: list[Row]) -> list[Row]:
-        """The rows as they are to be sorted; those without the quantity come last."""
-        name, _, order = self.sort.partition(", ")
-        key = {"reward": "total", "advantage": "advantage", "longest first": "tokens", "shortest first": "tokens"}.get(
-            name
-        )
-        if key is None:
-            return rows
-        known = [row for row in rows if isinstance(row.get(key), (int, float))]
-        descending = order == "highest first" or name == "longest first"
-        return sorted(known, key=lambda row: row[key], reverse=descending) + [row for row in rows if row not in known]
-
-    def ordered_groups(self, groups: list[Group]) -> list[Group]:
-        name, _, order = self.sort.partition(", ")
-        if name == "reward":
-            return sorted(groups, key=lambda group: group.mean or 0.0, reverse=order == "highest first")
-        if name == "advantage":
-            return sorted(groups, key=lambda group: group.spread, reverse=order == "highest first")
-        if name in ("longest first", "shortest first"):
-            mean = {id(group): sum(row.get("tokens") or 0 for row in group.rows) / len(group.rows) for group in groups}
-            return sorted(groups, key=lambda group: mean[id(group)], reverse=name == "longest first")
-        return groups
-
 
 def _whole(value: Any) -> int:
     try:
@@ -348,7 +249,7 @@ def _whole(value: Any) -> int:
 
 
 class Explorer:
-    """The tab. `look` gives [steps, page, HTML, chart, further]."""
+    """The tab. `look` gives [steps, page, HTML, further, the earliest step that was searched]."""
 
     inputs: list[Any]
     outputs: list[Any]
@@ -360,89 +261,53 @@ class Explorer:
         query = Query.of(*asked)
         try:
             run = self.site.run(run_id)
-            files = self.batches.steps(run)
+            files = dict(self.batches.steps(run))
             if not files:
                 return self._nothing(
                     m.empty(
-                        "No completions on record",
-                        "They are saved with every step unless run.save_completions is off; a run that has made no step has "
-                        "none.",
+                        "No completions on record", "They are saved with every step unless run.save_completions is off."
                     )
                 )
-            steps = [step for step, _ in files]
-            step = min(steps, key=lambda each: abs(each - query.step)) if query.step else steps[-1]
-            text, chart, pages, reached = self._shown(run, query, dict(files)[step], step)
+            step = min(files, key=lambda each: abs(each - query.step)) if query.step else max(files)
+            if query.search:
+                text, pages, reached = self._searched(run, query)
+            else:
+                (text, pages), reached = self._groups(run, query, files[step], step), None
         except KitError as problem:
             return self._nothing(m.error(problem))
-        page = min(query.page, pages)
+        steps = list(files)
+        slider = gr.Slider(minimum=steps[0], maximum=max(steps[-1], steps[0] + 1), value=step, step=1,
+                           visible=not query.search, info=f"{len(steps):,} steps on record")  # fmt: skip
         return [
-            self._slider(steps, step, query.mode in (GROUPS, LIST)),
-            gr.Number(value=page, label=f"Page, of {pages}", visible=pages > 1),
+            slider,
+            gr.Number(value=min(query.page, pages), label=f"Page, of {pages}", visible=pages > 1),
             text,
-            chart,
             gr.Button(visible=reached is not None, value=f"Search steps before {reached:,}" if reached else ""),
             reached or 0,
         ]
 
-    def _slider(self, steps: list[int], step: int, visible: bool) -> gr.Slider:
-        return gr.Slider(
-            minimum=steps[0],
-            maximum=max(steps[-1], steps[0] + 1),
-            value=step,
-            step=1,
-            visible=visible,
-            info=f"{len(steps):,} steps on record, {steps[0]:,} to {steps[-1]:,}",
-        )
-
     def _nothing(self, text: str) -> list[Any]:
-        return [gr.skip(), gr.Number(visible=False), text, "", gr.Button(visible=False), 0]
+        return [gr.skip(), gr.Number(visible=False), text, gr.Button(visible=False), 0]
 
-    def _shown(self, run: RunDir, query: Query, path: Any, step: int) -> tuple[str, str, int, int | None]:
-        """(HTML, chart, pages, earliest step that was read where there are earlier ones)."""
-        if query.mode == COURSE:
-            return self._course(run, query)
-        if query.mode == GROUPS:
-            groups = self._coloured(run, query, self.batches.groups(run, path))
-            chosen = query.ordered_groups([group for group in groups if query.wants_group(group)])
-            pages, shown = paged(chosen, query.page, GROUPS_A_PAGE)
-            return (
-                m.page(
-                    _weighed(run, groups[0].rows if groups else []),
-                    _counts(groups, chosen, step),
-                    *(show_group(self._of(group, query), query.search) for group in shown),
-                ),
-                "",
-                pages,
-                None,
-            )
-        if query.mode == LIST:
-            rows, scan = (
-                [
-                    row
-                    for group in self._coloured(run, query, self.batches.groups(run, path))
-                    for row in group.rows
-                    if self._row(query, group, row)
-                ],
-                Scan(),
-            )
-        else:
-            rows, scan = self.batches.search(run, query.wants, query.before)
-        pages, found = paged(query.ordered(rows), query.page, ROWS_A_PAGE)
-        head = m.tag(
-            "p",
-            m.tag("small", f"{len(rows):,} completions" + ("" if query.mode == LIST else f" in {scan.read:,} steps")),
-        )
+    def _groups(self, run: RunDir, query: Query, path: Any, step: int) -> tuple[str, int]:
+        """(the groups of a step that are wanted, number of pages)."""
+        groups = self._coloured(run, query, self.batches.groups(run, path))
+        chosen = [group for group in groups if query.wants_group(group)]
+        pages, shown = paged(chosen, query.page, GROUPS_A_PAGE)
+        head = [_weighed(run, groups[0].rows if groups else []), _counts(groups, chosen, step)]
+        return m.page(*head, *(show_group(group) for group in shown)), pages
+
+    def _searched(self, run: RunDir, query: Query) -> tuple[str, int, int | None]:
+        """(completions of all steps in which the text stands, number of pages, earliest step read where others are left)."""
+        rows, scan = self.batches.search(run, query.wants, query.before)
+        pages, found = paged(rows, query.page, ROWS_A_PAGE)
+        head = m.tag("p", m.tag("small", f"{len(rows):,} completions in {scan.read:,} steps"))
         body = (
             m.panel(*(show_completion(row, query.search, origin=True) for row in found))
             if found
             else m.note("None is like that. Change what is shown, or the text that is searched for.")
         )
-        return (
-            m.page(_weighed(run, rows), show_reach(scan), head, body),
-            "",
-            pages,
-            None if scan.whole else scan.reached,
-        )
+        return m.page(_weighed(run, rows), show_reach(scan), head, body), pages, scan.reached
 
     def _coloured(self, run: RunDir, query: Query, groups: list[Group]) -> list[Group]:
         """The groups with what is known of single tokens, where a colour is asked for; those that have it come first."""
@@ -454,37 +319,6 @@ class Explorer:
         ]
         found = [Group(group.step, group.place, of) for group, of in zip(groups, rows, strict=True)]
         return sorted(found, key=lambda group: all(row["kept"] is None for row in group.rows))
-
-    def _row(self, query: Query, group: Group, row: Row) -> bool:
-        return query.wants(row) and query.wants_group(group)
-
-    def _of(self, group: Group, query: Query) -> Group:
-        """The group with its completions sorted; none is left out, as they are compared with each other."""
-        return Group(group.step, group.place, query.ordered(group.rows))
-
-    def _course(self, run: RunDir, query: Query) -> tuple[str, str, int, int | None]:
-        if not query.prompt:
-            return m.empty("Choose a prompt", "Press 'this prompt over time' at a group or a completion."), "", 1, None
-        moments, scan = self.batches.course(run, query.prompt)
-        files = dict(self.batches.steps(run))
-        first, last = (self._group(run, files, moments, at) for at in (0, -1))
-        told = _weighed(run, last.rows if last else [])
-        text = (m.page(told) if told else "") + show_course(moments, last.rows[0] if last else None, first, last, scan)
-        if len(moments) < 2:
-            return text, "", 1, None
-        points = [(one.step, one.mean) for one in moments if one.mean is not None]
-        whiskers = [(one.step, one.low, one.high) for one in moments if one.low is not None and one.high is not None]
-        lengths = [(one.step, one.tokens) for one in moments]
-        found = [Panel("Length", "tokens, mean", [Series.of_points("mean", lengths)], low=0.0)]
-        if points:
-            rewards = Series.of_points("mean", points, whiskers)
-            found.insert(0, Panel("Reward of this prompt", "group mean, lowest to highest", [rewards]))
-        return text, json.dumps(pack(found), separators=(",", ":")), 1, None
-
-    def _group(self, run: RunDir, files: dict[int, Any], moments: list[Any], at: int) -> Group | None:
-        if not moments or (path := files.get(moments[at].step)) is None:
-            return None
-        return next((one for one in self.batches.groups(run, path) if one.place == moments[at].place), None)
 
 
 def _weighed(run: RunDir, rows: list[Row]) -> Any:
@@ -510,90 +344,29 @@ def paged(items: list[Any], page: int, size: int) -> tuple[int, list[Any]]:
 def build(site: Site, chosen: gr.Dropdown) -> Explorer:
     """The tab's parts; `look` with `inputs` fills `outputs`."""
     explorer = Explorer(site)
-    prompt, before, reached = gr.State(""), gr.State(0), gr.State(0)
     with gr.Row(elem_classes="tight"):
-        mode = gr.Dropdown(list(MODES), value=GROUPS, label="Show", scale=2, min_width=150, elem_id="completions-mode")
+        # Bounds that hold after a restart of the server, too, which forgets those of a run.
+        step = gr.Slider(0, FARTHEST, value=0, step=1, label="Step", visible=False, scale=4, min_width=200, buttons=[],
+                         elem_id="completions-step")  # fmt: skip
         keep = gr.Dropdown(list(KEEP), value=KEEP[0], label="Only", scale=2, min_width=150, elem_id="completions-keep")
-        sort = gr.Dropdown(
-            list(SORTS), value=SORTS[0], label="Sort", scale=2, min_width=150, elem_id="completions-sort"
-        )
-        colour = gr.Dropdown(
-            [tokens.NO_COLOUR, *tokens.COLOURS],
-            value=tokens.NO_COLOUR,
-            label="Colour tokens by",
-            scale=2,
-            min_width=150,
-            elem_id="completions-colour",
-        )
-        search = gr.Textbox(
-            label="Search",
-            placeholder="in prompts, completions, references",
-            scale=3,
-            min_width=180,
-            max_length=LONGEST_SEARCH,
-            elem_id="completions-search",
-        )
-    with gr.Row(elem_classes="tight middle"):
-        back = gr.Button("← Step", size="md", min_width=90, scale=0, elem_id="completions-back")
-        step = gr.Slider(
-            0,
-            FARTHEST,
-            value=0,
-            step=1,
-            label="Step",
-            visible=False,
-            scale=6,
-            min_width=200,
-            buttons=[],
-            elem_id="completions-step",
-        )  # bounds that hold after a restart of the server, too, which forgets those of a run
-        forth = gr.Button("Step →", size="md", min_width=90, scale=0, elem_id="completions-forth")
+        colour = gr.Dropdown([tokens.NO_COLOUR, *tokens.COLOURS], value=tokens.NO_COLOUR, label="Colour tokens by", scale=2,
+                             min_width=150, elem_id="completions-colour")  # fmt: skip
+        search = gr.Textbox(label="Search all steps", placeholder="in prompts, completions, references", scale=3,
+                            min_width=180, max_length=LONGEST_SEARCH, elem_id="completions-search")  # fmt: skip
         page = gr.Number(
             1, minimum=1, precision=0, label="Page", visible=False, scale=1, min_width=110, elem_id="completions-page"
         )
-    drawing = charts("completions-chart")
-    shown = gr.HTML(js_on_load=CLICKS, elem_id="completions-shown")
+    before, reached = (
+        gr.Number(0, visible="hidden", elem_classes="hidden-box", label=name) for name in ("before", "reached")
+    )
+    shown = gr.HTML(elem_id="completions-shown")
     further = gr.Button("", visible=False, size="sm", elem_id="completions-further")
-    explorer.inputs = [chosen, mode, step, sort, keep, search, page, prompt, before, colour]
-    explorer.outputs = [step, page, shown, drawing, further, reached]
+    explorer.inputs = [chosen, step, keep, search, page, before, colour]
+    explorer.outputs = [step, page, shown, further, reached]
     look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | QUIET
-
-    def anew() -> list[Any]:
-        return [1, 0]
-
-    for one in (mode, keep, sort, colour):
-        one.input(anew, [], [page, before], **QUIET).then(**look)
-    search.submit(anew, [], [page, before], **QUIET).then(**look)
-    step.release(anew, [], [page, before], **QUIET).then(**look)
+    for event in (keep.input, colour.input, search.submit, search.blur, step.release):
+        event(lambda: [1, 0], [], [page, before], **QUIET).then(**look)
     page.submit(**look)
     page.blur(**look)
-    shown.select(_asked, [], [prompt, mode, page], **QUIET).then(**look)
     further.click(lambda at: [at, 1], [reached], [before, page], **QUIET).then(**look)
-    for button, move in ((back, -1), (forth, 1)):
-        button.click(
-            lambda run_id, at, move=move: explorer_step(explorer, run_id, at, move),
-            [chosen, step],
-            [step, page],
-            **QUIET,
-        ).then(**look)
     return explorer
-
-
-def explorer_step(explorer: Explorer, run_id: Any, at: Any, move: int) -> list[Any]:
-    """The next or the previous step on record."""
-    try:
-        steps = [step for step, _ in explorer.batches.steps(explorer.site.run(run_id))]
-    except KitError:
-        return [gr.skip(), gr.skip()]
-    here = _whole(at)
-    beyond = [step for step in steps if (step > here if move > 0 else step < here)]
-    if not beyond:
-        return [gr.skip(), gr.skip()]
-    return [beyond[0] if move > 0 else beyond[-1], 1]
-
-
-def _asked(event: gr.EventData) -> list[Any]:
-    """The prompt whose button was pressed."""
-    data = event._data if isinstance(event._data, dict) else {}
-    wanted = data.get("prompt")
-    return [wanted if isinstance(wanted, str) and len(wanted) <= 64 else "", COURSE, 1]

@@ -97,7 +97,7 @@ def _result(run_id: str, name: str, one: Mapping[str, Any], base: str | None) ->
             f"step {m.number(one.get('step'))}",
             human_size(one.get("bytes") or 0),
             f"stored as {one.get('stored')}",
-            m.ago(one.get("time")),
+            m.when(one.get("time")),
         ],
         ", ",
     )

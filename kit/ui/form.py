@@ -146,9 +146,7 @@ def component(key: Key, value: Any, **changes: Any) -> gr.components.Component:
     if key.kind in ("switch", "section"):
         return gr.Checkbox(**common)
     lines = common["value"].count("\n") + 1
-    return gr.Textbox(
-        **({"lines": min(lines, 6), "max_lines": 12, "placeholder": NULL if key.optional else ""} | common)
-    )
+    return gr.Textbox(**({"lines": min(lines, 6), "max_lines": 12, "placeholder": ""} | common))
 
 
 def shown(key: Key, value: Any) -> Any:
@@ -224,6 +222,7 @@ class Form:
         self.back: gr.Button
         self.said: gr.HTML
         self.tabs: gr.Tabs
+        self.learns: gr.HTML
 
     def add(self, name: str, **changes: Any) -> gr.components.Component:
         """A box for the key `name`, which may have several; `changes` are arguments that it gets instead of its own."""
@@ -332,7 +331,7 @@ class Form:
         def load(kept: Any) -> list[Any]:
             # The boxes hold what they were built with. What follows from them, edits from before this answer included, is
             # asked for by the base that changes.
-            return self.filled(_kept(kept), self.values(Draft()))
+            return self.filled(kept_or_new(kept), self.values(Draft()))
 
         self.blocks.load(load, [self.kept], self.shown, **QUIET)
 
@@ -417,7 +416,8 @@ def _in_null(tree: Tree, name: str) -> bool:
     return bool(above) and (lookup(tree, above) is None or _in_null(tree, above))
 
 
-def _kept(value: Any) -> Draft:
+def kept_or_new(value: Any) -> Draft:
+    """The draft that a browser kept; a new one for what cannot be read."""
     try:
         return Draft.read(value)
     except ConfigError:

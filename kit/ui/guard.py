@@ -2,7 +2,8 @@
 and boxes hold nobody back, so everything is looked at here, before it is planned, tried or started.
 
 No code: hooks and rewards by registered names, or functions of the files that the server was started with (--hooks).
-No files but those below the folder that the server was started in. No reward that is sent elsewhere, or unprotected.
+No files but those below the folder that the server was started in, and those given with --folder.
+No reward that is sent elsewhere, or unprotected.
 """
 
 from __future__ import annotations
@@ -178,11 +179,11 @@ def _check_source(key: str, text: str, settings: Settings) -> None:
 
 def _check_below(key: str, text: str, settings: Settings) -> None:
     path = _resolved(text, settings.folder)
-    allowed = (settings.folder.resolve(), (settings.folder / uploads.folder(settings.root)).resolve())
+    allowed = (*settings.readable, (settings.folder / uploads.folder(settings.root)).resolve())
     if path is None or text.startswith("~") or not any(path.is_relative_to(one) for one in allowed):
         raise ConfigError(
-            f"{key}: '{text[:200]}' lies outside {settings.folder}. The page reads below the folder that it was started in; "
-            "start it in another, or use the command line."
+            f"{key}: '{text[:200]}' lies outside {', '.join(map(str, settings.readable))}. Start the page with "
+            "--folder FOLDER to use what lies below another folder."
         )
 
 

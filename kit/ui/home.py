@@ -22,7 +22,8 @@ from kit.errors import KitError, RunError
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.draft import Draft
-from kit.ui.form import kept_draft
+from kit.ui.form import kept_draft, kept_or_new
+from kit.ui.outcome import progress
 from kit.ui.site import QUIET, UNSEEN, Site, address, is_id, poll, stamp, unless_unchanged
 from kit.ui.steps import begun
 
@@ -57,6 +58,7 @@ def _ask() -> list[list[str]]:
 
 
 _READING = Reading()
+psutil.cpu_percent()  # the first reading is always 0
 
 
 def strip() -> Markup:
@@ -94,8 +96,7 @@ RECENT = 20
 
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
-    seen = gr.State("")
-    machine = gr.HTML(m.page(strip()))
+    seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="seen")
     active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
     with gr.Row(elem_classes="tight low"):
         # Custom values: after a restart of the server the choices of an open page are not known to it.
@@ -113,8 +114,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             "Stop & save", variant="stop", size="md", visible=False, scale=0, min_width=140, elem_id="home-stop"
         )
     said = gr.HTML()
-    doors = _doors(site)
+    _doors(site)
     recent = gr.HTML()
+    machine = gr.HTML(m.page(strip()))
     with gr.Accordion("Is this machine fit? (doctor)", open=False):
         doctor = gr.Button("Check this machine", size="sm")
         findings = gr.HTML(
@@ -124,7 +126,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     def tick(before: str, run_id: Any) -> list[Any]:
         return look(site, before, run_id)
 
-    outputs = [seen, active, recent, chosen, stop, doors]
+    outputs = [seen, active, recent, chosen, stop]
     blocks.load(tick, [seen, chosen], outputs, **QUIET)
     poll(tick, [seen, chosen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
@@ -137,11 +139,11 @@ def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
     try:
         found = site.statuses()
     except RunError as problem:
-        return [str(problem), m.error(problem), "", gr.skip(), gr.skip(), gr.skip()]
+        return [str(problem), m.error(problem), "", gr.skip(), gr.skip()]
     live = [run for run, status in found if status["state"] in ALIVE]
     files = [run.metrics_file for run in live] + [run.events_file for run in live]
     now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
-    return unless_unchanged(now, before, lambda: _shown(found, chosen), 5)
+    return unless_unchanged(now, before, lambda: _shown(found, chosen), 4)
 
 
 def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any, ...]:
@@ -155,54 +157,49 @@ def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any
         recent_table(found),
         gr.Dropdown(choices=names, visible=several, **value),
         gr.Button(visible=bool(live)),
-        gr.Column(visible=not found),
     )
 
 
 def _nothing_runs(any_runs: bool) -> str:
     if any_runs:
-        start = m.tag("a", "Start one", href="/new")
-        return m.page(m.panel(m.tag("div", m.tag("b", "Nothing is running.") + m.tag("span", start), class_="row")))
+        return m.page(m.tag("h2", "Nothing is running. Begin another:"))
     return m.page(
         m.tag("h2", "No runs yet: three ways to begin"),
-        m.tag("p", "A run teaches a model by trial: it answers, a reward says how good each answer is, and better ones are made "
-                   "likelier. None of these ways needs an account.", class_="dim"),
-    )  # fmt: skip
+        m.tag(
+            "p",
+            "A model answers, a reward scores each answer, and better answers become more likely.",
+            class_="dim",
+        ),
+    )
 
 
 DOORS = (
     (
         "Try the tiny model now",
-        "It comes with the kit and learns sums on this machine's CPU, in a few minutes. Nothing is downloaded.",
-        "Start a first run",
+        "It comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
     ),
     (
         "My data, my model",
-        "Drop a table of questions and answers, choose a model, try the reward on your own rows, and see whether it fits.",
-        "Bring my data",
+        "Drop a table of questions and answers. Columns, reward and system prompt are guessed; change what is wrong.",
     ),
     (
         "Look at a finished run",
-        "A run of the tiny model that came with the kit: its curves, completions, scores and report, before you train anything.",
-        "Open the example",
+        "Curves, completions, scores, and weights to chat with, before you train anything.",
     ),
 )
-"""What an empty home offers: title, words, what the button says."""
+"""What one can begin with: title, words."""
 GO = "(place) => { if (place) window.location.href = place; }"
 
 
-def _doors(site: Site) -> gr.Column:
-    """What stands on an empty home, and goes away with the first run."""
+def _doors(site: Site) -> None:
+    """The ways to begin; each card is a button."""
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
-    with gr.Column(visible=False, elem_id="doors") as doors:
-        with gr.Row(equal_height=True):
-            buttons: list[gr.Button] = []
-            for title, words, label in DOORS:
-                with gr.Column(min_width=240, elem_classes="door"):
-                    gr.HTML(m.page(m.panel(m.tag("h3", title), m.tag("p", words, class_="dim"))))
-                    buttons.append(gr.Button(label, variant="primary" if not buttons[:1] else "secondary", size="md"))
-        said = gr.HTML()
-    first, own, example = buttons
+    with gr.Row(equal_height=True, elem_id="doors", elem_classes="tight"):
+        first, own, example = (
+            gr.Button(f"{title}\n{words}", min_width=220, elem_classes="door", variant="secondary")
+            for title, words in DOORS
+        )
+    said = gr.HTML()
     starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
     first.click(lambda: starting, [], [said], **QUIET).then(
         lambda: begun(site, Draft),
@@ -213,19 +210,15 @@ def _doors(site: Site) -> gr.Column:
     )
     draft = kept_draft()
     own.click(of_my_data, [draft], [draft], **QUIET).then(
-        None, [], [], js="() => { window.location.href = '/new?step=2'; }"
+        None, [], [], js="() => { window.location.href = '/new?step=1'; }"
     )
     example.click(lambda: shown_example(site), [], [said, place], queue=False, api_visibility="private")
     place.change(None, [place], [], js=GO)
-    return doors
 
 
 def of_my_data(kept: Any) -> str:
     """The draft for data of one's own; one that was under way is put aside."""
-    try:
-        before = Draft.read(kept)
-    except KitError:
-        before = Draft()
+    before = kept_or_new(kept)
     fresh = Draft.read({"preset": "my-data"})
     return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_text()
 
@@ -261,46 +254,19 @@ def unpack_example(root: Path) -> str:
 
 
 def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
-    """The run that is on: state, phase, progress, time left, reward."""
-    step, total = status.get("step"), status.get("total_steps")
-    share = step / total if isinstance(step, int) and isinstance(total, int) and total else 0.0
-    facts = [
-        ("step", steps(status)),
-        ("time left", time_left(status)),
-        ("reward", m.number(last_reward(run))),
-        ("phase", phase(status)),
-    ]
-    head = m.tag(
-        "div",
-        m.tag("h2", m.tag("a", run.id, href=address("run", run.id))) + m.state_badge(status["state"]),
-        class_="spread",
-    )
+    """The run that is on: where it is in the whole, and its reward."""
+    title = m.tag("h2", m.tag("a", run.id, href=address("run", run.id)))
+    head = m.tag("div", title + m.state_badge(status["state"]), class_="spread")
     reason = m.tag("p", status["reason"], class_="dim") if status.get("reason") else Markup("")
-    cells = m.join(m.tag("div", m.tag("small", name) + m.tag("div", value, class_="big")) for name, value in facts)
-    return m.panel(
-        head,
-        reason,
-        m.bar(share, label=f"{share:.0%} done"),
-        m.tag("div", cells, class_="facts"),
-    )
+    reward = last_reward(run)
+    last = m.tag("p", f"Training reward {reward:.3f}.") if reward is not None else Markup("")
+    return m.panel(head, reason, progress(status), last)
 
 
 def steps(status: Mapping[str, Any]) -> str:
     """`30 of 60`; a dash where nothing of it is on record."""
     step, total = (m.number(status.get(name)) for name in ("step", "total_steps"))
     return f"{step} of {total}" if total != m.number(None) else step
-
-
-def phase(status: Mapping[str, Any]) -> str:
-    """What a live run is doing; held-out problems are scored before the first step, too."""
-    if status["state"] in ("queued", "stopping"):
-        return str(status["state"])
-    return str(status.get("phase") or ("starting" if status["state"] == "starting" else "training"))
-
-
-def time_left(status: Mapping[str, Any]) -> str:
-    """As the trainer estimates it; after the last step that estimate is 0, while held-out problems are still scored."""
-    return m.duration(status.get("eta_seconds") or None)
 
 
 def last_reward(run: RunDir) -> float | None:
@@ -322,7 +288,7 @@ def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
             m.state_badge(status["state"]),
             f"{m.number(status.get('step'))}/{m.number(status.get('total_steps'))}",
             m.number(last_reward(run)),
-            m.ago(status.get("started")),
+            m.when(status.get("started")),
             status.get("reason") or "",
         ]
         for run, status in found[:RECENT]

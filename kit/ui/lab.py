@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +15,13 @@ from typing import Any
 import gradio as gr
 
 from kit.config import RunConfig
-from kit.config.loading import parse_value
 from kit.errors import KitError
 from kit.ui import markup as m
 from kit.ui import results, reward
 from kit.ui.children import Job
-from kit.ui.draft import Draft, refuse_aliases
+from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
-from kit.ui.site import QUIET, UNSEEN, poll
+from kit.ui.site import QUIET, UNSEEN, Site, poll
 from rewards.hacks import STYLES
 
 SIGNAL = "kit.planning.signal"
@@ -51,8 +49,6 @@ def build(form: Form) -> None:
             asked.append(_cheat(form, place))
         with gr.Tab("Signal check"):
             _signal(form)
-        with gr.Tab("Play"):
-            _play(form, place)
     form.on(functools.partial(gr.on, [button.click for button in asked]), prompt, [place], [row], **READING)
 
 
@@ -202,114 +198,6 @@ def audited(sent: Sent, style: Any) -> str:
         return m.error(problem)
 
 
-NOT_PLAYED = m.empty(
-    "Not begun yet",
-    "Take the model's place on this row: read what it is asked, call the tools that it has, answer, and see what that earns.",
-)
-
-
-def _play(form: Form, place: gr.Number) -> None:
-    """The user in the model's place. What was called so far stays in the browser, and is done again with every step."""
-    past = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="calls")
-    with gr.Row(elem_classes="tight"):
-        begin = gr.Button("Begin", variant="primary", size="md", min_width=110)
-        undo = gr.Button("Take the last call back", size="md", min_width=170, visible=False)
-    out = gr.HTML(NOT_PLAYED)
-    with gr.Row(elem_classes="tight low", visible=False) as acting:
-        tool = gr.Dropdown([], label="Tool", allow_custom_value=True, min_width=140, elem_id="play-tool")
-        words = gr.Textbox(label="Arguments", info="The only argument, or YAML: {name: value}", min_width=200, scale=2,
-                           elem_id="play-arguments")  # fmt: skip
-        call = gr.Button("Call it", size="md", min_width=90)
-    with gr.Row(elem_classes="tight low", visible=False) as answering:
-        final = gr.Textbox(label="Your answer", info="As the model would write it, layout included.", lines=2, scale=3,
-                           min_width=220, elem_id="play-answer")  # fmt: skip
-        give = gr.Button("Give this answer", variant="primary", size="md", min_width=140)
-    shown = [past, out, acting, tool, answering, undo]
-    form.on(begin.click, lambda sent, at: played(sent, at, []), [place], shown, concurrency_limit=4)
-    form.on(
-        functools.partial(gr.on, [call.click, words.submit]),
-        called,
-        [place, past, tool, words],
-        shown,
-        concurrency_limit=4,
-    )
-    form.on(
-        undo.click,
-        lambda sent, at, kept: played(sent, at, calls_of(kept)[:-1]),
-        [place, past],
-        shown,
-        concurrency_limit=4,
-    )
-    form.on(give.click, answered, [place, past, final], shown, concurrency_limit=4)
-
-
-MOST_CALLS = 20
-
-
-def calls_of(text: Any) -> list[dict[str, Any]]:
-    """The calls so far, as a browser sent them back."""
-    try:
-        found = json.loads(text) if isinstance(text, str) and len(text) < LONGEST else []
-    except (ValueError, RecursionError):
-        return []
-    kept = found if isinstance(found, list) else []
-    return [
-        {"name": one["name"], "arguments": one["arguments"]}
-        for one in kept[:MOST_CALLS]
-        if isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("arguments"), dict)
-    ]
-
-
-def called(sent: Sent, at: Any, past: Any, tool: Any, words: Any) -> list[Any]:
-    """One call more."""
-    try:
-        found = _ask(sent, "play", row=whole(at))
-        kinds = next((one["types"] for one in found["tools"] if one["name"] == tool), None)
-        if kinds is None:
-            raise KitError("Choose a tool first.")
-        call = {"name": str(tool), "arguments": arguments(kinds, str(words or ""))}
-    except KitError as problem:
-        return [gr.skip(), m.error(problem), *[gr.skip()] * 4]
-    return played(sent, at, [*calls_of(past), call])
-
-
-def answered(sent: Sent, at: Any, past: Any, text: Any) -> list[Any]:
-    """The last word, and what it earns."""
-    return played(sent, at, calls_of(past), str(text or ""))
-
-
-def arguments(kinds: Mapping[str, str], words: str) -> dict[str, Any]:
-    """The arguments of a call: of a tool with one that is a text, what was written, else YAML. Raises `KitError`."""
-    if len(words) > 2000:
-        raise KitError("Arguments have at most 2,000 letters here.")
-    refuse_aliases(words)
-    value = parse_value(words) if words.strip() else {}
-    if isinstance(value, dict) and set(value) <= set(kinds):
-        return value
-    if len(kinds) == 1:
-        (name,) = kinds
-        return {name: words.strip() if kinds[name] == "string" else value}
-    raise KitError(f"Write the arguments as {{{', '.join(f'{name}: ...' for name in kinds)}}}.")
-
-
-def played(sent: Sent, at: Any, calls: list[dict[str, Any]], answer: str | None = None) -> list[Any]:
-    """[calls, the conversation and what it earns, the row of tools, the list of tools, the row of the answer, undo]."""
-    try:
-        found = _ask(sent, "play", row=whole(at), calls=calls, answer=answer)
-    except KitError as problem:
-        return [gr.skip(), m.error(problem), *[gr.skip()] * 4]
-    names = [tool["name"] for tool in found["tools"]]
-    may_call = bool(names) and found["calls_left"] > 0
-    return [
-        json.dumps(calls),
-        results.show_play(found),
-        gr.Row(visible=may_call),
-        gr.Dropdown(choices=names, value=names[0] if names else None),
-        gr.Row(visible=True),
-        gr.Button(visible=bool(calls)),
-    ]
-
-
 def _signal(form: Form) -> None:
     with gr.Row():
         prompts = gr.Slider(
@@ -320,7 +208,7 @@ def _signal(form: Form) -> None:
         )
     _job(
         form,
-        "Will it learn?",
+        SIGNAL_CHECK,
         [prompts, each],
         lambda n, k: {
             "prompts": min(results.MOST_PROMPTS, max(2, whole(n))),
@@ -383,9 +271,30 @@ def _job(
     form.on(start.click, begin, inputs, [key, *outputs], queue=False)
     form.blocks.load(again, [form.kept], [key, *outputs], **QUIET)
     poll(tick, [key, seen], outputs)
+    if sliders is not None:  # the signal check, whose verdict stands beside all steps
+        seen.change(lambda draft: learned(site, draft), [form.draft], [form.learns], **QUIET)
     end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
     named = dict(sliders or {})
     form.replaces(apply.click, lambda sent, given: made(sent, given, list(named)), [change], list(named.values()))
+
+
+SIGNAL_CHECK = "Will it learn?"
+
+
+def learned(site: Site, value: Any) -> str:
+    """What the signal check of this very configuration says, or that there is none yet."""
+    try:
+        config = Draft.read(value).config(site.settings)
+    except KitError:
+        return ""
+    job = site.jobs.latest(job_prefix(SIGNAL_CHECK, config))
+    if job is None or job.state == "stopped":
+        return m.page(m.note("Whether it learns is not checked: 2 Reward, Signal check.", ""))
+    if job.state == "running":
+        return m.page(m.note(job.line or "The signal check is running …", "live"))
+    if job.state == "failed":
+        return m.page(m.note("The signal check failed; it says why in 2 Reward.", "fail"))
+    return m.page(results.show_verdict(job.result))
 
 
 def made(sent: Sent, given: Any, sliders: list[str]) -> tuple[Any, ...]:

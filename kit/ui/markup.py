@@ -79,6 +79,11 @@ def panel(*pieces: Any) -> Markup:
     return tag("div", join(pieces), class_="card")
 
 
+def fold(title: str, *pieces: Any) -> Markup:
+    """Pieces below a title that unfolds them."""
+    return tag("details", tag("summary", title) + join(pieces), class_="fold")
+
+
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Iterable[int] = (), stack: bool = True
 ) -> Markup:
@@ -115,12 +120,12 @@ def duration(seconds: Any) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def ago(moment: Any) -> str:
-    """How long ago a time (seconds since the epoch) was."""
+def when(moment: Any) -> str:
+    """A time (seconds since the epoch) by the clock, which stays true while a page is open."""
     if not isinstance(moment, (int, float)):
         return "–"
-    passed = max(0.0, time.time() - moment)
-    return f"{duration(passed)} ago" if passed < 172800 else time.strftime("%Y-%m-%d", time.localtime(moment))
+    there, now = time.localtime(moment), time.localtime()
+    return time.strftime("%H:%M" if there[:3] == now[:3] else "%Y-%m-%d %H:%M", there)
 
 
 def gib(size: float) -> str:

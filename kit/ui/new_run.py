@@ -1,7 +1,8 @@
-"""New run: Model, Data, Reward Lab, Settings, Plan and Start, and beside them what it amounts to."""
+"""New run: data, reward, model and training; beside them one verdict with Start, and the YAML of every setting."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gradio as gr
@@ -16,34 +17,31 @@ from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, Site
 
 STEPS = {
-    "1 Model": steps.model_step,
-    "2 Data": steps.data_step,
-    "3 Reward Lab": lab.build,
-    "4 Settings": steps.settings_step,
-    "5 Plan & start": steps.plan_step,
+    "1 Data": steps.data_step,
+    "2 Reward": lab.build,
+    "3 Model and training": steps.train_step,
 }
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     form = Form(site, blocks)
+    form.learns = gr.HTML(elem_id="verdict-learns", render=False)
     with gr.Row(elem_classes="tight low"):
         form.preset = gr.Dropdown(preset_names(), value=FIRST, label="Start from", scale=3, elem_id="preset")
         over = gr.Button("Start over", size="md", scale=1, min_width=110)
     with gr.Row(elem_classes="tight middle"):
         form.aside = gr.HTML(elem_id="aside")
-        form.back = gr.Button("Bring them back", size="md", visible=False, scale=0, min_width=150, elem_id="aside-back")
+        form.back = gr.Button("Restore", size="md", visible=False, scale=0, min_width=150, elem_id="aside-back")
     with gr.Row(equal_height=False):
         with gr.Column(scale=7, min_width=320):
-            form.said, faults = gr.HTML(), gr.HTML()
+            form.said = gr.HTML()
             with gr.Tabs() as form.tabs:
                 for number, (title, step) in enumerate(STEPS.items()):
                     with gr.Tab(title, id=number):
                         step(form)
-                        if number + 1 < len(STEPS):
-                            _next(form.tabs, number + 1)
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
-            state, command, yaml = _side(form)
+            faults, state, command, yaml = _side(form)
     blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
     form.replaces(form.preset.input, _from_preset, [form.preset])
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
@@ -57,11 +55,6 @@ STEP_FROM_ADDRESS = """() => {
   return {...(step >= 1 && step <= STEPS ? {selected: step - 1} : {}), __type__: 'update'};
 }""".replace("STEPS", str(len(STEPS)))
 """JavaScript for `/new?step=2`."""
-
-
-def _next(tabs: gr.Tabs, number: int) -> None:
-    button = gr.Button(f"Next: {list(STEPS)[number][2:]}  →", variant="primary", size="md")
-    button.click(None, [], [tabs], js=f"() => ({{selected: {number}, __type__: 'update'}})")
 
 
 def _from_preset(sent: Sent, name: Any) -> tuple[Draft, str]:
@@ -84,21 +77,53 @@ SCROLLED = """() => {
 """The editor's lines can be scrolled by keyboard: Gradio's component lets nothing that scrolls have the focus."""
 
 
-def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
-    """Beside every step: whether it can be run, its memory, the exact command, the YAML. Gives what `written` fills."""
-    memory = gr.HTML(m.page(m.panel(m.tag("b", "Memory and time"), m.tag("p", "Counting …", class_="dim"))))
-    state = gr.HTML()
-    command = gr.Textbox(
-        label="Command that does the same", lines=2, max_lines=8, interactive=False, buttons=["copy"], elem_id="command"
-    )
-    with gr.Accordion("YAML", open=False, elem_id="yaml-fold") as fold:
-        gr.HTML(m.page(m.tag("small", "Live, every default written out. Paste or edit here, then take it over.")))
+CHECKING = m.page(m.tag("p", "Checking …", class_="dim"))
+
+
+def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
+    """Beside every step: the verdict with Start, the command, the YAML. Gives what `written` fills."""
+    site = form.site
+    with gr.Group(elem_id="verdict", elem_classes="verdict-card"):
+        faults, state = gr.HTML(), gr.HTML()
+        reward, fits = gr.HTML(CHECKING, elem_id="verdict-reward"), gr.HTML(CHECKING, elem_id="verdict-fits")
+        fixes = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="fixes")
+        apply = gr.Button("Make these changes", visible=False, size="sm")
+        form.learns.render()
+        form.add("run.id", label="Name of the run", info="", elem_id="run-name", placeholder="from preset and time")
+        start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
+        note = gr.HTML(elem_id="start-said")
+        place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
+    with gr.Accordion("YAML and command: every setting", open=False, elem_id="yaml-fold") as fold:
+        command = gr.Textbox(
+            label="The same on the command line", lines=1, max_lines=4, interactive=False, buttons=["copy"],
+            elem_id="command",
+        )  # fmt: skip
         yaml = gr.Code(language="yaml", lines=12, max_lines=28, interactive=True, elem_id="yaml", label="run.yaml")
-        take = gr.Button("Take over this YAML", size="sm")
+        take = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)
     form.replaces(take.click, _from_text, [yaml])
-    form.follows(lambda draft: measured(form.site, draft), memory, concurrency_limit=4)
-    return state, command, yaml
+    # A verdict is of the draft that it was made for: it goes as soon as something is edited.
+    form.draft.change(lambda: [CHECKING, CHECKING, ""], [], [reward, fits, note], **QUIET)
+    form.follows(lambda draft: scores(site, draft), reward, concurrency_limit=4)
+    form.follows(lambda draft: measured(site, draft), fits, fixes, apply, concurrency_limit=4)
+    form.replaces(apply.click, _mended, [fixes])
+    form.follows(lambda draft: lab.learned(site, draft), form.learns, queue=False)
+    starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
+    form.on(start.click, lambda sent: [starting, ""], [], [note, place], queue=False)
+    form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
+            trigger_mode="once")  # fmt: skip
+    place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
+    return faults, state, command, yaml
+
+
+def _mended(sent: Sent, given: Any) -> tuple[Draft, str]:
+    """The draft with the overrides that make it fit, as a browser sent them back."""
+    try:
+        found = json.loads(given) if isinstance(given, str) and len(given) < 4000 else []
+    except (ValueError, RecursionError):
+        found = []
+    wanted = [one for one in found if isinstance(one, str)][:20] if isinstance(found, list) else []
+    return sent.draft().apply(wanted), ""
 
 
 def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
@@ -121,46 +146,86 @@ def written(sent: Sent) -> list[Any]:
     except KitError as problem:
         return [said, wrong, m.error(problem), command, gr.skip(), draft.as_text()]
     changes = len(draft.changes)
-    text = f"{draft.preset}, {changes} change{'s' * (changes != 1)}. The schema accepts it."
-    return [said, wrong, m.page(m.note(text, "ok")), command, config.to_yaml(), draft.as_text()]
+    text = f"Settings are valid: {draft.preset}" + (f", {changes} change{'s' * (changes != 1)}." if changes else ".")
+    return [said, wrong, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
 
 
-def measured(site: Site, value: Any) -> str:
-    """The memory bar."""
+def scores(site: Site, value: Any) -> str:
+    """What the reward says of the first row: whether it scores, tells right from wrong, and can be cheated."""
+    try:
+        config = Draft.read(value).config(site.settings)
+    except KitError:
+        return ""  # it is said above
+    try:
+        found = site.benches.ask("check", config)
+    except KitError as problem:
+        return m.page(m.note(problem, "fail"))
+    if found["problem"]:
+        return m.page(m.note(f"The reward cannot score the first row. {found['problem']}", "fail"))
+    right, wrong = found["right"], found["wrong"]
+    lines = [m.note(f"Scored the first row: right {m.number(right, 2)}, wrong {m.number(wrong, 2)}.", "ok")]
+    if right is not None and wrong is not None and right <= wrong:
+        lines = [
+            m.note(
+                f"A right answer earns {right:.2f}, a wrong one {wrong:.2f}: nothing to learn from the answer.", "warn"
+            )
+        ]
+    elif found["paid"]:
+        lines.append(
+            m.note(f"{found['paid']} of {found['tried']} known cheats pay; see 2 Reward, Try to cheat.", "warn")
+        )
+    elif found["tried"]:
+        lines.append(m.note(f"None of {found['tried']} known cheats pays.", "ok"))
+    return m.page(m.tag("div", m.join(lines), class_="stack-notes"))
+
+
+def measured(site: Site, value: Any) -> list[Any]:
+    """[whether it fits and how long it takes, overrides that make it fit, their button]."""
+    hidden = gr.Button(visible=False)
     try:
         draft = Draft.read(value)
         config = draft.config(site.settings)
+    except KitError:
+        return ["", "[]", hidden]
+    try:
         found = site.benches.plan(config, draft.preset, draft.overrides())
     except KitError as problem:
-        return m.page(m.panel(m.tag("b", "Memory and time"), m.tag("p", _short(problem), class_="dim")))
-    return m.page(memory_card(config, found))
-
-
-def _short(problem: KitError) -> str:
-    text = str(problem)
-    return text if len(text) < 300 else f"{text[:299]}…"
+        return [m.page(m.note(problem, "fail")), "[]", hidden]
+    changes = [one["override"] for one in found["fixes"] or []]
+    button = gr.Button(visible=bool(changes), value=f"Make {len(changes)} change{'s' * (len(changes) != 1)} that fit")
+    return [m.page(memory_card(config, found)), json.dumps(changes), button]
 
 
 def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
-    """Planned peak against what is free, and how long it will take."""
-    peak, room = found["memory"]["peak_bytes"], max(1, found["room_bytes"])
-    share = peak / room
+    """Planned peak against what is free, how long it will take, and the details in a fold."""
+    memory = found["memory"]
+    peak, room = memory["peak_bytes"], max(1, found["room_bytes"])
     level, word = (
-        ("fail", "does not fit") if not found["fits"] else ("warn", "tight") if share > 0.9 else ("ok", "fits")
+        ("fail", "Does not fit") if not found["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
     )
-    head = m.tag("div", m.tag("b", "Memory and time") + m.badge(word, level), class_="spread")
-    scale = m.bar(share, level, f"{share:.0%} of the free memory")
-    line = m.tag(
-        "p",
-        f"{m.gib(peak)} of {m.gib(room)} free on {found['place']}, highest in: {found['memory']['phase']}",
-        class_="num",
-    )
-    step = found["seconds_per_step"]["step"]
-    time = m.tag(
-        "p",
-        f"{found['model']['parameters'] / 1e6:,.1f} M weights. Estimated, not measured: {m.seconds(step)} a step, "
-        f"{m.duration(3600 * found['hours'])} for {config.optimisation.steps} steps with completions of full length. "
-        "The signal check (step 3) measures how long completions take; where they differ, believe the check.",
-        class_="dim",
-    )
-    return m.panel(head, scale, line, time)
+    fits = m.note(f"{word}: {m.gib(peak)} of {m.gib(room)} free on {found['place']}.", level)
+    whole = found["run_seconds"]
+    parts = ", ".join(f"{name} {m.duration(seconds)}" for name, seconds in whole.items() if seconds)
+    time = m.note(f"Takes about {m.duration(sum(whole.values()))}: {parts}. A rough estimate.")
+    rows: list[list[Any]] = [["always", term, m.gib(size)] for term, size in memory["always"].items()]
+    for phase, terms in memory["phases"].items():
+        name = m.tag("b", f"{phase} (highest)") if phase == memory["phase"] else phase
+        rows += [[name, term, m.gib(size)] for term, size in terms.items() if size > 1024**2]
+    head = f"{found['model']['parameters'] / 1e6:,.1f} M weights: where the memory goes"
+    details = m.tag(
+        "details",
+        m.tag("summary", head) + m.table(["when", "what", "size"], rows, numbers={2})
+        + m.join(m.tag("p", note, class_="dim") for note in found["notes"]),
+    )  # fmt: skip
+    fixes = []
+    if found["fixes"]:
+        fixes = [
+            m.table(
+                ["change", "what it costs"], [[m.tag("code", one["override"]), one["harm"]] for one in found["fixes"]]
+            )
+        ]
+    elif not found["fits"]:
+        fixes = [
+            m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
+        ]
+    return m.tag("div", m.join([fits, *fixes, time, details]), class_="stack-notes")

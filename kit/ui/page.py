@@ -12,61 +12,6 @@ from kit.ui.site import Site
 SANS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "sans-serif"]
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 PHONE = Path(__file__).parent / "phone.css"
-WAITING = """
-(() => {
-  const known = window.fetch, open = new Map(), early = new Set();
-  let line, timer;
-  const look = () => {
-    if (!line) {
-      line = Object.assign(document.createElement('div'), {id: 'waiting', hidden: true});
-      line.setAttribute('role', 'status');
-      line.textContent = 'Waiting for the machine …';
-      document.body.append(line);
-    }
-    const late = [...open.values()].some(since => performance.now() - since > LATE);
-    if (line.hidden === late) line.hidden = !late;
-    if (!open.size) { clearInterval(timer); timer = undefined; }
-  };
-  const begin = key => { open.set(key, performance.now()); timer ??= setInterval(look, 500); };
-  const end = key => { open.delete(key); look(); };
-  const follow = async response => {  // the answers of queued events, one after the other
-    const told = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = '';
-    try {
-      for (let part; !(part = await told.read()).done;) {
-        const lines = (rest + part.value).split('\\n');
-        rest = lines.pop();
-        for (const one of lines.filter(one => one.includes('"process_completed"'))) {
-          const found = one.match(/"event_id": ?"([^"]+)"/);
-          if (found && open.has(found[1])) end(found[1]); else if (found) early.add(found[1]);
-        }
-      }
-    } catch {}
-    for (const key of [...open.keys()]) if (typeof key === 'string') end(key);
-  };
-  window.fetch = async (...given) => {
-    const target = String(given[0]?.url ?? given[0]), place = {};
-    if (!target.includes('/gradio_api/') || /upload|heartbeat/.test(target)) return known(...given);
-    if (target.includes('/queue/data')) {
-      const stream = await known(...given);
-      if (stream.body) follow(stream.clone());
-      return stream;
-    }
-    begin(place);
-    try {
-      const answer = await known(...given);
-      if (target.includes('/queue/join') && answer.ok) {
-        answer.clone().json().then(told => {
-          if (told.event_id && !early.delete(told.event_id)) begin(told.event_id);
-        }, () => {});
-      }
-      return answer;
-    } finally { end(place); }
-  };
-})();
-""".replace("LATE", "2000")
-"""JavaScript that says so while an answer takes more than 2 s, by the queue or outside of it. Files on their way take as long as
-they do."""
 STYLES = tuple(Path(__file__).parent / name for name in ("style.css", "runs.css"))
 
 
@@ -104,7 +49,7 @@ def style() -> str:
 
 def head() -> str:
     """What stands in the page's head beside Gradio's own."""
-    return f"<style>{PHONE.read_text(encoding='utf-8')}</style><script>{WAITING}</script>"
+    return f"<style>{PHONE.read_text(encoding='utf-8')}</style>"
 
 
 SCREENS = (

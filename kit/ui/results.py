@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -41,37 +40,6 @@ def show_row(found: dict[str, Any]) -> str:
             m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
         )
     )
-
-
-def show_play(found: dict[str, Any]) -> str:
-    """The conversation so far, what may be called, and the reward once there is an answer."""
-    tools = [
-        m.tag("p", m.tag("code", f"{tool['name']}({', '.join(tool['arguments'])})") + Markup(" ") + tool["words"])
-        + m.join(m.tag("p", m.tag("small", f"{name}: {words}")) for name, words in tool["arguments"].items())
-        for tool in found["tools"]
-    ]
-    turns = [m.tag("small", "what the model is asked"), m.tag("div", found["prompt"], class_="said")]
-    for turn in found["turns"]:
-        if turn["role"] == "tool":
-            turns += [
-                m.tag("small", f"{turn['name']} answers: masked, no reward reads it"),
-                m.tag("div", turn["content"], class_="said"),
-            ]
-        else:
-            function = turn["tool_calls"][0]["function"]
-            written = f"{function['name']}({json.dumps(function['arguments'], ensure_ascii=False)})"
-            turns += [m.tag("small", "you call"), m.tag("div", written, class_="said")]
-    number = found["calls_left"]
-    words = f"{number} call{'s are' if number != 1 else ' is'} left."
-    left = m.tag("p", words, class_="dim") if tools else Markup("")
-    pieces = [m.panel(m.join(turns), left)]
-    if tools:
-        pieces.append(m.tag("details", m.tag("summary", "The tools, as the model is told of them") + m.join(tools)))
-    if "group" in found:
-        pieces.append(_group(found["group"], "What you would be rewarded"))
-        if found["environment_reward"] is not None:
-            pieces.append(m.note(f"The environment itself adds {found['environment_reward']:.2f} (get_reward)."))
-    return m.page(*pieces)
 
 
 def show_group(found: dict[str, Any], title: str = "") -> str:
@@ -216,14 +184,19 @@ def _said(text: str | None) -> Markup:
     return m.tag("code", one_line(text, 110))
 
 
-def show_signal(found: dict[str, Any]) -> str:
-    """The verdict, the rates with their intervals, and the time."""
+def show_verdict(found: dict[str, Any]) -> Markup:
+    """What the signal check concludes, and the one change to make."""
     verdict = found["verdict"]
     level = LEVELS.get(verdict["verdict"], "fail")
     text = change_of(found)
     change = m.tag("p", m.tag("b", "What to do: ") + text) if text else Markup("")
     words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
-    head = m.tag("div", words + change, class_=f"verdict {level}")
+    return m.tag("div", words + change, class_=f"verdict {level}")
+
+
+def show_signal(found: dict[str, Any]) -> str:
+    """The verdict, the rates with their intervals, and the time."""
+    head = show_verdict(found)
     names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
     rows = [
         [

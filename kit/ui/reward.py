@@ -1,16 +1,14 @@
-"""The reward without YAML: a preset's parameters as fields, weights as sliders, further presets and functions beside it.
+"""The reward without YAML: a preset, its parameters as fields, its weights as sliders, and what each part can earn.
 
-A preset's own signature says which fields there are, of the reward or of a further preset that is chosen above them. They
-are a fixed set of inputs that change their labels, so that the page works on after a restart of the server; what they hold
-is written into `reward.params`, which stands below as YAML, or among the further rewards.
+A preset's own signature says which fields there are. They are a fixed set of inputs that change their labels, so that the
+page works on after a restart of the server; what they hold is written into `reward.params`.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,10 @@ from markupsafe import Markup
 import rewards
 from kit.config.loading import parse_value
 from kit.errors import ConfigError, KitError
+from kit.runs.files import one_line
 from kit.ui import markup as m
 from kit.ui.draft import Draft, refuse_aliases
-from kit.ui.form import Form, Sent
+from kit.ui.form import NULL, Form, Sent
 from kit.ui.guard import COMMAND_LINE_ONLY
 from kit.ui.site import QUIET, Site
 from rewards.parameters import Parameter
@@ -34,8 +33,15 @@ SLOTS = {"weight": 4, "choice": 6, "text": 12}
 HIGHEST = 2.0
 """What a weight's slider goes up to; one above it is a number in a text box."""
 UNSET = "(default)"
-PRESET = "preset:"
-"""What the path of a further reward begins with when it is a preset."""
+KINDS = {
+    "numbers": ("gsm8k-reasoning", "gsm8k-hash", "gsm8k-xml", "countdown", "reasoning-gym"),
+    "mathematics": ("math-verify", "math-match", "math-boxed", "math-cosine", "math-dapo", "math-kimi-length",
+                    "math-length-budget", "r1-zero"),
+    "code": ("code-stdio", "code-function", "code-contest", "sql-exec"),
+    "JSON": ("json-schema", "tool-call"),
+    "labels": ("classification-label", "mcq-letter"),
+}  # fmt: skip
+"""Rewards by what the reference holds; any other is about free text."""
 FILES = (".csv", ".xlsx")
 """Files whose cells cannot hold the `entry` of a reasoning-gym task, which is a mapping."""
 UNFIT = (
@@ -129,26 +135,31 @@ def fields(preset: Any, params: Mapping[str, Any]) -> list[Field]:
     return found
 
 
+def choices() -> list[tuple[str, str]]:
+    """The presets by kind, each with its first line: what a list shows, and the name."""
+    kind_of = {name: kind for kind, names in KINDS.items() for name in names}
+    order = [*KINDS, "free text"]
+    found = []
+    for name in sorted(rewards.names(), key=lambda name: (order.index(kind_of.get(name, "free text")), name)):
+        _, _, words = rewards.describe(name).strip().partition("\n\n")
+        found.append((f"{name} · {kind_of.get(name, 'free text')}: {one_line(words.replace('`', ''), 70)}", name))
+    return [*found, ("none (functions in the YAML alone)", NULL)]
+
+
 def build(form: Form) -> None:
-    """Preset, its fields, what its parts can earn, further rewards, the YAML."""
-    form.add("reward.preset", label="Reward", info="")
+    """Preset, its fields, what its parts can earn."""
+    form.add("reward.preset", label="Reward", info="", choices=choices())
     about = gr.HTML()
     form.follows(described, about, queue=False)
     shown = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="reward")
-    subject = gr.Dropdown([], visible=False, allow_custom_value=True, label="Parameters of", elem_id="reward-subject")
-    inputs = _inputs()
+    with gr.Accordion("Parameters and weights", open=False):
+        inputs = _inputs()
     everything = [one for kind in SLOTS for one in inputs[kind]]
     limits = gr.HTML()
-    with gr.Accordion("Further rewards: other presets, functions of yours", open=False):
-        further = _further(form)
-    with gr.Accordion("The parameters as YAML", open=False):
-        form.add("reward.params", label="Parameters", info="YAML, e.g. {format_weight: 0.1}")
     last = {**QUIET, "trigger_mode": "always_last"}
-    fill = [filled, [form.draft, shown, subject], [shown, *everything, subject]]
-    form.draft.change(*fill, **last)
-    subject.input(*fill, **last)
-    seen = gr.State("")
-    form.draft.change(functools.partial(limited, form.site), [form.draft, seen], [seen, limits, further],
+    form.draft.change(filled, [form.draft, shown], [shown, *everything], **last)
+    seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="limits")
+    form.draft.change(functools.partial(limited, form.site), [form.draft, seen], [seen, limits],
           **(last | {"queue": True, "concurrency_limit": 4}))  # fmt: skip
     used = [one.input for kind in ("weight", "choice") for one in inputs[kind]]  # of a slider: by mouse and by keyboard
     used += [event for one in inputs["text"] for event in (one.blur, one.submit)]
@@ -178,78 +189,50 @@ def _place(field: Field) -> int:
     return sum(SLOTS[kind] for kind in kinds[: kinds.index(field.kind)]) + field.slot
 
 
-def filled(value: Any, before: Any, subject: Any = "") -> list[Any]:
-    """[what is shown now, *inputs, whose parameters they are] for a draft: of the same preset only what has changed, as
-    somebody may be typing. subject: the path of a further preset; any other is the reward itself."""
-    nothing = [gr.skip()] * (2 + sum(SLOTS.values()))
+def filled(value: Any, before: Any) -> list[Any]:
+    """[what is shown now, *inputs] for a draft: of the same preset only what has changed, as somebody may be typing."""
+    nothing = [gr.skip()] * (1 + sum(SLOTS.values()))
     try:
         reward = Draft.read(value).tree()["reward"]
     except KitError:
         return nothing
-    path, preset, params = _subject(reward, subject)
-    paths = [one["path"] for one in _further_presets(reward)]
-    now = _as_shown(preset, params, path, paths)
+    preset, params = reward["preset"], reward["params"]
+    now = _as_shown(preset, params)
     if now == before:
         return nothing
-    known, old, of, listed = _shown(before)
+    known, old = _shown(before)
     layout = fields(preset, params)
-    same = (known, of) == (preset, path) and [(f.kind, f.slot) for f in fields(known, old)] == [
-        (f.kind, f.slot) for f in layout
-    ]
+    same = known == preset and [(f.kind, f.slot) for f in fields(known, old)] == [(f.kind, f.slot) for f in layout]
     updates: list[Any] = [gr.skip() if same else gr.update(visible=False) for _ in range(sum(SLOTS.values()))]
     for field in layout:
         fresh = field.shown(params)
         if not same or field.shown(old) != fresh:
             updates[_place(field)] = field.update(fresh)
-    chooser: Any = gr.skip()
-    if not same or listed != paths:
-        first = [(str(reward["preset"]), "")] if reward["preset"] else []
-        choices = [*first, *((one.removeprefix(PRESET), one) for one in paths)]
-        chooser = gr.Dropdown(choices=choices, value=path, visible=len(choices) > 1)
-    return [now, *updates, chooser]
+    return [now, *updates]
 
 
-def _further_presets(reward: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of `reward.functions` that are presets."""
-    return [one for one in reward["functions"] if str(one["path"]).startswith(PRESET)]
+def _as_shown(preset: Any, params: Mapping[str, Any]) -> str:
+    return json.dumps([preset, params], sort_keys=True, default=str)
 
 
-def _subject(reward: Mapping[str, Any], path: Any) -> tuple[str, Any, Mapping[str, Any]]:
-    """(its path, "" for the reward itself; the preset; its parameters). The first there is where `path` is none of them."""
-    entries = _further_presets(reward)
-    named = [one for one in entries if one["path"] == path] or (entries if not reward["preset"] else [])
-    path, preset, params = (
-        (named[0]["path"], named[0]["path"].removeprefix(PRESET), named[0].get("params"))
-        if named
-        else ("", reward["preset"], reward["params"])
-    )
-    return path, preset, params if isinstance(params, Mapping) else {}
-
-
-def _as_shown(preset: Any, params: Mapping[str, Any], path: str, paths: Sequence[str]) -> str:
-    return json.dumps([preset, params, path, paths], sort_keys=True, default=str)
-
-
-def _shown(text: Any) -> tuple[Any, Mapping[str, Any], str, Any]:
-    """(preset, parameters, path of a further preset or "", paths of all of these) that the fields show, as a browser sent
-    it back."""
+def _shown(text: Any) -> tuple[Any, Mapping[str, Any]]:
+    """(preset, parameters) that the fields show, as a browser sent it back."""
     try:
-        preset, params, path, paths = json.loads(text)
+        preset, params = json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        return None, {}, "", None
-    return preset, params if isinstance(params, dict) else {}, path if isinstance(path, str) else "", paths
+        return None, {}
+    return preset, params if isinstance(params, dict) else {}
 
 
 def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]:
     """(the draft with what the fields hold among its parameters, nothing to say, what is shown now); a default is left out,
     and the draft is None where nothing differs. The fields are left as they are: somebody may be dragging one."""
-    preset, old, of, paths = _shown(text)
+    preset, old = _shown(text)
     draft = sent.draft()
     reward = draft.tree()["reward"]
-    path, chosen, before = _subject(reward, of)
-    if preset is None or (path, chosen) != (of, preset):
+    if preset is None or preset != reward["preset"]:
         return None, "", gr.skip()  # the fields are still those of another preset
-    params = dict(before)
+    params = dict(reward["params"])
     for field in fields(preset, old):
         value = values[_place(field)]
         if value == field.shown(old):
@@ -259,18 +242,9 @@ def edited(sent: Sent, text: Any, *values: Any) -> tuple[Draft | None, str, Any]
             params.pop(name, None)
         else:
             params[name] = fresh
-    if params == before:
+    if params == reward["params"]:
         return None, "", gr.skip()
-    now = _as_shown(preset, params, path, paths if isinstance(paths, list) else [])
-    if not path:
-        return draft.change("reward.params", params), "", now
-    kept = [
-        {**{name: one[name] for name in one if name != "params"}, **({"params": params} if params else {})}
-        if one["path"] == path
-        else one
-        for one in reward["functions"]
-    ]
-    return draft.change("reward.functions", kept), "", now
+    return draft.change("reward.params", params), "", _as_shown(preset, params)
 
 
 def described(value: Any) -> str:
@@ -299,17 +273,16 @@ def described(value: Any) -> str:
 
 
 def limited(site: Site, value: Any, before: Any) -> list[Any]:
-    """[what was looked at, what each part can earn and how far shaping is from its limit, the further rewards]."""
+    """[what was looked at, what each part can earn and how far shaping is from its limit]."""
     try:
         draft = Draft.read(value)
         now = json.dumps(draft.tree()["reward"], sort_keys=True, default=str)
         if now == before:
-            return [gr.skip()] * 3
-        listed = gr.Dropdown(choices=[_said(at, one) for at, one in enumerate(draft.tree()["reward"]["functions"])])
+            return [gr.skip()] * 2
         found = site.benches.ask("weights", draft.config(site.settings))
     except KitError as problem:
-        return ["", m.error(problem), gr.skip()]
-    return [now, m.page(earnings(found)), listed]
+        return ["", m.error(problem)]
+    return [now, m.page(earnings(found))]
 
 
 def earnings(found: Mapping[str, Any]) -> Markup:
@@ -347,70 +320,7 @@ def _limit(found: Mapping[str, Any], spans: Mapping[str, float | None]) -> Marku
     if any(span is None for span in shaping):
         return m.note("A function without a range of its own can outweigh a right answer: watch its weight.", "warn")
     total = sum(span or 0.0 for span in shaping)
-    words = (
-        f"All shaping together moves the total by at most {total:.2f}, and right or wrong ({checker}) by {limit:.2f}"
-    )
+    words = f"The other parts can add {total:.2f}, being right ({checker}) {limit:.2f}"
     if total > limit + 1e-12:
-        return m.note(f"{words}: a wrong answer could beat a right one. Lower the other weights.", "warn")
-    return m.note(f"{words}: a wrong answer cannot beat a right one.", "ok")
-
-
-# --- further rewards --------------------------------------------------------------------------------------------------
-
-
-def _further(form: Form) -> gr.Dropdown:
-    """Adds and removes entries of `reward.functions`. Gives the list of those there are."""
-    named = [(f"preset {name}", f"{PRESET}{name}") for name in rewards.names()]
-    own = [(f"function {path}", path) for path in functions(form.site.settings.hooks)]
-    if not own:
-        gr.HTML(m.page(m.tag("p", "Functions of your own are named here when the page is started with --hooks FILE.py; it takes "
-                             "no code itself.", class_="dim")))  # fmt: skip
-    with gr.Row(elem_classes="tight low"):
-        chosen = gr.Dropdown([*own, *named], value=None, label="Add", min_width=200, elem_id="reward-add")
-        weight = gr.Slider(0, HIGHEST, 0.1, step=0.01, label="Its weight", min_width=160, buttons=[])
-        add = gr.Button("Add it", size="md", min_width=90)
-    with gr.Row(elem_classes="tight low"):
-        listed = gr.Dropdown([], label="Added", allow_custom_value=True, min_width=200, elem_id="reward-added")
-        remove = gr.Button("Take it out", size="md", min_width=120)
-    form.replaces(add.click, added, [chosen, weight])
-    form.replaces(remove.click, removed, [listed], [listed])
-    return listed
-
-
-def functions(files: Sequence[Path]) -> list[str]:
-    """`FILE.py:name` of the functions in the files that the page was started with; the files are parsed, not run."""
-    found: list[str] = []
-    for path in files:
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError):
-            continue
-        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-        found += [f"{path}:{name}" for name in names]
-    return found
-
-
-def added(sent: Sent, path: Any, weight: Any) -> tuple[Draft, str]:
-    """The draft with one more reward."""
-    if not isinstance(path, str) or not path:
-        raise ConfigError("Choose what to add first.")
-    draft = sent.draft()
-    before = draft.tree()["reward"]["functions"]
-    if any(one["path"] == path for one in before):
-        raise ConfigError(f"{path} is among them already: take it out first to give it another weight.")
-    value = float(weight) if isinstance(weight, (int, float)) else 0.1
-    return draft.change("reward.functions", [*before, {"path": path, "weight": value}]), ""
-
-
-def removed(sent: Sent, said: Any) -> tuple[Any, ...]:
-    """The draft without one of them."""
-    draft = sent.draft()
-    before = draft.tree()["reward"]["functions"]
-    kept = [one for at, one in enumerate(before) if _said(at, one) != said]
-    if len(kept) == len(before):
-        raise ConfigError("Choose which of the added ones to take out first.")
-    return draft.change("reward.functions", kept), "", None
-
-
-def _said(at: int, one: Mapping[str, Any]) -> str:
-    return f"{at + 1}. {one.get('path')} × {one.get('weight', 1.0)}"
+        return m.note(f"{words}: a wrong answer can win. Lower the other weights.", "warn")
+    return m.note(f"{words}: a wrong answer cannot win.", "ok")

@@ -1,33 +1,40 @@
-"""Run: state and alerts above; Charts, Completions, Log, Config and Checkpoints below. One timer asks for what is shown.
+"""Run: the result first, or how far it is; Charts, Completions, Log and the rest below. One timer asks for what is shown.
 
 Nothing is kept of a run but how far its files have been read: two browsers, or a page that was started anew, see the same.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import yaml
 
 from kit.errors import KitError, RunError
 from kit.report.machine import spending
-from kit.report.panels import LEARNING, MACHINE, MOST_POINTS, Panel, panels
+from kit.report.panels import LEARNING, MACHINE, Panel, panels
 from kit.report.record import read_tree, words
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
-from kit.ui import explorer, objective, share
+from kit.ui import explorer
 from kit.ui import markup as m
 from kit.ui.curves import Library, charts, pack
+from kit.ui.draft import from_yaml
+from kit.ui.form import kept_draft, kept_or_new
 from kit.ui.home import ask_to_stop
 from kit.ui.run_texts import alerts, checkpoint_table, configuration, expectation, head, log_tail, time_spent
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
-BUTTONS = ("stop", "save", "now", "resume", "force", "report")
+BUTTONS = ("like", "stop", "now", "save", "resume", "force", "report", "delete")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
-TABS = ("charts", "machine", "completions", "objective", "log", "config", "checkpoints", "share")
+TABS = ("charts", "completions", "log", "more")
+FIRST_CHARTS = 5
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
 MOST_MARKS, MOST_TREES = 24, 16
@@ -41,77 +48,139 @@ TO_TAB = (
     "() => {{ const to = new URL(location); to.searchParams.set('tab', '{}'); history.replaceState(null, '', to); }}"
 )
 """JavaScript: run and tab are in the address, so that a reload, and a link that is passed on, show what is shown now."""
-ABOUT_CHARTS = (
-    f"At most {MOST_POINTS} points a curve over the whole range, with the lowest and highest value of each stretch. Dashed "
-    "lines: alerts, resumes and the like. Point at a chart, or focus it and use the arrow keys."
-)
 
 
-def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
+def buttons(status: Mapping[str, Any] | None, *, anew: bool = False, reported: bool = False) -> list[Any]:
     """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
-    live = status is not None and status["state"] in ALIVE
-    ended = status is not None and not live
-    resumable = ended and status is not None and status["state"] != "finished"
-    return [
-        gr.Button(visible=live),
-        gr.Button(visible=live),
-        gr.Button(visible=live),
-        gr.Button(AGAIN if anew else RESUME, visible=resumable),
-        gr.Checkbox(visible=resumable and bool(status and status.get("refused"))),
-        gr.Button(visible=status is not None),
-    ]
+    there, live = status is not None, status is not None and status["state"] in ALIVE
+    resumable = status is not None and not live and status["state"] != "finished"
+    shown = {
+        "like": there,
+        "stop": live,
+        "now": live,
+        "save": live,
+        "report": there and (live or not reported),
+        "delete": there and not live,
+    }
+    visible = {name: gr.Button(visible=value) for name, value in shown.items()}
+    visible["resume"] = gr.Button(AGAIN if anew else RESUME, visible=resumable)
+    visible["force"] = gr.Checkbox(visible=resumable and bool(status and status.get("refused")))
+    return [visible[name] for name in BUTTONS]
 
 
 def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
     """The row of buttons, in the order of `BUTTONS`, and the events after which the run is another."""
 
     def button(name: str, label: str, width: int, variant: Any = "secondary") -> gr.Button:
-        return gr.Button(label, variant, visible=False, size="md", scale=0, min_width=width, elem_id=f"run-{name}")
+        return gr.Button(
+            label, variant=variant, visible=False, size="md", scale=0, min_width=width, elem_id=f"run-{name}"
+        )
 
     with gr.Row(elem_classes="tight"):
-        stop = button("stop", "Stop & save", 130, "stop")
-        save = button("save", "Save a checkpoint now", 210)
-        now = button("now", "Stop now …", 120)
-        resume = button("resume", RESUME, 120, "primary")
-        force = gr.Checkbox(
-            label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
-        )
-        report = button("report", "Write report.html", 160)
-    asked = gr.State("")  # the run that the confirmation names
-    with gr.Group(visible=False, elem_classes="danger-zone") as sure:
+        made: dict[str, Any] = {
+            "like": button("like", "New run like this", 170),
+            "stop": button("stop", "Stop & save", 130, "stop"),
+            "now": button("now", "Stop now …", 120),
+            "save": button("save", "Save a checkpoint", 170),
+            "resume": button("resume", RESUME, 120, "primary"),
+            "force": gr.Checkbox(
+                label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
+            ),
+            "report": button("report", "Write the report", 160),
+            "delete": button("delete", "Delete …", 110),
+        }
+    asked = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="asked")  # what the confirmation is about
+    with gr.Column(visible=False, elem_classes="danger-zone") as sure:
         warning = gr.HTML(elem_id="run-now-asked")
-        with gr.Row():
-            yes = gr.Button("Yes, stop it now", variant="stop", size="sm", elem_id="run-now-yes")
-            no = gr.Button("No, let it run", size="sm", elem_id="run-now-no")
+        with gr.Row(elem_classes="tight"):
+            yes = gr.Button("Yes", variant="stop", size="md", scale=0, min_width=170, elem_id="run-now-yes")
+            no = gr.Button("No", size="md", scale=0, min_width=110, elem_id="run-now-no")
     said = gr.HTML(elem_id="run-said")
+    place = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="place")
     listen: dict[str, Any] = {"api_visibility": "private"}
-    stopped = stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
-    save.click(lambda run_id: save_now(site, run_id), [chosen], [said], queue=False, **listen)
-    now.click(confirmation, [chosen], [sure, warning, asked], queue=False, **listen)
-    no.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen)
-    killed = yes.click(lambda: gr.Group(visible=False), [], [sure], queue=False, **listen).then(
-        lambda run_id: stop_now(site, run_id), [asked], [said], concurrency_limit=2, **listen
+    closed = gr.Column(visible=False)
+    stopped = made["stop"].click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
+    made["save"].click(lambda run_id: save_now(site, run_id), [chosen], [said], queue=False, **listen)
+    for name in ("now", "delete"):
+        made[name].click(
+            functools.partial(confirmation, name), [chosen], [sure, warning, asked, yes], queue=False, **listen
+        )
+    no.click(lambda: closed, [], [sure], queue=False, **listen)
+    done = yes.click(lambda: closed, [], [sure], queue=False, **listen).then(
+        lambda what: confirmed(site, what), [asked], [said, place], concurrency_limit=2, **listen
     )
     # Forced once: what is refused the next time may be something else.
     listen_once = listen | {"concurrency_limit": 1}
-    resumed = resume.click(
-        lambda run_id, forced: [go_on(site, run_id, forced), False], [chosen, force], [said, force], **listen_once
+    resumed = made["resume"].click(
+        lambda run_id, forced: [go_on(site, run_id, forced), False],
+        [chosen, made["force"]],
+        [said, made["force"]],
+        **listen_once,
     )
     # Nothing that was opened, ticked or said of one run is there for the next.
-    chosen.input(lambda: [gr.Group(visible=False), "", False, ""], [], [sure, asked, force, said], **QUIET)
-    written = report.click(lambda run_id: write_report(site, run_id), [chosen], [said], **listen_once)
-    return [stop, save, now, resume, force, report], [stopped, killed, resumed, written]
-
-
-def confirmation(run_id: Any) -> list[Any]:
-    """[the question, its words, the run that it is about]."""
-    if not is_id(run_id):
-        return [gr.Group(visible=False), "", ""]
-    words = (
-        f"Stop {run_id} now? It ends the process at once. What was learned since the last checkpoint is lost. Stop & save "
-        "ends after the step in progress and loses nothing."
+    chosen.input(lambda: [closed, "", False, ""], [], [sure, asked, made["force"], said], **QUIET)
+    written = made["report"].click(lambda run_id: write_report(site, run_id), [chosen], [said], **listen_once)
+    draft = kept_draft()
+    made["like"].click(
+        lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
     )
-    return [gr.Group(visible=True), m.page(m.note(words, "fail")), run_id]
+    place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
+    return [made[name] for name in BUTTONS], [stopped, done, resumed, written]
+
+
+QUESTIONS = {
+    "now": (
+        "Stop {run} now? It ends within seconds. It saves first where it can; else it goes back to its last checkpoint. "
+        "Stop & save ends after the step in progress and loses nothing.",
+        "Yes, stop it now",
+    ),
+    "delete": ("Delete {run}, with its weights, report and notes? This cannot be undone.", "Yes, delete it"),
+}
+
+
+def confirmation(what: str, run_id: Any) -> list[Any]:
+    """[the question, its words, what it is about, the button that says yes]."""
+    if not is_id(run_id):
+        return [gr.Column(visible=False), "", "", gr.skip()]
+    words, label = QUESTIONS[what]
+    return [gr.Column(visible=True), m.page(m.tag("p", words.format(run=run_id))), f"{what} {run_id}", gr.Button(label)]
+
+
+def confirmed(site: Site, asked: Any) -> list[str]:
+    """[what was done, where to go]."""
+    what, _, run_id = asked.partition(" ") if isinstance(asked, str) else ("", "", "")
+    if what == "delete":
+        return delete(site, run_id)
+    return [stop_now(site, run_id) if what == "now" else "", ""]
+
+
+def delete(site: Site, run_id: Any) -> list[str]:
+    """Removes a run that has ended: first out of the list, then from the disk. [what went wrong, where to go]."""
+    try:
+        run = site.run(run_id)
+        if run.status()["state"] in ALIVE:
+            raise RunError(f"'{run.id}' is live; stop it first.")
+        away = run.path.with_name(f".deleted-{run.id}-{time.time_ns()}")
+        run.path.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
+    except OSError as error:
+        return [m.error(f"The run could not be deleted: {error.strerror or error}."), ""]
+    except KitError as problem:
+        return [m.error(problem), ""]
+    return ["", "/"]
+
+
+def like(site: Site, run_id: Any, kept: Any) -> list[Any]:
+    """[the draft that amounts to this run's settings, what went wrong, where to go]."""
+    try:
+        tree = read_tree(site.run(run_id).config)
+        if not tree:
+            raise RunError(f"config.yaml of '{run_id}' cannot be read.")
+        tree.get("run", {}).pop("id", None)
+        fresh = from_yaml(yaml.safe_dump(tree), site.settings)
+        return [fresh.instead_of(kept_or_new(kept)).as_text(), "", "/new"]
+    except KitError as problem:
+        return [gr.skip(), m.error(problem), ""]
 
 
 def save_now(site: Site, run_id: Any) -> str:
@@ -173,7 +242,7 @@ def write_report(site: Site, run_id: Any) -> str:
 class View:
     """The parts of the screen that a poll fills, in their order."""
 
-    parts = ("head", "notes", "charts", "empty", "machine", "spent", "log", "about", "yaml", "checkpoints", "timer")
+    parts = ("head", "notes", "charts", "empty", "more", "spent", "log", "about", "timer")
 
     def __init__(self, site: Site, library: Library) -> None:
         self.site, self.library = site, library
@@ -221,29 +290,22 @@ class View:
         if not changed:
             return {}
         found: dict[str, Any] = {"stamps": {"run": run.id} | now}
-        if "head" in changed or (tab in ("charts", "machine") and tab in changed):
+        if "head" in changed or (tab in ("charts", "more") and tab in changed):
             found |= self._numbers(run, status, tab, changed)
         if tab == "log" and tab in changed:
             found["log"] = log_tail(run)
-        elif tab == "config" and tab in changed:
-            found["about"], found["yaml"] = configuration(run)
-        elif tab == "checkpoints" and tab in changed:
-            found["checkpoints"] = checkpoint_table(run, self.library.evaluations(run))
         return found
 
     def _stamp(self, run: RunDir, tab: str) -> str:
-        if tab == "machine":
-            return stamp([run.metrics_file, run.events_file])
-        if tab == "charts":
-            scores = sorted(run.eval.glob("*.json"))
-            return stamp([run.metrics_file, run.events_file, *scores], len(scores))
         if tab == "log":
             return stamp([run.log])
-        if tab == "config":
-            return stamp([run.config, run.data, run.env])
-        if tab == "checkpoints":
-            return stamp([run.path / "best.json", run.adapter, run.eval, *run.checkpoints])
-        return ""
+        if tab == "completions":
+            return ""
+        scores = sorted(run.eval.glob("*.json"))
+        files = [run.metrics_file, run.events_file, *scores]
+        if tab == "more":
+            files += [run.config, run.data, run.env, run.path / "best.json", run.adapter, *run.checkpoints]
+        return stamp(files, len(scores))
 
     def _tree(self, path: Path) -> dict[str, Any]:
         """What a file of a run holds; read again when it has changed, as YAML takes longer than all else of a poll."""
@@ -264,36 +326,40 @@ class View:
         events, scores = _events(run), self.library.evaluations(run)
         found: dict[str, Any] = {}
         if "head" in changed:
-            found["head"] = head(run, status, columns, (run.path / "report.html").is_file())
+            warnings, holding = alerts(events, columns)
+            reported = (run.path / "report.html").is_file()
+            found["head"] = head(run, status, columns, scores, holding, reported)
             text = expectation(status, columns, any(name != "before" for name in scores))
             notes = [m.note(problem, "fail")] if problem else []
-            notes += [alerts(events)] + ([m.note(text, "live")] if text else [])
+            notes += [warnings] + ([m.note(text, "live")] if text else [])
             found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
             live = status["state"] in ALIVE
-            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None)
+            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None, reported=reported)
             found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
         if tab == "charts":
-            found["charts"] = _packed(panels(columns, scores), LEARNING, events)
+            drawn = [panel for panel in panels(columns, scores) if panel.topic == LEARNING]
+            found["charts"] = _packed(drawn[:FIRST_CHARTS], events)
             found["empty"] = "" if found["charts"] else _no_charts(status)
-        if tab == "machine":
-            found["machine"] = _packed(panels(columns, {}), MACHINE, events)
+        if tab == "more":
+            drawn = panels(columns, scores)
+            learning = [panel for panel in drawn if panel.topic == LEARNING][FIRST_CHARTS:]
+            found["more"] = _packed([*learning, *(panel for panel in drawn if panel.topic == MACHINE)], events)
             spent = spending(columns, self._tree(run.config), self._tree(run.env))
-            found["spent"] = time_spent(spent) if found["machine"] else _no_charts(status)
+            found["spent"] = m.page(time_spent(spent))
+            found["about"] = m.page(checkpoint_table(run, scores), configuration(run))
         return found
 
 
-def _packed(found: Sequence[Panel], topic: str, events: list[dict[str, Any]]) -> str:
-    """The charts about it for the browser; "" where there are none."""
-    packed = pack([panel for panel in found if panel.topic == topic], _marks(events))
+def _packed(found: Sequence[Panel], events: list[dict[str, Any]]) -> str:
+    """The charts for the browser; "" where there are none."""
+    packed = pack(found, _marks(events))
     return json.dumps(packed, separators=(",", ":")) if packed["panels"] else ""
 
 
 def _no_charts(status: Mapping[str, Any]) -> str:
     if status["state"] in ALIVE:
-        return m.empty("No step yet", "Charts begin with the first step; scores of the model as it is come before it.")
-    return m.empty(
-        "No step was made", "The run ended before its first step. What is known of why stands above and in its log."
-    )
+        return m.empty("No step yet", "Charts begin with the first step.")
+    return m.empty("No step was made", "The run ended before its first step.")
 
 
 def _events(run: RunDir) -> list[dict[str, Any]]:
@@ -311,64 +377,44 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     view = View(site, Library())
-    named, wanted_tab, tab, seen = run_box(), run_box(), gr.State(TABS[0]), gr.State({})
-    chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
-    head, notes = (
-        gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head"),
-        gr.HTML(elem_id="run-notes"),
+    named, wanted_tab, tab, seen = (
+        run_box(),
+        run_box(),
+        run_box(),
+        gr.JSON({}, visible="hidden", elem_classes="hidden-box"),
     )
+    chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
+    head = gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head")
     buttons, actions = _build_actions(site, chosen)
+    notes = gr.HTML(elem_id="run-notes")
     timer = gr.Timer(POLL_SECONDS)
     with gr.Tabs(elem_id="run-tabs") as tabs:
         with gr.Tab("Charts", id="charts") as charts_tab:
             drawing, nothing = charts("run-charts"), gr.HTML()
-            gr.HTML(m.page(m.tag("small", ABOUT_CHARTS)))
-        with gr.Tab("Machine", id="machine") as machine_tab:
-            spent, phases = gr.HTML(elem_id="run-spent"), charts("run-machine")
         with gr.Tab("Completions", id="completions") as completions_tab:
             opened = explorer.build(site, chosen)
-        with gr.Tab("Objective", id="objective") as objective_tab:
-            curved = objective.build(site, chosen, view.library)
         with gr.Tab("Log", id="log") as log_tab:
-            log = gr.HTML(elem_id="run-log", autoscroll=True)
-        with gr.Tab("Config", id="config") as config_tab:
-            about = gr.HTML()
-            yaml = gr.Textbox(
-                label="config.yaml", interactive=False, lines=12, max_lines=40, buttons=["copy"], elem_id="run-yaml"
-            )
-        with gr.Tab("Checkpoints", id="checkpoints") as checkpoints_tab:
-            checkpoints = gr.HTML()
-        with gr.Tab("Share", id="share") as share_tab:
-            shared = share.build(site, chosen)
-    outputs = [seen, head, notes, drawing, nothing, phases, spent, log, about, yaml, checkpoints, timer, *buttons]
+            log = gr.HTML(elem_id="run-log")
+        with gr.Tab("More", id="more") as more_tab:
+            about, spent = gr.HTML(elem_id="run-about"), gr.HTML(elem_id="run-spent")
+            more = charts("run-more")
+    outputs = [seen, head, notes, drawing, nothing, more, spent, log, about, timer, *buttons]
     inputs = [chosen, tab, seen]
-    own: dict[str, explorer.Explorer | share.Share | objective.ObjectiveTab] = {
-        "completions": opened,
-        "objective": curved,
-        "share": shared,
-    }  # tabs that a poll does not fill
-    every = (charts_tab, machine_tab, completions_tab, objective_tab, log_tab, config_tab, checkpoints_tab, share_tab)
-    for name, one in zip(TABS, every, strict=True):
-        event = one.select(lambda name=name: name, [], [tab], **QUIET).then(view.look, inputs, outputs, **QUIET)
+    look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
+    for name, one in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):
+        event = one.select(lambda name=name: name, [], [tab], **QUIET).then(**look)
         one.select(None, [], [], js=TO_TAB.format(name))
-        if name in own:
-            event.then(own[name].look, own[name].inputs, own[name].outputs, **_how(name))
+        if name == "completions":
+            event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
     # That it opens the tab of the address counts as choosing it, so that the tab is filled.
     blocks.load(
         lambda wanted, at: _asked(site, wanted, at), [named, wanted_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
-    ).then(view.look, inputs, outputs, **QUIET)
+    ).then(**look)
     chosen.input(None, [chosen], [], js=TO_RUN)
-    changed = chosen.input(view.look, inputs, outputs, **QUIET)
-    for name, part in own.items():
-        changed.then(_where(name, part), [tab, *part.inputs], part.outputs, **_how(name))
+    chosen.input(**look).then(_where("completions", opened), [tab, *opened.inputs], opened.outputs, **QUIET)
     for action in actions:
-        action.then(view.look, inputs, outputs, **QUIET)
-    timer.tick(view.look, inputs, outputs, **QUIET)
-
-
-def _how(name: str) -> dict[str, Any]:
-    """How a tab of its own is asked for: the objective by way of a child process, which takes seconds at first."""
-    return objective.SLOW if name == "objective" else QUIET
+        action.then(**look)
+    timer.tick(**look)
 
 
 def _where(name: str, part: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from markupsafe import Markup
 
 from kit.config import RunConfig
 from kit.config.loading import leaves
+from kit.evaluation import alarms
+from kit.evaluation.alarms import AlertMonitor
 from kit.report.machine import MEANING, Spending
 from kit.report.panels import Numbers
 from kit.report.record import read_tree
@@ -20,7 +23,8 @@ from kit.runs.files import human_size
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
-from kit.ui.home import phase, steps, time_left
+from kit.ui.home import steps
+from kit.ui.outcome import course, outcome, progress
 from kit.ui.site import address
 
 Event = Mapping[str, Any]
@@ -38,13 +42,9 @@ LEVELS = {"error": "fail", "warning": "warn", "info": ""}
 MOST_ALERTS = 6
 FLAT_STEPS = 100
 """Steps within which a flat reward is no bad sign."""
-EARLY = (
-    "What counts now: groups whose rewards differ, and completions that are not cut off. A loss around 0 is right in GRPO "
-    "and tells nothing."
-)
 EARLY_ALIKE = (
-    "But most groups teach nothing so far: all completions of a group got the same reward. If that stays, the problems are "
-    "too easy or too hard."
+    "Most groups teach nothing so far: all completions of a group got the same reward. If that stays, the problems are too easy "
+    "or too hard."
 )
 UNSCORED = (
     "The training reward is measured on what is trained on. Only the held-out score tells whether it has learned; set "
@@ -64,37 +64,57 @@ LONGEST_YAML = 2_000_000
 """Letters of config.yaml that are shown, at most."""
 
 
-def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers], link: bool) -> str:
-    """State, progress, figures, and what can be done with a run in this state. `link`: there is a report to read."""
-    step, total, state = status.get("step"), status.get("total_steps"), str(status["state"])
-    share = step / total if isinstance(step, int) and isinstance(total, int) and total else 0.0
+def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers], evaluations: Mapping[str, Any],
+         alarms: int, link: bool) -> str:  # fmt: skip
+    """The result, or while it runs how far it is; then figures, and what can be done. `link`: there is a report to read."""
+    state = str(status["state"])
     title = m.tag("div", m.tag("h2", run.id) + m.state_badge(state), class_="spread")
-    level = {"finished": "ok", "failed": "fail", "interrupted": "warn", "stopped": "warn"}.get(state, "")
-    cells = m.join(
-        m.tag("div", m.tag("small", name) + m.tag("div", value, class_="big"))
-        for name, value in figures(run, status, columns)
-    )
-    parts = [title, m.bar(share, level, f"{share:.0%} done"), m.tag("div", cells, class_="facts")]
+    rewards = [float(value) for value in _finite(columns.get("reward"))]
+    steps_done = _finite(columns.get("step"))
+    if state in ALIVE:
+        first = progress(status) + course(rewards, alarms)
+    else:
+        first = outcome(run, evaluations, int(steps_done[-1]) if len(steps_done) else 0)
+    parts = [title]
     if status.get("reason"):
-        parts.append(
-            m.note(
-                _reason(run, str(status["reason"])),
-                "fail" if state == "failed" else "warn" if state == "interrupted" else "",
-            )
-        )
+        level = "fail" if state == "failed" else "warn" if state == "interrupted" else ""
+        parts.append(m.note(_reason(run, str(status["reason"])), level))
     if status.get("refused"):
         parts.append(m.note(m.tag("h4", "It was not resumed") + m.tag("div", str(status["refused"])), "fail"))
-    parts.append(m.tag("p", _next(run, state, link), class_="row"))
+    cells = m.join(
+        m.tag("div", m.tag("small", name) + m.tag("div", value, class_="num"))
+        for name, value in figures(run, status, columns)
+    )
+    parts += [first, m.tag("p", _next(run, link), class_="row"), m.tag("div", cells, class_="facts")]
     return m.page(m.panel(*parts))
 
 
 def _reason(run: RunDir, text: str) -> str:
     """The reason of an end; the sentinel's name is no word."""
-    if text != "control/stop":
-        return text
-    if not run.checkpoints:
-        return "It was asked to stop before it had made a step."
-    return "It was asked to stop, finished its step and saved a checkpoint."
+    last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "before its first step"
+    if text == "control/stop":
+        return f"Stopped by you; {last}."
+    if text in ("SIGTERM", "SIGINT"):
+        return f"Ended at once ({text}); {last}."
+    if "crashed with exit code" in text and (said := last_words(run)):
+        return f"{text}\n{said}"
+    return text
+
+
+def last_words(run: RunDir) -> str:
+    """The last line that a run printed."""
+    try:
+        lines = [line.strip() for line in _tail(run, 4000).splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return redact(lines[-1])[:500] if lines else ""
+
+
+def _tail(run: RunDir, size: int) -> str:
+    """The end of log.txt. Raises `OSError`."""
+    with open(run.log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read(size).decode("utf-8", "replace")
 
 
 def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers]) -> list[tuple[str, str]]:
@@ -102,50 +122,68 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     live = status["state"] in ALIVE
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
     taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
-    found = [
-        ("step", steps(status)),
-        ("phase", phase(status)) if live else ("took", m.duration(taken)),
-        ("time left", time_left(status)) if live else ("ended", m.ago(status.get("ended"))),
-    ]
+    found = [("steps", steps(status)), ("started", m.when(begun))]
+    if not live:
+        found += [("ended", m.when(status.get("ended"))), ("took", m.duration(taken))]
     known = _finite(columns.get("reward"))
     if len(known):
-        found.append(("reward, mean of last 10", m.number(float(known[-10:].mean()))))
+        found.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
     seconds = _finite(columns.get("step_time"))
     if len(seconds):
-        found.append(("a step", m.seconds(float(np.median(seconds[-20:])))))
+        found.append(("a step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
     return found
 
 
-def _next(run: RunDir, state: str, link: bool) -> Markup:
+def _next(run: RunDir, link: bool) -> Markup:
     """Links to what comes next."""
     links = []
-    if link:
-        links.append(m.tag("a", "report.html", href=f"/runs/{run.id}/report.html", target="_blank", rel="noopener"))
     if run.adapter.is_dir() or any(run.checkpoints):
         links += [
-            m.tag("a", "Chat with it", href=address("chat", run.id)),
-            m.tag("a", "Export it", href=address("export", run.id)),
+            m.tag("a", "Chat", href=address("chat", run.id), class_="button"),
+            m.tag("a", "Export", href=address("export", run.id), class_="button"),
         ]
-    links.append(m.tag("a", "Compare", href=address("compare", run.id)))
+    links.append(m.tag("a", "Compare", href=address("compare", run.id), class_="button"))
+    if link:
+        path = f"/runs/{run.id}/report.html"
+        links.append(m.tag("a", "Report", href=path, target="_blank", rel="noopener", class_="button"))
     return m.join(links, " ")
 
 
-def alerts(events: Sequence[Event]) -> Markup:
-    """The latest alert of each kind, the gravest first; how often it came."""
+def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Markup, int]:
+    """(the latest alert of each kind that still holds, the gravest first, and those that have lapsed in one line; how many
+    hold)."""
     found = [event for event in events if event.get("kind") == "alert"]
     if not found:
-        return Markup("")
+        return Markup(""), 0
     counts = Counter(str(event.get("name")) for event in found)
     latest = {str(event.get("name")): event for event in found}
+    lapsed = _lapsed(columns, latest)
     order = {"error": 0, "warning": 1}
 
     def rank(event: Event) -> tuple[int, int]:
         step = event.get("step")
         return order.get(str(event.get("severity")), 2), -step if isinstance(step, int) else 0
 
-    ranked = sorted(latest.items(), key=lambda pair: rank(pair[1]))
+    ranked = sorted(
+        ((name, event) for name, event in latest.items() if name not in lapsed), key=lambda pair: rank(pair[1])
+    )
     notes = [_alert(name, event, counts[name]) for name, event in ranked[:MOST_ALERTS]]
-    return m.tag("div", m.join(notes), class_="stack-notes")
+    if lapsed:
+        words = "; ".join(
+            f"{TITLES.get(name, name).lower()} (step {latest[name].get('step')})" for name in sorted(lapsed)
+        )
+        notes.append(m.tag("p", f"No longer so: {words}.", class_="dim"))
+    return m.tag("div", m.join(notes), class_="stack-notes"), len(ranked)
+
+
+def _lapsed(columns: Mapping[str, Numbers], names: Collection[str]) -> set[str]:
+    """Alerts about the training whose condition does not hold at the last line any more."""
+    watch = AlertMonitor()
+    needed = [name for keys in alarms.KEYS.values() for name in keys if name in columns] + ["grad_norm"]
+    kept = {name: columns[name] for name in needed if name in columns}
+    for at in range(max(map(len, kept.values()), default=0)):
+        watch.take({name: value for name, values in kept.items() if (value := float(values[at])) == value})
+    return {name for name in names if name in alarms.RULES and name not in watch.holding()} if kept else set()
 
 
 def _alert(name: str, event: Event, count: int) -> Markup:
@@ -158,18 +196,19 @@ def _alert(name: str, event: Event, count: int) -> Markup:
 def expectation(status: Mapping[str, Any], columns: Mapping[str, Numbers], scored: bool) -> str:
     """What a newcomer might worry about at this point, and need not; '' when there is nothing to say. `scored`: held-out
     scores after the first step are there."""
-    state, done = status["state"], _finite(columns.get("step"))
-    if state in ("queued", "starting") or (state in ALIVE and not (len(done) and done[-1])):
-        return (
-            "Before the first step: the model is loaded, and the held-out problems are scored once as it is, so that there is "
-            "something to compare with. The first step is the slowest."
-        )
+    state, done, total = status["state"], _finite(columns.get("step")), status.get("total_steps")
     if state not in ALIVE:
         return _afterwards(state, columns, scored)
+    if not len(done):
+        return "The model is loaded and scored as it is, to compare with. The first step is the slowest."
+    rewards = _finite(columns.get("reward"))
+    rising = len(rewards) >= 6 and float(rewards[-3:].mean()) > float(rewards[:3].mean()) + 0.05
     if done[-1] < FLAT_STEPS:
         spread = _finite(columns.get("groups/zero_spread", columns.get("frac_reward_zero_std")))
-        alike = len(spread) > 0 and float(spread[-10:].mean()) >= 0.9
-        return f"Flat or jumpy for the first {FLAT_STEPS} steps is normal. {EARLY_ALIKE if alike else EARLY}"
+        if len(spread) and float(spread[-10:].mean()) >= 0.9:
+            return EARLY_ALIKE
+        patient = isinstance(total, int) and total >= FLAT_STEPS and not rising
+        return f"A flat or jumpy reward in the first {FLAT_STEPS} steps is normal." if patient else ""
     return "" if scored else UNSCORED
 
 
@@ -189,33 +228,34 @@ def _finite(values: Numbers | None) -> Numbers:
 
 
 def log_tail(run: RunDir) -> str:
-    """The end of what the run printed."""
+    """The end of what the run printed; the box opens at its end."""
     try:
-        size = run.log.stat().st_size
-        with open(run.log, "rb") as file:
-            file.seek(max(0, size - LOG_BYTES))
-            text = file.read(LOG_BYTES).decode("utf-8", "replace")
+        cut = run.log.stat().st_size > LOG_BYTES
+        text = _tail(run, LOG_BYTES)
     except OSError:
         return m.empty("No log yet", "What the run prints stands here as it comes.")
-    cut = size > LOG_BYTES
     if cut:
         text = text.partition("\n")[2]
     where = m.tag("small", f"the last {human_size(LOG_BYTES)} of {run.log}" if cut else str(run.log))
-    return m.page(where, m.tag("pre", redact(text).strip() or "(nothing printed yet)", class_="log", tabindex="0"))
+    lines = m.tag("pre", redact(text).strip() or "(nothing printed yet)")
+    return m.page(where, m.tag("div", lines, class_="log", tabindex="0"))
 
 
-def configuration(run: RunDir) -> tuple[str, str]:
-    """(what was changed from the defaults, data and environment; YAML)."""
+def configuration(run: RunDir) -> Markup:
+    """What was changed from the defaults, the YAML, data and environment, each in a fold."""
     command = f"grpo-kit train {run.config} -o run.id=NAME"
-    again = m.tag("div", m.join([m.tag("b", "The same again: "), m.tag("code", command)]), class_="note")
-    title, environment = m.tag("h3", "Changed from the defaults"), read_tree(run.env)
+    again = m.tag("p", m.join([m.tag("small", "the same again: "), m.tag("code", command)]))
+    environment = read_tree(run.env)
     environment.pop("inputs", None)
-    found = [
-        _folded("Data", read_tree(run.data), 24),
-        _folded("Machine, packages, effective trainer arguments", environment, 200),
-    ]
     text = run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else ""
-    return m.page(again, title, _changed(read_tree(run.config)), *found), redact(text[:LONGEST_YAML])
+    return m.join(
+        [
+            m.fold("Settings that differ from the defaults", _changed(read_tree(run.config)), again),
+            m.fold("config.yaml", m.tag("pre", redact(text[:LONGEST_YAML]), class_="said")),
+            _folded("Data", read_tree(run.data), 24),
+            _folded("Machine, packages, effective trainer arguments", environment, 200),
+        ]
+    )
 
 
 def _changed(tree: Mapping[str, Any]) -> Markup:
@@ -237,10 +277,10 @@ def shown(value: Any) -> str:
 def _folded(title: str, found: Mapping[str, Any], most: int) -> Markup:
     """The first `most` leaves of a file, below a title that unfolds them."""
     rows = [[m.tag("code", key), shown(value)] for key, value in leaves(found)][:most]
-    return m.tag("details", m.tag("summary", title) + m.table(["", ""], rows)) if found else Markup("")
+    return m.fold(title, m.table(["", ""], rows)) if found else Markup("")
 
 
-def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> str:
+def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> Markup:
     """Checkpoints with size, score and use."""
     scores = {int(one["step"]): one for one in evaluations.values() if isinstance(one.get("step"), int)}
     best = read_tree(run.path / "best.json").get("step")
@@ -258,13 +298,11 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
         if path not in usable:
             marks.append(m.badge("incomplete", "fail"))
         elif path == usable[-1]:
-            marks.append(m.badge("resume goes on here", "live"))
+            marks.append(m.badge("Resume continues from here", "live"))
         rows.append(line(path, m.number(step), scores.get(step), *marks))
     if not rows:
-        return m.empty(
-            "No checkpoint yet", "The first comes after run.save_every steps, when you save one now, or at the end."
-        )
-    return m.page(m.table(["folder", "step", "held-out", "size", ""], rows, numbers={1, 3}))
+        return m.fold("Checkpoints", m.note("None yet: the first comes after run.save_every steps, or at the end."))
+    return m.fold("Checkpoints", m.table(["folder", "step", "held-out", "size", ""], rows, numbers={1, 3}))
 
 
 def _score(scores: Mapping[str, Any] | None) -> str:
@@ -285,12 +323,10 @@ def _size(folder: Path) -> int:
     return total
 
 
-def time_spent(spent: Spending | None) -> str:
+def time_spent(spent: Spending | None) -> Markup:
     """Where the seconds went, as one bar, the largest term with what to change."""
     if spent is None:
-        return m.page(
-            m.note("This run logged no seconds by phase: it was trained with TRL's own loss, or by an earlier kit.")
-        )
+        return Markup("")
     ordered = [phase for phase, seconds in spent.seconds.items() if seconds]
     parts = m.join(
         m.tag("i", "", style=f"width:{100 * spent.share(phase):.2f}%;background:{_color(spent, phase)}", title=phase)
@@ -306,9 +342,7 @@ def time_spent(spent: Spending | None) -> str:
     bar = m.tag("div", parts, class_="bar parts", role="img", aria_label=f"Of the time of a step: {label}")
     advice = m.tag("ul", m.join(m.tag("li", text) for text in spent.advice))
     left_out = m.tag("small", "Without the first step, evaluations and the start of the run.")
-    return m.page(
-        m.panel(words, bar, m.tag("div", names, class_="row keys"), m.tag("b", "What to change"), advice, left_out)
-    )
+    return m.panel(words, bar, m.tag("div", names, class_="row keys"), m.tag("b", "What to change"), advice, left_out)
 
 
 def _color(spent: Spending, phase: str) -> str:

@@ -29,6 +29,9 @@ LARGEST_BODY = 4 * 1024 * 1024
 """Bytes of a request's body, at most: the largest honest one is a list of pasted completions."""
 UPLOAD = "/gradio_api/upload"
 """The one address that takes a file: larger, and only as long as there is room for another."""
+HEARTBEAT = "/gradio_api/heartbeat/"
+"""Gradio's script keeps this stream open in every tab, and a browser has six connections to a host: six tabs would be all
+that load. It is answered at once with no content, which the script takes for the end of it."""
 LONGEST_TARGET = 8192
 WRONG_PASSWORD_SECONDS = 0.5
 MOST_WAITING = 20
@@ -90,6 +93,8 @@ class Gate:
             return  # a WebSocket: nothing here speaks it
         try:
             await self._check(scope)
+            if scope["path"].startswith(HEARTBEAT):
+                raise Refusal(204, "")
             limit = largest(scope["path"])
             if limit == LARGEST_BODY:
                 body = Body(receive, limit)
@@ -158,7 +163,8 @@ class Gate:
         origin = headers.get(b"origin")
         if origin is None or (method in ("GET", "HEAD") and origin == b"null"):
             return
-        served = {headers.get(b"host", b"").decode("latin-1"), headers.get(b"x-forwarded-host", b"").decode("latin-1")}
+        names = (b"host", b"x-forwarded-host") if self.settings.proxy else (b"host",)
+        served = {headers.get(name, b"").decode("latin-1") for name in names}
         if urlsplit(origin.decode("latin-1")).netloc not in served - {""}:
             raise Refusal(403, "Requests of other sites are refused.")
 

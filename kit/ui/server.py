@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,57 +112,16 @@ def _warm() -> None:
         import matplotlib.pyplot  # noqa: F401
 
 
-def import_gradio() -> Any:
-    """The module `gradio`, started without work that this page has no use for. Raises `ImportError` where it is not
-    installed.
-
-    Gradio parses the source of each of its components, twice, to write a stub (.pyi) for editors beside it in
-    site-packages: a third of its import. It passes over a class whose source file is not known, so none is known meanwhile.
-    """
-    known = inspect.getfile
-
-    def unless_a_component(thing: Any) -> str:
-        if isinstance(thing, type) and hasattr(thing, "EVENTS"):
-            raise OSError("no stub is written")
-        return known(thing)
-
-    inspect.getfile = unless_a_component  # type: ignore[assignment]
-    try:
-        import gradio
-    finally:
-        inspect.getfile = known
-    return gradio
-
-
-@contextmanager
-def without_applications() -> Iterator[None]:
-    """While a page is put together: the end of each screen describes all screens so far and makes a web application of
-    them, which the next throws away. The one that is mounted is made afterwards, as its description is; whoever mounts it
-    sets `Blocks.app` to it.
-    """
-    from gradio import Blocks
-    from gradio.routes import App
-
-    made, described = App.__dict__["create_app"], Blocks.__dict__["get_config_file"]
-    App.create_app = staticmethod(lambda *given, **named: None)
-    Blocks.get_config_file = lambda self: {}
-    try:
-        yield
-    finally:
-        App.create_app, Blocks.get_config_file = made, described
-
-
 def make_app(settings: Settings) -> Any:
     """The whole application behind its gate, as ASGI."""
     os.environ.update(OFFLINE)
     try:
-        gr = import_gradio()
+        import gradio as gr
     except ImportError:
         raise EnvironmentUnsupported(
             "The page needs Gradio. Install it with: uv sync --inexact --extra ui   (or: pip install 'grpo-kit[ui]')"
         ) from None
     from fastapi import FastAPI
-    from starlette.routing import Mount
 
     from kit.ui import uploads
     from kit.ui.page import SCREENS, build, head, style, theme
@@ -183,12 +141,8 @@ def make_app(settings: Settings) -> Any:
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     add_files(app, settings.root)
-    with without_applications():
-        blocks = build(site)
-        blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
-    # Gradio looks for work a thousand times a second, which takes some 4 % of a core; twenty times are enough.
-    blocks._queue.sleep_when_free = 0.05
-    blocks._queue.progress_update_sleep_when_free = 0.2
+    blocks = build(site)
+    blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
         mounted = gr.mount_gradio_app(
@@ -209,8 +163,9 @@ def make_app(settings: Settings) -> Any:
             allowed_paths=[],
             blocked_paths=["/"],
         )
-    blocks.has_launched = True  # else Gradio copies any file that a forged value names, blocked or not
-    blocks.app = next(route.app for route in app.routes if isinstance(route, Mount))
+    # Security: Gradio's cache is closed to files that a forged value names only once `launch` was called, which a mounted page
+    # never does (`async_move_files_to_cache(..., check_in_upload_folder=blocks.has_launched)`); a test forges such values.
+    blocks.has_launched = True
     return Gate(mounted, settings, [path for _, path, _ in SCREENS])
 
 

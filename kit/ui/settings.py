@@ -25,7 +25,16 @@ class Settings:
     hooks: tuple[Path, ...] = ()
     share: bool = False
     folder: Path = field(default_factory=Path.cwd)
-    """Local data files and model folders are taken from below this folder only."""
+    """Relative paths of data files and model folders begin here."""
+    folders: tuple[Path, ...] = ()
+    """Further folders; data files and models are taken from below these and `folder` only."""
+    proxy: bool = False
+    """Whether a proxy in front says by X-Forwarded-Host which name the browser asked for."""
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """The folders that data files and models may lie in, links followed."""
+        return tuple(path.resolve() for path in (self.folder, *self.folders))
 
     @property
     def local(self) -> bool:
@@ -41,6 +50,9 @@ class Settings:
                 "--auth FILE (a line `user:password` each) or --auth NAME (an environment variable of that form), or "
                 "leave it at 127.0.0.1 and use an ssh tunnel: ssh -L 7860:127.0.0.1:7860 THIS_MACHINE"
             )
+        for path in self.folders:
+            if not path.is_dir():
+                raise ConfigError(f"--folder {path}: there is no such folder.")
         for path in self.hooks:
             if not path.is_file() or path.suffix != ".py":
                 raise ConfigError(f"--hooks {path}: expected a Python file (.py) that is there.")

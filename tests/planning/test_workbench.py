@@ -81,6 +81,40 @@ def test_advantages_follow_the_recipe(config: dict[str, Any]) -> None:
     assert found["advantages"] == pytest.approx([total - sum(known) / 2 for total in known])
 
 
+def test_a_check_tells_a_reward_that_cannot_score_from_one_that_can(config: dict[str, Any]) -> None:
+    found = asked("check", config)
+    assert (found["problem"], found["paid"]) == (None, 0)
+    assert found["right"] > found["wrong"]
+    assert found["tried"] > 10
+    config["reward"] = {"preset": "json-schema", "params": {"schema": "{broken"}}
+    assert "schema cannot be used" in asked("check", config)["problem"]
+
+
+def test_columns_and_reward_are_guessed_from_rows(tmp_path: Path) -> None:
+    def guessed(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        path = tmp_path / name
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return asked("guess", {"data": {"source": str(path)}})
+
+    people = [{"sentence": f"Ann is {age}.", "target": {"name": "Ann", "age": age}} for age in range(20)]
+    found = guessed("json.jsonl", people)
+    assert (found["prompt"], found["reference"], found["reward"]) == ("sentence", "target", "json-schema")
+    assert json.loads(found["params"]["schema"])["required"] == ["name", "age"]
+    whole = {"data": {"source": str(tmp_path / "json.jsonl"), "prompt_column": "sentence", "reference_column": "target",
+                      "heldout": 4}, "reward": {"preset": "json-schema", "params": found["params"]}}  # fmt: skip
+    assert asked("check", whole) | {"right": 0, "wrong": 0, "tried": 0} == {
+        "problem": None, "paid": 0, "right": 0, "wrong": 0, "tried": 0,
+    }  # fmt: skip
+    sums = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
+    assert guessed("sums.jsonl", sums)["reward"] == "gsm8k-reasoning"
+    labels = [{"text": f"A rather long review, number {n}", "label": "good" if n % 2 else "bad"} for n in range(20)]
+    found = guessed("labels.jsonl", labels)
+    assert (found["reference"], found["reward"], found["params"]) == (
+        "label", "classification-label", {"labels": ["bad", "good"]},
+    )  # fmt: skip
+    assert guessed("none.jsonl", [{"prompt": f"Say {n}"} for n in range(20)])["reward"] is None
+
+
 def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
     found = asked("hacks", config, row=0)
     assert found["passed"], found["problems"]

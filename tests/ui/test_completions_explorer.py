@@ -13,8 +13,8 @@ from made_runs import batch, make
 
 import kit.ui.completions as data
 from kit.ui import explorer as tab
-from kit.ui.completions import Batches, key_of
-from kit.ui.explorer import COURSE, EVERYWHERE, GROUPS, LIST, Explorer, Query
+from kit.ui.completions import Batches
+from kit.ui.explorer import Explorer, Query
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -29,13 +29,10 @@ def explorer(tmp_path: Path) -> Explorer:
 
 def look(explorer: Explorer, **asked: Any) -> str:
     wish = {
-        "mode": GROUPS,
         "step": 0,
-        "sort": "as sampled",
         "keep": "all",
         "search": "",
         "page": 1,
-        "prompt": "",
         "before": 0,
         "colour": "",
     }
@@ -73,15 +70,6 @@ def test_alike_completions_are_told_once(explorer: Explorer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sort", "first"),
-    [("reward, highest first", 1.2), ("reward, lowest first", 0.2)],
-)
-def test_sorting_by_reward(explorer: Explorer, sort: str, first: float) -> None:
-    wish = Query.of(LIST, 0, sort, "all", "", 1, "", 0)
-    assert wish.ordered(rows(explorer))[0]["total"] == pytest.approx(first)
-
-
-@pytest.mark.parametrize(
     ("keep", "count"),
     [
         ("all", 8),
@@ -93,26 +81,17 @@ def test_sorting_by_reward(explorer: Explorer, sort: str, first: float) -> None:
     ],
 )
 def test_filters(explorer: Explorer, keep: str, count: int) -> None:
-    wish = Query.of(LIST, 0, "as sampled", keep, "", 1, "", 0)
+    wish = Query.of(0, keep, "", 1, 0)
     assert sum(map(wish.wants, rows(explorer))) == count
-
-
-def test_lengths_sort_and_search_finds(explorer: Explorer) -> None:
-    longest = Query.of(LIST, 0, "longest first", "all", "", 1, "", 0).ordered(rows(explorer))
-    assert longest[0]["tokens"] == 8
-    assert longest[-1]["tokens"] == 5
-    assert "<mark>answer</mark>" in look(explorer, search="ANSWER")
-    assert "0 of 2 groups" not in look(explorer, search="3 + 1")
-    assert "None is like that" in look(explorer, mode=LIST, search="nowhere to be found")
 
 
 def test_a_page_holds_a_few_and_never_all(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 22, [f"{n} + 0 =" for n in range(40)])
-    found = explorer.look("one", LIST, 22, "as sampled", "all", "", 1, "", 0)
+    found = explorer.look("one", 22, "all", "+ 0", 1, 0)
     assert str(found[2]).count('class="completion"') == tab.ROWS_A_PAGE
     assert found[1].label == "Page, of 14"
-    assert str(explorer.look("one", GROUPS, 22, "as sampled", "all", "", 99, "", 0)[2]).count('class="group"') == 1
+    assert str(explorer.look("one", 22, "all", "", 99, 0)[2]).count('class="group"') == 1
 
 
 def test_all_steps_are_searched_from_the_latest_as_far_as_time_lets(
@@ -122,47 +101,20 @@ def test_all_steps_are_searched_from_the_latest_as_far_as_time_lets(
     for step in range(2, 9):
         batch(run.completions, step, ["2 + 2 =", f"{step} + 1 ="])
     monkeypatch.setattr(data, "SCAN_SECONDS", -1.0)
-    found = explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "", 1, "", 0)
+    found = explorer.look("one", 0, "all", "=", 1, 0)
     assert "Read the latest 1 of 9 steps, back to step 20" in found[2]
-    assert found[5] == 20
-    assert "back to step 8" in explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "", 1, "", 20)[2]
+    assert found[4] == 20
+    assert "back to step 8" in explorer.look("one", 0, "all", "=", 1, 20)[2]
     monkeypatch.setattr(data, "SCAN_SECONDS", 60.0)
-    whole = explorer.look("one", EVERYWHERE, 0, "as sampled", "all", "7 + 1", 1, "", 0)
+    whole = explorer.look("one", 0, "all", "7 + 1", 1, 0)
     assert "Read the latest" not in whole[2]
     assert "step 7, group 2" in whole[2]
-
-
-def test_one_prompt_over_time(explorer: Explorer) -> None:
-    text = look(explorer, mode=COURSE, prompt=key_of("2 + 2 ="))
-    assert "One prompt, 2 times" in text
-    assert "Then, step 1: highest and lowest of 4" in text
-    assert "Now, step 20" in text
-    chart = explorer.look("one", COURSE, 0, "as sampled", "all", "", 1, key_of("2 + 2 ="), 0)[3]
-    assert '"points":[[1,0.7],[20,0.7]]' in chart
-    assert "Choose a prompt" in look(explorer, mode=COURSE)
-    assert "None of the steps" in look(explorer, mode=COURSE, prompt="0" * 16)
-
-
-def test_summing_up_reads_no_completions(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    real = data.read
-
-    def spy(path: Path, wanted: Any = lambda name: True) -> Any:
-        asked.extend(name for name in ("completion", "prompt") if wanted(name))
-        return real(path, wanted)
-
-    monkeypatch.setattr(data, "read", spy)
-    run = explorer.site.run("one")
-    explorer.batches.course(run, key_of("2 + 2 ="))
-    assert asked == ["prompt", "prompt"]
-    explorer.batches.course(run, key_of("3 + 1 ="))
-    assert asked == ["prompt", "prompt"], "each file is summed up once"
 
 
 def test_what_a_model_wrote_cannot_become_part_of_the_page(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 30, [HACK, "2 + 2 ="], text=HACK)
-    for asked in ({}, {"mode": LIST}, {"mode": LIST, "search": "script"}, {"mode": COURSE, "prompt": key_of(HACK)}):
+    for asked in ({}, {"search": "script"}):
         text = look(explorer, step=30, **asked)
         assert "<script" not in text
         assert "<img" not in text
@@ -174,14 +126,14 @@ def test_a_broken_file_is_named_and_the_others_are_shown(explorer: Explorer, bro
     run = explorer.site.run("one")
     (run.completions / "step-00025.parquet").write_bytes(broken)
     assert "step-00025.parquet cannot be read" in look(explorer)
-    assert "1 files cannot be read" in look(explorer, mode=EVERYWHERE)
+    assert "1 files cannot be read" in look(explorer, search="=")
 
 
 def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
     run = make(explorer.site.settings.root, "none")
     for path in run.completions.iterdir():
         path.unlink()
-    assert "No completions on record" in explorer.look("none", *[None] * 8)[2]
+    assert "No completions on record" in explorer.look("none", *[None] * 6)[2]
 
 
 def token_file(run: Any, step: int, rollout: int, row: int, **columns: list[Any]) -> None:
@@ -207,7 +159,7 @@ def test_tokens_are_coloured_by_what_was_kept_of_the_last_pass(explorer: Explore
     assert text.index("ratio: 0.951") < text.index("no token values were kept")
     assert "no teacher less policy of single tokens" in look(explorer, colour="teacher less policy")
     assert "--s:" not in look(explorer)
-    assert "surprise: 0.5 to 2, mean 1.25" in look(explorer, colour="surprise", mode=LIST)
+    assert "surprise: 0.5 to 2, mean 1.25" in look(explorer, colour="surprise")
     (run.tokens / "step-00021.parquet").write_bytes(b"broken")
     assert "ratio: 1 to 1" in look(explorer, colour="ratio")
 
@@ -240,9 +192,9 @@ def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> 
 def test_whatever_a_browser_sends_is_read_as_a_wish() -> None:
     odd = [None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}]
     for value in odd:
-        wish = Query.of(*[value] * 9)
+        wish = Query.of(*[value] * 6)
         assert wish.colour == ""
-        assert wish.mode in tab.MODES
+        assert wish.keep in tab.KEEP
         assert wish.page >= 1
         assert len(wish.search) <= tab.LONGEST_SEARCH
 
@@ -274,7 +226,7 @@ def test_a_list_of_all_steps_loses_nothing_at_its_bound(explorer: Explorer, monk
     found, looks = all_of(explorer)
     assert len(found) == len({(row["step"], row["group"], row["place"]) for row in found}) == 5 * 8
     assert looks == [[4, 20], [2, 3], [1]]
-    text = look(explorer, mode=EVERYWHERE)
+    text = look(explorer, search="=")
     assert "Read the latest 2 of 5 steps, back to step 4" in text
     monkeypatch.setattr(data, "MOST_FOUND", 16)  # met exactly
     assert all_of(explorer)[1] == looks
@@ -286,7 +238,7 @@ def test_a_step_that_alone_has_too_many_is_said_to_be_cut(explorer: Explorer, mo
     run = explorer.site.run("one")
     rows, scan = explorer.batches.search(run, lambda row: True)
     assert (len(rows), scan.reached, scan.cut) == (6, 20, (20, 8))
-    text = look(explorer, mode=EVERYWHERE)
+    text = look(explorer, search="=")
     assert "Step 20 alone has 8 like that; its first 6 are shown" in text
     rows, scan = explorer.batches.search(run, lambda row: True, scan.reached)
     assert (len(rows), scan.whole, scan.cut) == (6, True, (1, 8))
@@ -295,7 +247,7 @@ def test_a_step_that_alone_has_too_many_is_said_to_be_cut(explorer: Explorer, mo
 @pytest.mark.parametrize("env", [None, "{ half", '{"trainer_arguments": {"reward_weights": [1.0]}}'])
 def test_rewards_without_known_weights_are_said_to_be_so(explorer: Explorer, env: str | None) -> None:
     run = explorer.site.run("one")
-    modes = [{"mode": GROUPS}, {"mode": LIST}, {"mode": EVERYWHERE}, {"mode": COURSE, "prompt": key_of("2 + 2 =")}]
+    modes: list[dict[str, Any]] = [{}, {"search": "="}]
     assert not any("each part counts 1" in look(explorer, **asked) for asked in modes)
     run.env.unlink() if env is None else run.env.write_text(env)
     assert all("each part counts 1" in look(explorer, **asked) for asked in modes)

@@ -10,12 +10,12 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from kit.config import load_config
 from kit.errors import ConfigError
 from kit.ui import run
 from kit.ui.draft import Draft
-from kit.ui.form import Form, Sent, _kept
+from kit.ui.form import Form, Sent, kept_or_new
 from kit.ui.new_run import _bring_back, _from_preset, written
-from kit.ui.server import without_applications
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -26,7 +26,7 @@ NAMES = ("model.lora", "model.lora.rank", "model.load_in_4bit", "optimisation.st
 def form(tmp_path: Path) -> Form:
     """A few boxes, one key twice."""
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-    with without_applications(), gr.Blocks() as blocks:
+    with gr.Blocks() as blocks:
         made = Form(site, blocks)
         for name in NAMES:
             made.add(name)
@@ -62,13 +62,6 @@ def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
     }
     assert typed.draft().changes == changes
     assert sent(form, draft, seed=None).draft() == draft, "a box of which nothing was sent"
-
-
-@pytest.mark.parametrize("at", [4, 6])
-def test_of_two_boxes_of_a_key_the_one_that_differs_counts(form: Form, at: int) -> None:
-    given = sent(form)
-    given.boxes[at] = "5"
-    assert given.draft().changes == {"run.seed": 5}
 
 
 def test_what_is_no_value_is_said_and_keeps_nothing_else_out(form: Form) -> None:
@@ -147,7 +140,7 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     again, _ = _bring_back(sent(form, other))
     assert again is not None
     assert again.aside is None
-    assert _kept(third.as_dict()).aside == mine, "a reload keeps it"
+    assert kept_or_new(third.as_dict()).aside == mine, "a reload keeps it"
 
 
 def test_starting_over_keeps_what_was_typed_last_if_it_is_a_value(form: Form) -> None:
@@ -166,14 +159,14 @@ def test_what_no_page_puts_aside_is_not_brought_back(form: Form, forged: Any) ->
 def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.api.launch
     from kit.ui import children
-    from kit.ui.steps import launch
+    from kit.ui.steps import begun
 
-    monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: [])
+    monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: {"problem": None})
     monkeypatch.setattr(kit.api.launch, "start", lambda config: SimpleNamespace(id=config.run.id))
-    note, place = launch(sent(form, id="typed-last"))
+    note, place = begun(form.site, sent(form, id="typed-last").draft)
     assert place == "/run?run=typed-last", note
     form.site.store.create("typed-last")
-    note, place = launch(sent(form, id="typed-last"))
+    note, place = begun(form.site, sent(form, id="typed-last").draft)
     assert "There is a run &#39;typed-last&#39; already. Give another name" in note
     assert "-o " not in note, "the page has a box for it"
     assert place == ""
@@ -195,7 +188,29 @@ def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_confirmation_names_its_run() -> None:
-    group, words, asked = run.confirmation("one")
-    assert (group.visible, asked) == (True, "one")
-    assert "Stop one now?" in words
-    assert run.confirmation("../x")[2] == ""
+    for what, words in (("now", "Stop one now?"), ("delete", "Delete one, with its weights")):
+        column, said, asked, yes = run.confirmation(what, "one")
+        assert (column.visible, asked) == (True, f"{what} one")
+        assert words in said
+        assert yes.value.startswith("Yes, ")
+        assert run.confirmation(what, "../x")[2] == ""
+
+
+def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:
+    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+    site.store.create("done").write_status("finished")
+    site.store.create("live").write_status("running")
+    assert run.confirmed(site, "delete done") == ["", "/"]
+    assert "live; stop it first" in run.confirmed(site, "delete live")[0]
+    assert "cannot be" in run.confirmed(site, "delete ../../etc")[0] or run.confirmed(site, "delete ../../etc")[0]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["live"]
+
+
+def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path) -> None:
+    site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
+    made = site.store.create("seven")
+    config = load_config("quickstart", ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'runs'}"])
+    made.write_text("config.yaml", config.to_yaml())
+    text, said, place = run.like(site, "seven", Draft().as_text())
+    assert (said, place) == ("", "/new")
+    assert Draft.read(text).changes == {"optimisation.steps": 7}

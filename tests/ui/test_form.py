@@ -113,9 +113,3 @@ def test_names_are_chosen_from_what_is_registered() -> None:
 
     assert set(rewards.names()) <= set(KEYS["reward.preset"].choices)
     assert "dapo" in Key("objective.recipe", RunConfig.model_fields["objective"]).choices
-
-
-def test_a_long_key_breaks_after_its_dots_only() -> None:
-    from kit.ui.steps import breakable
-
-    assert breakable("generation.max_completion_tokens").split("\u200b") == ["generation.", "max_completion_tokens"]

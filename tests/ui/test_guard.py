@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ def settings(tmp_path: Path) -> Settings:
 
 def judged(settings: Settings, *overrides: str, trusted: str | None = None) -> None:
     check(load_config("quickstart", list(overrides)), settings, trusted)
+
+
+def test_folders_given_at_the_start_are_read_too(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("models")
+    (other / "smol").mkdir()
+    with pytest.raises(ConfigError, match="--folder FOLDER"):
+        judged(settings, f"model.name={other / 'smol'}")
+    wider = dataclasses.replace(settings, folders=(other,))
+    judged(wider, f"model.name={other / 'smol'}")
+    with pytest.raises(ConfigError, match="--folder FOLDER"):
+        judged(wider, f"model.name={other.parent}")
 
 
 def test_the_presets_pass(settings: Settings) -> None:

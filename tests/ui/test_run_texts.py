@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 from made_runs import batch, make
 
-from kit.config import RunConfig
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
-from kit.objective.recipes import recipe
-from kit.planning import workbench
 from kit.runs.store import RunDir
-from kit.ui import chat, export, objective, run_texts, share
+from kit.ui import chat, export, run_texts, share
 from kit.ui import run as run_page
 from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
@@ -48,11 +45,25 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
         {"kind": "checkpoint", "step": 5},
         {"kind": "alert", "step": None, "name": None, "severity": 7, "message": None},
     ]
-    text = str(run_texts.alerts(events))
+    found, holding = run_texts.alerts(events, {})
+    text = str(found)
+    assert holding == 3
     assert text.index("grave") < text.index("late")
     assert "early" not in text
     assert "2 times in all" in text
-    assert run_texts.alerts([{"kind": "checkpoint"}]) == ""
+    assert run_texts.alerts([{"kind": "checkpoint"}], {}) == ("", 0)
+
+
+def test_an_alert_lapses_when_its_condition_is_over() -> None:
+    events = [{"kind": "alert", "step": 10, "name": "truncated", "severity": "warning", "message": "33% were cut"}]
+    cut = np.array([0.5] * 12)
+    text, holding = run_texts.alerts(events, {"completions/clipped_ratio": cut})
+    assert "33% were cut" in text
+    assert holding == 1
+    text, holding = run_texts.alerts(events, {"completions/clipped_ratio": np.append(cut, [0.0] * 12)})
+    assert "33% were cut" not in text
+    assert "No longer so: completions are cut off (step 10)" in text
+    assert holding == 0
 
 
 def test_notes_are_saved_from_the_page_and_not_over_those_of_others(site: Site) -> None:
@@ -88,99 +99,17 @@ def test_the_command_to_publish_is_what_was_chosen(site: Site) -> None:
     assert "--dataset OWNER/NAME" in tab.preview("one", dataset, " ", None, None)
 
 
-def test_the_objective_is_shown_with_one_part_changed_and_the_runs_ratios(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def ask(question: str, specs: Any) -> Any:
-        asked.append(specs)
-        return workbench.QUESTIONS[question](RunConfig(), {"specs": specs})
-
-    monkeypatch.setattr(site.benches, "ask", ask)
-    tab, run = objective.ObjectiveTab(site, Library()), site.run("one")
-    text = tab.look("one", "grpo", None, "", None, None)
-    assert asked == [[{"recipe": "grpo"}]]
-    assert "nothing pulls it there any more" in text
-    assert "logged no ratios" in text
-    lines = [json.loads(one) for one in run.metrics_file.read_text().splitlines()]
-    spread = dict(
-        zip(("ratio/p01", "ratio/p10", "ratio/p50", "ratio/p90", "ratio/p99"), (0.7, 0.9, 1.0, 1.1, 1.3), strict=True)
-    )
-    run.metrics_file.write_text("".join(json.dumps(one | spread) + "\n" for one in lines))
-    text = tab.look("one", objective.AS_TRAINED, objective.AS_IT_IS, None, "0.5", "0.1")
-    (own, changed) = asked[-1]
-    assert own == {"recipe": "dapo"}
-    assert changed["clip"] == {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.5}
-    assert changed["regularizers"] == [{"name": "kl", "coef": 0.1}]
-    assert "98 % of the tokens lie from 0.7 to 1.3" in text
-    assert "40% from 0.9 to 1<" in text
-    assert "towards the reference" in text
-    assert "expected a number" in tab.look("one", "grpo", None, "x", None, None)
-    for foreign in (["x"], {"a": 1}, 3, "mine.py:clip"):
-        assert "<svg" in tab.look("one", foreign, foreign, None, None, None)
-
-
-def test_the_ratios_of_a_run_are_laid_under_the_curves_by_all_quantiles_that_it_logged() -> None:
-    import numpy as np
-
-    columns = {f"ratio/{name}": np.array([0.5 + level, np.nan]) for name, level in objective.QUANTILES.items()}
-    boxes = objective.density(columns)
-    assert len(boxes) == 8
-    assert sum(share for *_, share in boxes) == pytest.approx(0.98)
-    assert all(high - low == pytest.approx(share) for low, high, share in boxes)
-    of_old = {name: values for name, values in columns.items() if name[-2:] in ("01", "10", "50", "90", "99")}
-    assert [round(share, 2) for *_, share in objective.density(of_old)] == [0.09, 0.4, 0.4, 0.09]
-    assert objective.density({}) == []
-
-
-def test_a_change_keeps_what_it_was_not_asked_to_change() -> None:
-    def regularizers(spec: dict[str, Any]) -> Any:
-        return (objective.change(spec, None, None, None, "0.1") or {})["regularizers"]
-
-    kl = {"name": "kl", "coef": 0.1}
-    for name in ("opd", "sdpo"):
-        assert regularizers({"recipe": name}) == [*recipe(name)["regularizers"], kl]
-    own = {"name": "kl", "coef": 0.04, "estimator": "k2", "level": "sequence"}
-    measured = {"name": "kl", "coef": 0.0, "estimator": "k1"}
-    assert regularizers({"regularizers": [measured, "entropy", own]}) == [
-        measured, {"name": "entropy"}, own | {"coef": 0.1},
-    ]  # fmt: skip
-    assert own["coef"] == 0.04, "what is compared with stays"
-    assert regularizers({"recipe": "opd", "regularizers": ["kl"]}) == [kl]
-    for clip in ("cispo", {"name": "cispo"}):
-        changed = objective.change({"recipe": "dapo", "clip": clip}, None, None, "3", None)
-        assert changed == {"recipe": "dapo", "clip": {"name": "cispo", "eps_high": 3.0}}
-    changed = objective.change({"recipe": "dapo", "clip": {"eps_low": 0.1}}, None, None, "3", None)
-    assert changed == {"recipe": "dapo", "clip": {"name": "ppo_clip", "eps_low": 0.1, "eps_high": 3.0}}
-
-
-def test_no_code_is_evaluated_for_the_page(site: Site) -> None:
-    run = site.run("one")
-    run.write_text("config.yaml", run.config.read_text().replace("  clip: null", "  clip: {name: 'mine.py:clip'}"))
-    assert "runs no such code" in objective.ObjectiveTab(site, Library()).look("one", None, None, None, None, None)
-    for spec in ({"clip": {"name": "os:system"}}, {"clip": "os.system"}, {"weights": ["mine.py:f"]}):
-        with pytest.raises(ConfigError, match="no registered hook"):
-            workbench.QUESTIONS["curves"](RunConfig(), {"specs": [spec]})
-
-
-def test_the_clips_to_choose_from_are_registered() -> None:
-    from kit.objective import clips
-
-    assert all(clips.build(name) for name in objective.CLIPS)
-
-
-def test_the_machine_tab_names_the_largest_term(site: Site) -> None:
+def test_the_machine_part_names_the_largest_term(site: Site) -> None:
     view = View(site, Library())
-    seen, *rest = view.look("one", "machine", {})
+    seen, *rest = view.look("one", "more", {})
     found = dict(zip(View.parts, rest, strict=False))
-    titles = [panel["title"] for panel in json.loads(found["machine"])["panels"]]
-    assert titles == ["Time a step", "Memory", "Speed, end to end"]
+    titles = [panel["title"] for panel in json.loads(found["more"])["panels"]]
+    assert titles[-3:] == ["Time a step", "Memory", "Speed, end to end"]
     assert "Generation takes the most" in found["spent"]
     assert "Of the time of a step: generation" in found["spent"]
-    assert len(found["machine"]) < 50_000
-    again = dict(zip(View.parts, view.look("one", "machine", seen)[1:], strict=False))
-    assert isinstance(again["machine"], dict), "nothing new: skipped"
+    assert len(found["more"]) < 50_000
+    again = dict(zip(View.parts, view.look("one", "more", seen)[1:], strict=False))
+    assert isinstance(again["more"], dict), "nothing new: skipped"
 
 
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,10 +167,11 @@ def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np
 @pytest.mark.parametrize(
     ("state", "found", "scored", "said"),
     [
-        ("starting", {}, False, "Before the first step"),
-        ("running", {}, False, "Before the first step"),
-        ("running", columns(20), False, "Flat or jumpy for the first 100 steps is normal. What counts now"),
-        ("running", columns(20, spread=0.95), False, "most groups teach nothing so far"),
+        ("starting", {}, False, "The first step is the slowest"),
+        ("running", {}, False, "The first step is the slowest"),
+        ("running", columns(20), False, "in the first 100 steps is normal"),
+        ("running", columns(20, np.linspace(0, 1, 20)), False, ""),
+        ("running", columns(20, spread=0.95), False, "Most groups teach nothing so far"),
         ("running", columns(150), False, "Only the held-out score tells"),
         ("running", columns(150), True, ""),
         ("finished", columns(50), False, "There is no held-out score after training"),
@@ -251,7 +181,7 @@ def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np
     ],
 )  # fmt: skip
 def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: Any, scored: bool, said: str) -> None:
-    text = run_texts.expectation({"state": state}, found, scored)
+    text = run_texts.expectation({"state": state, "total_steps": 200}, found, scored)
     assert said in text
     assert bool(text) == bool(said)
 
@@ -259,11 +189,11 @@ def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: 
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
-        ("running", ["stop", "save", "now", "report"]),
-        ("stopping", ["stop", "save", "now", "report"]),
-        ("stopped", ["resume", "report"]),
-        ("interrupted", ["resume", "report"]),
-        ("finished", ["report"]),
+        ("running", ["like", "stop", "now", "save", "report"]),
+        ("stopping", ["like", "stop", "now", "save", "report"]),
+        ("stopped", ["like", "resume", "report", "delete"]),
+        ("interrupted", ["like", "resume", "report", "delete"]),
+        ("finished", ["like", "report", "delete"]),
     ],
 )
 def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
@@ -282,11 +212,11 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     assert "interrupted" in found[1]
     assert "the process ended without a word while the run was starting" in found[1]
     run.write_status("stopped", reason="control/stop")
-    assert "It was asked to stop before it had made a step." in View(site, Library()).look("early", "charts", {})[1]
+    assert "Stopped by you; before its first step." in View(site, Library()).look("early", "charts", {})[1]
     run.write_json("checkpoint-3/trainer_state.json", {})
     found = View(site, Library()).look("early", "charts", {})
     assert found[label].value == "Resume"
-    assert "finished its step and saved a checkpoint" in found[1]
+    assert "Stopped by you; saved at step 3." in found[1]
 
 
 @pytest.mark.parametrize(
@@ -323,9 +253,10 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
 
 
 def test_the_configuration_shows_what_was_changed_only(site: Site) -> None:
-    about, yaml = run_texts.configuration(site.run("one"))
-    assert "generation.num_generations" in about
-    assert "optimisation.weight_decay" not in about
+    about = run_texts.configuration(site.run("one"))
+    changed, _, yaml = about.partition("config.yaml</summary>")
+    assert "generation.num_generations" in changed
+    assert "optimisation.weight_decay" not in changed
     assert "weight_decay" in yaml
     assert "grpo-kit train" in about
 
@@ -340,7 +271,7 @@ def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
         (folder / "manifest.json").write_text(f'{{"weights": {size}}}')
     text = run_texts.checkpoint_table(run, {})
     assert text.index("checkpoint-20") < text.index("incomplete") < text.index("checkpoint-10")
-    assert text.index("checkpoint-10") < text.index("resume goes on here")
+    assert text.index("checkpoint-10") < text.index("Resume continues from here")
 
 
 def test_a_long_log_is_shown_from_its_end(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +155,20 @@ def test_scripts_of_other_sites_are_refused(page: Any) -> None:
     assert "access-control-allow-origin" not in answer.headers
     same = page.ask("GET", "/config", Origin=page.url)
     assert same.status == 200
+
+
+def test_a_forwarded_host_is_believed_behind_a_proxy_only(serve_here: Any, page: Any, tmp_path: Path) -> None:
+    forged = {"Origin": "http://evil.example", "X_Forwarded_Host": "evil.example"}
+    assert page.ask("POST", "/gradio_api/queue/join", {"data": []}, **forged).status == 403
+    behind = serve_here(tmp_path, proxy=True)
+    assert behind.ask("GET", "/config", **forged).status == 200
+
+
+def test_a_heartbeat_ends_at_once(page: Any) -> None:
+    """One that stays open in each tab takes the six connections that a browser has to a host."""
+    asked = time.monotonic()
+    assert page.ask("GET", "/gradio_api/heartbeat/abc").status == 204
+    assert time.monotonic() - asked < 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""The result of a run in one sentence, one picture and three answers; while it runs, where it is in the whole."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from kit.report.scores import Difference, difference
+from kit.runs.metrics import result_of
+from kit.runs.store import RunDir
+from kit.ui import markup as m
+
+SHOWN = 3
+"""Answers that are shown before and after."""
+LONGEST = 1200
+"""Letters of a prompt or an answer that are shown."""
+WORDS = {"better": ("Better", "ok"), "worse": ("Worse", "fail"), "not distinguishable": ("No clear difference", "warn")}
+METRICS = ("greedy_accuracy", "greedy_reward")
+
+
+def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Markup:
+    """The sentence, the picture and the answers; "" where the run was not scored before and after."""
+    name = result_of(evaluations, last_step)
+    if name is None or "before" not in evaluations:
+        return Markup("")
+    before, after = _whole(run.eval / "before.json"), _whole(run.eval / f"{name}.json")
+    key = next((key for key in METRICS if key in before and key in after), None)
+    change = difference(key, before, after) if key else None
+    if key is None or change is None:
+        return Markup("")
+    title, level = WORDS[change.verdict]
+    sentence = m.tag("div", f"{title}: {_sentence(key, before, after, change)}", class_="big")
+    gap = [_value(key, end, signed=True).replace(" %", "") for end in (change.value, change.low, change.high)]
+    unit = " points" if key == "greedy_accuracy" else ""
+    sure = m.tag("p", f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval).", class_="dim")
+    picture = _picture(key, {"before": before[key], "after": after[key]})
+    return m.tag("div", sentence + sure + picture, class_=f"verdict {level}") + _answers(before, after)
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    try:
+        stat = path.stat()
+        return _read(path, stat.st_mtime_ns, stat.st_size)
+    except (OSError, ValueError):
+        return {}
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
+
+
+def _sentence(key: str, before: Mapping[str, Any], after: Mapping[str, Any], change: Difference) -> str:
+    first, last = (_value(key, side[key]["value"]) for side in (before, after))
+    if key == "greedy_accuracy":
+        text = f"{first} to {last} of {change.problems} held-out problems"
+        return f"{text}; {change.better} became right, {change.worse} became wrong." if change.paired else f"{text}."
+    text = f"held-out reward {first} to {last} on {change.problems} problems"
+    return f"{text}; {change.better} improved, {change.worse} got worse." if change.paired else f"{text}."
+
+
+def _value(key: str, value: float, *, signed: bool = False) -> str:
+    sign = "+" if signed and value >= 0 else ""
+    text = f"{sign}{100 * value:.0f} %" if key == "greedy_accuracy" else f"{sign}{value:.2f}"
+    return text.replace("-", "−")
+
+
+def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
+    """A bar before and one after, each with its interval."""
+    low = min(0.0, *(side["low"] for side in sides.values()))
+    high = 1.0 if key == "greedy_accuracy" else max(1e-9, *(side["high"] for side in sides.values()))
+    rows = []
+    for name, side in sides.items():
+        value, least, most = (100 * (side[end] - low) / (high - low) for end in ("value", "low", "high"))
+        bar = m.tag("i", "", style=f"width:{value:.1f}%") + m.tag(
+            "u", "", style=f"left:{least:.1f}%;width:{most - least:.1f}%"
+        )
+        words = f"{_value(key, side['value'])} [{_value(key, side['low'])}, {_value(key, side['high'])}]"
+        line = m.tag("div", bar, class_="track", role="img", aria_label=f"{name}: {words}")
+        rows.append(m.tag("span", name) + line + m.tag("span", words, class_="num"))
+    return m.tag("div", m.join(rows), class_="before-after")
+
+
+def _answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Markup:
+    """Three problems with the answer before and after, those that changed most first."""
+    old = {_of(one): one for one in before.get("samples") or []}
+    pairs = [(old[_of(one)], one) for one in after.get("samples") or [] if _of(one) in old]
+    pairs.sort(key=lambda pair: -abs((pair[1].get("reward") or 0.0) - (pair[0].get("reward") or 0.0)))
+    rows = [
+        [
+            m.tag("div", str(new.get("prompt"))[:LONGEST], class_="said"),
+            _answer(first),
+            _answer(new),
+            m.tag("code", str(new.get("reference"))[:400]) if new.get("reference") is not None else "",
+        ]
+        for first, new in pairs[:SHOWN]
+    ]
+    if not rows:
+        return Markup("")
+    table = m.table(["problem", "before", "after", "right answer"], rows)
+    return m.tag(
+        "details", m.tag("summary", f"{len(rows)} answers before and after") + table, open="", class_="answers"
+    )
+
+
+def _of(sample: Mapping[str, Any]) -> tuple[str, str]:
+    return str(sample.get("prompt")), str(sample.get("reference"))
+
+
+def _answer(sample: Mapping[str, Any]) -> Markup:
+    text = m.tag("div", str(sample.get("completion") or "(empty)")[:LONGEST], class_="said")
+    return text + m.tag("small", f"reward {m.number(sample.get('reward'), 2)}")
+
+
+def progress(status: Mapping[str, Any]) -> Markup:
+    """While a run is live: the stages with the one it is in, and how far the whole is."""
+    step, total = status.get("step"), status.get("total_steps")
+    done = step if isinstance(step, int) else 0
+    scoring = status.get("phase") == "held-out score"
+    over = isinstance(total, int) and total > 0 and done >= total
+    at = (
+        0
+        if status["state"] in ("queued", "starting") and not scoring
+        else 1
+        if scoring and not done
+        else 3
+        if over
+        else 2
+    )
+    steps = f"step {done:,} of {total:,}" if isinstance(total, int) else "steps"
+    names = ["loading", "scoring before", steps, "scoring after"]
+    if scoring and isinstance(status.get("phase_done"), int) and isinstance(status.get("phase_total"), int):
+        names[at] += f" {status['phase_done']:,} of {status['phase_total']:,}"
+    stages = m.join(
+        m.badge(name, "live" if place == at else "ok" if place < at else "") for place, name in enumerate(names)
+    )
+    left, begun = status.get("eta_seconds"), status.get("started")
+    passed = max(0.0, time.time() - begun) if isinstance(begun, (int, float)) else 0.0
+    known = isinstance(left, (int, float)) and left > 0
+    share = passed / (passed + left) if known and left is not None else 0.0
+    before_steps = known and not done
+    clock = (
+        f"{m.duration(left)} left" + (", and the steps" if before_steps else " in all")
+        if known
+        else "time left not known yet"
+    )
+    words = m.tag("p", m.join([m.tag("b", clock), f" · running for {m.duration(passed)}"]), class_="num")
+    if before_steps:
+        share = 0.0
+    return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words
+
+
+def course(rewards: Sequence[float], alarms: int) -> Markup:
+    """Whether a live run goes as it should."""
+    if alarms:
+        return m.tag("p", f"{alarms} alarm{'s' * (alarms != 1)}: see below.")
+    if len(rewards) < 2:
+        return Markup("")
+    some = max(1, min(10, len(rewards) // 2))
+    first, last = sum(rewards[:some]) / some, sum(rewards[-some:]) / some
+    return m.tag("p", f"No alarms. Training reward {first:.2f} at the start, {last:.2f} now.")
