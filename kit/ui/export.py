@@ -1,4 +1,4 @@
-"""Export: a format, its size, progress by a child process, what the verification found, and the files to download."""
+"""Export: a format, progress by a child process, what the verification found, the files; and the report to pass on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kit.export.target import MARKER
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
+from kit.ui import share
 from kit.ui.children import Job
 from kit.ui.home import Reading
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, poll, run_box, stamp, to_address
@@ -370,6 +371,8 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
+    with gr.Accordion("Report, notes, publish the run", open=False, elem_id="share-fold"):
+        shared = share.build(site, chosen)
     outputs = [seen, notice, progress, results, stop]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
     sized: dict[str, Any] = {"fn": screen.size, "inputs": [chosen, kind, quantization], "outputs": [size]}
@@ -379,8 +382,10 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     } | UNSEEN
     blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
         screen.choices, [chosen], [which], **QUIET
-    ).then(**look).then(**sized, **slow)
-    chosen.input(screen.choices, [chosen], [which], **QUIET).then(**look).then(**sized, **slow)
+    ).then(**look).then(shared.look, shared.inputs, shared.outputs, **QUIET).then(**sized, **slow)
+    chosen.input(screen.choices, [chosen], [which], **QUIET).then(**look).then(
+        shared.look, shared.inputs, shared.outputs, **QUIET
+    ).then(**sized, **slow)
     chosen.input(None, [chosen], [], js=to_address("export"))
     kind.input(_parts, [kind], [quantization, hub, said], **QUIET).then(**look).then(**sized, **slow)
     quantization.input(**sized, **slow)

@@ -109,9 +109,9 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
     form.replaces(apply.click, _mended, [fixes])
     form.follows(lambda draft: lab.learned(site, draft), form.learns, queue=False)
     starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
-    form.on(start.click, lambda sent: [starting, ""], [], [note, place], queue=False)
+    start.click(None, [], [note], js=f"() => {json.dumps(starting)}")
     form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
-            trigger_mode="once")  # fmt: skip
+            trigger_mode="once", show_progress="hidden")  # fmt: skip
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
     return faults, state, command, yaml
 

@@ -125,15 +125,12 @@ def progress(status: Mapping[str, Any]) -> Markup:
     done = step if isinstance(step, int) else 0
     scoring = status.get("phase") == "held-out score"
     over = isinstance(total, int) and total > 0 and done >= total
-    at = (
-        0
-        if status["state"] in ("queued", "starting") and not scoring
-        else 1
-        if scoring and not done
-        else 3
-        if over
-        else 2
-    )
+    if scoring and not done:
+        at = 1
+    elif status["state"] in ("queued", "starting") and not scoring:
+        at = 0
+    else:
+        at = 3 if over else 2
     steps = f"step {done:,} of {total:,}" if isinstance(total, int) else "steps"
     names = ["loading", "scoring before", steps, "scoring after"]
     if scoring and isinstance(status.get("phase_done"), int) and isinstance(status.get("phase_total"), int):
@@ -146,11 +143,9 @@ def progress(status: Mapping[str, Any]) -> Markup:
     known = isinstance(left, (int, float)) and left > 0
     share = passed / (passed + left) if known and left is not None else 0.0
     before_steps = known and not done
-    clock = (
-        f"{m.duration(left)} left" + (", and the steps" if before_steps else " in all")
-        if known
-        else "time left not known yet"
-    )
+    clock = "time left: not known yet"
+    if known:
+        clock = f"{m.duration(left)} left" + (", and the steps" if before_steps else " in all")
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {m.duration(passed)}"]), class_="num")
     if before_steps:
         share = 0.0

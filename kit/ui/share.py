@@ -1,4 +1,4 @@
-"""Share: notes on a run, its report to open, download or pass on, and what publishing it would send where."""
+"""The part of Export about the report: notes on a run, the report to pass on, and what publishing would send where."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def links(run: RunDir) -> str:
     """The report: open, download, copy its address."""
     path = f"/runs/{run.id}/report.html"
     if not (run.path / "report.html").is_file():
-        return m.page(m.note("There is no report.html yet: 'Write report.html' above makes it of what there is now."))
+        return m.page(m.note("There is no report.html yet; the screen Run writes it."))
     parts = [
         m.tag("a", "Open", href=path, target="_blank", rel="noopener", class_="badge live"),
         m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="badge live"),
@@ -212,7 +212,7 @@ def build(site: Site, chosen: gr.Dropdown) -> Share:
             min_width=220,
             elem_id="share-completions",
         )
-        public = gr.Checkbox(label="For everybody to see", scale=2, min_width=160, elem_id="share-public")
+        public = gr.Checkbox(label="Public (a repository only)", scale=2, min_width=160, elem_id="share-public")
     preview = gr.HTML(js_on_load=COPY, elem_id="share-preview")
     publish = gr.Button("Publish it now", variant="primary", size="md", elem_id="share-publish")
     published = gr.HTML(elem_id="share-published")

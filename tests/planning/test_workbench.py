@@ -86,8 +86,8 @@ def test_a_check_tells_a_reward_that_cannot_score_from_one_that_can(config: dict
     assert (found["problem"], found["paid"]) == (None, 0)
     assert found["right"] > found["wrong"]
     assert found["tried"] > 10
-    config["reward"] = {"preset": "json-schema", "params": {"schema": "{broken"}}
-    assert "schema cannot be used" in asked("check", config)["problem"]
+    config["reward"] = {"preset": "code-stdio"}  # whose rows have no tests
+    assert "tests of this row cannot be used" in asked("check", config)["problem"]
 
 
 def test_columns_and_reward_are_guessed_from_rows(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ sys.exit(serve(job))
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "answers.py").write_text(ANSWERS)
     (tmp_path / "work.py").write_text(WORK)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(children, "MODULE", "answers")
     return tmp_path
 

@@ -73,7 +73,7 @@ def test_a_new_key_appears_by_itself() -> None:
     assert [choice for choice, _ in flavour.choices] == ["sweet", "sour"]
     amount = component(found["later.amount"], None)
     assert "≥ 1 and ≤ 9 or null" in amount.info
-    assert (amount.value, amount.placeholder) == ("", "null")
+    assert (amount.value, amount.placeholder) == ("", "")
     assert [choice for choice, _ in component(found["later.fresh"], None).choices] == ["null", "true", "false"]
     assert read(found["later.fresh"], "true") is True
     assert read(found["later.fresh"], "null") is None

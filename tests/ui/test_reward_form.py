@@ -131,7 +131,7 @@ def weights(**given: Any) -> Any:
 
 def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
     found = weights(preset="gsm8k-reasoning")
-    text = "All shaping together moves the total by at most 0.30, and right or wrong (accuracy) by 1.00"
+    text = "The other parts can add 0.30, being right (accuracy) 1.00: a wrong answer cannot win."
     assert text in reward.earnings(found)
     further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
     found = weights(preset="gsm8k-reasoning", functions=further)
@@ -153,11 +153,8 @@ def test_what_a_part_adds_has_two_ends() -> None:
     text = reward.earnings({"checker": "accuracy", "parts": parts})
     for adds in ("-1.00 to 1.00", "-1.00 to 0.00", "-0.50 to 0.00"):
         assert f">{adds}<" in text
-    assert "moves the total by at most 1.50, and right or wrong (accuracy) by 2.00: a wrong answer cannot beat" in text
+    assert "The other parts can add 1.50, being right (accuracy) 2.00: a wrong answer cannot win." in text
     parts[1]["weight"] = 2.0
-    assert "by at most 2.50, and right or wrong (accuracy) by 2.00: a wrong answer could" in reward.earnings(
+    assert "can add 2.50, being right (accuracy) 2.00: a wrong answer can win." in reward.earnings(
         {"checker": "accuracy", "parts": parts}
     )
-
-
-# Play
