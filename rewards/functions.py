@@ -23,8 +23,11 @@ from rewards.samples import REFERENCE_COLUMNS, completion_text
 from rewards.schedules import Weight
 
 
-def load_function(path: str) -> Callable[..., Any]:
-    """The function that `path` names. The file is executed; loading it twice gives two separate modules.
+def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
+    """The function that `path` names. A file is executed once, and again when it has changed.
+
+    Args:
+        base: where relative files are looked for; by default the current directory.
 
     Raises:
         FunctionPathError: not of this form, no such file or module, the file fails to load, or no such function in it;
@@ -35,10 +38,12 @@ def load_function(path: str) -> Callable[..., Any]:
         raise FunctionPathError(
             f"{path!r} is no path to a function. Write file.py:function or package.module:function."
         )
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    module = _load_file((base or Path.cwd()) / where) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
-    if not callable(function):
+    if function is None:
         raise FunctionPathError(f"{where} has no function {name!r}. {nearest(name, _functions(module))}")
+    if not callable(function):
+        raise FunctionPathError(f"{path} is {type(function).__name__}, not a function.")
     result: Callable[..., Any] = function
     return result
 
@@ -46,30 +51,42 @@ def load_function(path: str) -> Callable[..., Any]:
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         siblings = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise FunctionPathError(f"No file {file} (seen from {Path.cwd()}). {nearest(file.name, siblings)}")
+        raise FunctionPathError(f"there is no file {file}. {nearest(file.name, siblings)}")
     # A name of its own per file: two users' rewards.py must not replace one another, nor this package.
-    name = f"reward_file_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    name = f"user_file_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    previous, version = sys.modules.get(name), (file.stat().st_mtime_ns, file.stat().st_size)
+    if previous is not None and vars(previous).get("__version_of_file__") == version:
+        return previous
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise FunctionPathError(f"{file} cannot be loaded as a Python file.")
+    _search_last(file.parent)
     module = importlib.util.module_from_spec(spec)
-    previous = sys.modules.get(name)
+    vars(module)["__version_of_file__"] = version
     sys.modules[name] = module  # dataclasses and pickle look their module up while it is being executed
     try:
         spec.loader.exec_module(module)
-    except Exception as failure:
-        if previous is None:
-            del sys.modules[name]
-        else:
+    except BaseException as failure:
+        del sys.modules[name]
+        if previous is not None:
             sys.modules[name] = previous
+        if not isinstance(failure, Exception | SystemExit):
+            raise
         raise FunctionPathError(f"{file} fails to load: {failure_reason(failure)}") from failure
     return module
 
 
+def _search_last(folder: Path) -> None:
+    """Lets modules in `folder` be imported, but never in place of an installed one of the same name."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def _load_module(name: str) -> ModuleType:
+    _search_last(Path.cwd())
     try:
         return importlib.import_module(name)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise FunctionPathError(
             f"Module {name!r} cannot be imported: {failure_reason(failure)}. "
             "For a file, write its path with .py: my_rewards.py:function."

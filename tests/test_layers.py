@@ -74,7 +74,7 @@ RANK = {package: rank for layers in (LAYERS, REWARDS_LAYERS) for rank, package i
 ALLOWED = {
     "kit.errors": set(),
     "kit.threads": set(),
-    "kit.registry": {"kit.errors"},
+    "kit.registry": {"kit.errors", "rewards"},
     "kit.config": {"kit.errors", "kit.registry", "kit.config", "pydantic", "yaml"},
     "kit.runs": {"kit.errors", "kit.runs", "psutil"},
     "kit.environments": {"kit.environments"},

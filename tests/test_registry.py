@@ -80,8 +80,8 @@ def test_an_object_comes_from_a_module() -> None:
         ("nothing.py:f", "there is no file"),
         ("no_such_module_here:f", "cannot be imported"),
         ("os.path:joint", "Did you mean 'join'"),
-        (":f", "is not of the form"),
-        ("os.path:", "is not of the form"),
+        (":f", "is no path to a function"),
+        ("os.path:", "is no path to a function"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_where_it_broke(spec: str, words: str) -> None:
@@ -91,7 +91,7 @@ def test_a_path_that_leads_nowhere_says_where_it_broke(spec: str, words: str) ->
 
 def test_a_missing_name_lists_what_the_file_defines(tmp_path: Path) -> None:
     (tmp_path / "some.py").write_text("def brevity(x):\n    return x\n")
-    with pytest.raises(ConfigError, match=r"Did you mean 'brevity'\? It defines: brevity"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'brevity'\? Valid: brevity"):
         import_object("some.py:brevty", base=tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_missing_name_lists_what_the_file_defines(tmp_path: Path) -> None:
 def test_a_file_that_fails_to_import_is_the_users_error_and_can_be_mended(body: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(body + "\n")
-    with pytest.raises(ConfigError, match=r"importing .*broken\.py failed with"):
+    with pytest.raises(ConfigError, match=r"broken\.py fails to load"):
         import_object("broken.py:f", base=tmp_path)
     file.write_text("def f():\n    return 'mended'\n")
     assert import_object("broken.py:f", base=tmp_path)() == "mended"

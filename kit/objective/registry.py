@@ -189,7 +189,7 @@ def _import_path(target: Any) -> str | None:
     holder = sys.modules.get(module) if module else None
     if holder is None or name is None or getattr(holder, name, None) is not target:
         return None
-    if module != "__main__" and not str(module).startswith("kit_user_"):
+    if module != "__main__" and not str(module).startswith("user_file_"):
         return f"{module}:{name}"
     file = getattr(holder, "__file__", None)
     return f"{file}:{name}" if file else None

@@ -128,10 +128,6 @@ def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: 
     return _compare(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
-def _response_language(text: str, language: str) -> bool:
-    return language_of(text)[0] == language_code(language)
-
-
 def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
     """Sentences end with punctuation before white space; a last one may lack it. Common abbreviations do not end one."""
     return _compare(sum(1 for _ in _sentences(text)), relation, num_sentences)
@@ -158,10 +154,6 @@ def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
     if len(parts) > 1 and not parts[-1].strip():
         parts = parts[:-1]
     return all(part.strip() for part in parts) and len(parts) == int(num_paragraphs)
-
-
-def _number_words(text: str, num_words: int, relation: str) -> bool:
-    return _compare(len(_WORD.findall(text)), relation, num_words)
 
 
 def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
@@ -279,18 +271,6 @@ def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> 
     return _compare(sum(word[0].isupper() for word in _CASED_WORD.finditer(text)), capital_relation, capital_frequency)
 
 
-def _english_capital(text: str) -> bool:
-    return text.isupper() and language_of(text.lower())[0] == "en"
-
-
-def _english_lowercase(text: str) -> bool:
-    return text.islower() and language_of(text)[0] == "en"
-
-
-def _no_comma(text: str) -> bool:
-    return "," not in text
-
-
 def _words(text: str) -> list[str]:
     return _PLAIN_WORD.findall(text.casefold())
 
@@ -307,14 +287,6 @@ def _last_word(text: str, last_word: str) -> bool:
     return _at_word(_words(text), last_word, -1)
 
 
-def _first_word_of_sentences(text: str, first_word: str) -> bool:
-    return all(_first_word(sentence, first_word) for sentence in _sentences(text))
-
-
-def _last_word_of_sentences(text: str, last_word: str) -> bool:
-    return all(_last_word(sentence, last_word) for sentence in _sentences(text))
-
-
 def _start_end(text: str) -> bool:
     """The same word begins and ends the response, which has more than that one."""
     words = _words(text)
@@ -325,14 +297,6 @@ def _times(text: str, keyword: str) -> int:
     """How often a word or phrase stands in a text by itself."""
     wanted, words = _words(_phrases(keyword)[0]), _words(text)
     return sum(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1))
-
-
-def _word_once(text: str, keyword: str) -> bool:
-    return _times(text, keyword) == 1
-
-
-def _word_count(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    return _compare(_times(text, keyword), relation, frequency)
 
 
 def _exclude_word(text: str, keyword: str) -> bool:
@@ -365,11 +329,6 @@ def _no_adjacent_consecutive(text: str) -> bool:
     return len(words) > 1 and all(ord(b[0]) - ord(a[0]) != 1 for a, b in itertools.pairwise(words))
 
 
-def _unique_words(text: str) -> bool:
-    words = _words(text)
-    return len(words) == len(set(words))
-
-
 def _lowercase_words(text: str, N: int) -> bool:
     """At most so many words of lower-case letters alone."""
     return sum(1 for _ in _LOWERCASE_WORD.finditer(text)) <= int(N)
@@ -400,14 +359,6 @@ def _paragraphs_by_lines(text: str) -> bool:
     return len(parts) == 2 and all(map(_says_something, parts))
 
 
-def _no_dot(text: str) -> bool:
-    return "." not in text
-
-
-def _no_exclamation_mark(text: str) -> bool:
-    return "!" not in text
-
-
 def _square_brackets(text: str) -> bool:
     """Every word in square brackets of its own."""
     return all(len(word) > 2 and word[0] == "[" and word.rstrip(".,;:!?")[-1:] == "]" for word in text.split())
@@ -436,8 +387,8 @@ def _sentence_hyphens(text: str) -> bool:
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
     {
         "change_case:capital_word_frequency": _capital_words,
-        "change_case:english_capital": _english_capital,
-        "change_case:english_lowercase": _english_lowercase,
+        "change_case:english_capital": lambda text: text.isupper() and language_of(text.lower())[0] == "en",
+        "change_case:english_lowercase": lambda text: text.islower() and language_of(text)[0] == "en",
         "combination:repeat_prompt": _repeat_prompt,
         "combination:two_responses": _two_responses,
         "detectable_content:number_placeholders": _number_placeholders,
@@ -452,39 +403,47 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
         "keywords:forbidden_words": _forbidden_words,
         "keywords:frequency": _keyword_frequency,
         "keywords:letter_frequency": _letter_frequency,
-        "language:response_language": _response_language,
+        "language:response_language": lambda text, language: language_of(text)[0] == language_code(language),
         "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
         "length_constraints:number_paragraphs": _number_paragraphs,
         "length_constraints:number_sentences": _number_sentences,
-        "length_constraints:number_words": _number_words,
-        "punctuation:no_comma": _no_comma,
+        "length_constraints:number_words": lambda text, num_words, relation: _compare(
+            len(_WORD.findall(text)), relation, num_words
+        ),
+        "punctuation:no_comma": lambda text: "," not in text,
         "startend:end_checker": _end_checker,
         "startend:quotation": _quotation,
         # beyond IFEval
         "count:count_increment_word": _count_increment,
-        "count:count_unique": _unique_words,
+        "count:count_unique": lambda text: len(words := _words(text)) == len(set(words)),
         "count:counting_composition": _counting_composition,
         "count:lowercase_counting": _lowercase_words,
         "detectable_format:bigram_wrapping": _bigram_wrapping,
         "detectable_format:sentence_hyphens": _sentence_hyphens,
         "detectable_format:square_brackets": _square_brackets,
         "first_word:first_word_answer": _first_word,
-        "first_word:first_word_sent": _first_word_of_sentences,
+        "first_word:first_word_sent": lambda text, first_word: all(
+            _first_word(each, first_word) for each in _sentences(text)
+        ),
         "keywords:exclude_word_harder": _exclude_word,
         "keywords:keyword_specific_position": _keyword_at,
         "keywords:no_adjacent_consecutive": _no_adjacent_consecutive,
         "keywords:palindrome": _palindrome,
         "keywords:start_end": _start_end,
-        "keywords:word_count_different_numbers": _word_count,
-        "keywords:word_once": _word_once,
+        "keywords:word_count_different_numbers": lambda text, keyword, frequency, relation: _compare(
+            _times(text, keyword), relation, frequency
+        ),
+        "keywords:word_once": lambda text, keyword: _times(text, keyword) == 1,
         "last_word:last_word_answer": _last_word,
-        "last_word:last_word_sent": _last_word_of_sentences,
+        "last_word:last_word_sent": lambda text, last_word: all(
+            _last_word(each, last_word) for each in _sentences(text)
+        ),
         "letters:letter_counting": _letters,
         "letters:letter_counting2": _letter_frequency,
         "paragraphs:paragraphs": _two_paragraphs,
         "paragraphs:paragraphs2": _paragraphs_by_lines,
-        "punctuation:punctuation_dot": _no_dot,
-        "punctuation:punctuation_exclamation": _no_exclamation_mark,
+        "punctuation:punctuation_dot": lambda text: "." not in text,
+        "punctuation:punctuation_exclamation": lambda text: "!" not in text,
     }
 )
 

@@ -9,7 +9,6 @@ import pytest
 from rewards import PresetError, build_samples, load, sandbox
 from rewards.components.code import graders
 from rewards.components.code.graders import CodeFunction, CodeStdio
-from rewards.hacks import known_hacks
 from rewards.sandbox import Result, runner
 
 pytestmark = pytest.mark.skipif(sandbox.level() is None, reason="no sandbox on this machine")
@@ -167,16 +166,6 @@ def test_rows_without_usable_tests_are_errors(name, reference):
     assert "tests" in evaluation.infos["accuracy"][0]["reason"]
 
 
-@pytest.mark.parametrize("name", ["code-stdio", "code-function", "code-contest"])
-def test_no_known_hack_is_correct_with_or_without_a_fence(name):
-    reference = CALLS if name == "code-function" else SQUARES
-    hacks = [hack.completion for hack in known_hacks("Square it.", "4", "5")]
-    fences = [fenced(hack) for hack in hacks if hack and len(hack) < 10_000]
-    evaluation = evaluate(name, *hacks, *fences, reference=reference, raw=True)
-    assert set(evaluation.totals) == {0.0}
-    assert set(evaluation.statuses["accuracy"]) <= {"format", "wrong"}
-
-
 @pytest.mark.parametrize(
     "completion", [None, "", "x" * 10_000_000, "\ud800", "\0", 7, [{"role": "user", "content": "x"}]]
 )
@@ -237,7 +226,7 @@ def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):
 def test_without_a_sandbox_presets_are_refused_when_loaded(monkeypatch):
     monkeypatch.setattr(runner, "level", lambda: None)
     for name in ("code-stdio", "code-function", "code-contest"):
-        with pytest.raises(PresetError, match="apt-get install bubblewrap"):
+        with pytest.raises(PresetError, match="Allow user namespaces"):
             load(name)
         assert load(name, allow_unsafe=True).checker == "accuracy"
     component = pickle.loads(pickle.dumps(CodeStdio()))

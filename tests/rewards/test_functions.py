@@ -162,6 +162,13 @@ def test_a_function_from_a_file_survives_pickling(file):
     assert preset.score(build_samples(["p"], ["c"])).totals == [0.5]
 
 
+def test_a_file_that_has_changed_is_loaded_again_and_no_other(file):
+    first = from_function(f"{file}:brevity").component.function
+    assert from_function(f"{file}:brevity").component.function is first
+    file.write_text("def brevity(completions, **kwargs):\n    return [0.5 for _ in completions]  # changed\n")
+    assert from_function(f"{file}:brevity").component.function(["x"]) == [0.5]
+
+
 def test_functions_of_one_name_from_two_files_are_told_apart(file, tmp_path):
     other = tmp_path / "yours.py"
     other.write_text(file.read_text())

@@ -12,7 +12,6 @@ from fake_judge import failing, saying, sections
 
 from rewards import Context, PresetError, build_samples, load
 from rewards.components.judge_prompt import DEFAULT_RUBRIC, RubricItem, new_fence, parse_rubric, parse_verdict
-from rewards.hacks import known_hacks
 from rewards.presets import judge as judge_preset
 from rewards.testing import check, golden
 
@@ -136,15 +135,6 @@ def test_fences_are_seeded_and_never_in_the_data():
             return self.asked == 1
 
     assert new_fence([Holds("x")], 0) != new_fence(["x"], 0)
-
-
-def test_no_known_hack_is_correct(judge):
-    for style in ("answer", "plain", "prose"):
-        hacks = known_hacks(QUESTION, REFERENCE, "It eats snow.", style)
-        wrapped = [hack for hack in hacks if hack.name != "wrong text"]
-        evaluation = evaluate(preset_for(judge), *(hack.completion for hack in wrapped))
-        assert set(evaluation.statuses["judge"]) <= {"wrong", "format"}
-        assert set(evaluation.totals) == {0.0}
 
 
 @pytest.mark.parametrize(

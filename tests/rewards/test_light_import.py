@@ -33,7 +33,9 @@ def test_loading_a_preset_imports_nothing_heavy():
         "        rewards.load(name).trl()\n"
         "    except rewards.RewardsError:\n"
         "        pass\n"
-        "print(sorted({'torch', 'transformers', 'trl', 'numpy', 'sympy', 'reasoning_gym'} & set(sys.modules)))"
+        "heavy = {'torch', 'transformers', 'trl', 'numpy', 'sympy', 'reasoning_gym'}\n"
+        "optional = {'jsonschema', 'rouge_score', 'sacrebleu', 'py3langid', 'nltk'}\n"
+        "print(sorted((heavy | optional) & set(sys.modules)))"
     )
     assert _run(code).strip() == "[]"
 

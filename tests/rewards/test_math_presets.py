@@ -1,12 +1,6 @@
 import pytest
 
-from rewards import PresetError, build_samples, describe, load
-
-SECTIONS = ("Formula:", "Range:", "Checker:", "Columns:", "Source:", "Hacks:", "Args:", ">>>")
-NAMES = [
-    "countdown", "gsm8k-hash", "gsm8k-reasoning", "gsm8k-xml", "math-boxed", "math-cosine", "math-dapo", "math-kimi-length",
-    "math-length-budget", "math-match", "math-verify", "mcq-letter", "r1-zero",
-]  # fmt: skip
+from rewards import PresetError, build_samples, load
 
 RIGHT = "<reasoning>\n6 x 12\n</reasoning>\n<answer>\n72\n</answer>\n"
 
@@ -19,14 +13,6 @@ def evaluate(name, *completions, reference="72", lengths=None, prompts=None, par
         prompts or ["6 x 12?"] * size, list(completions), ids, reference=[reference] * size, **columns
     )
     return load(name, **(params or {})).score(samples)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_section_is_there_in_order(name):
-    text = describe(name)
-    places = [text.find(section) for section in SECTIONS]
-    assert -1 not in places
-    assert places == sorted(places)
 
 
 # gsm8k-xml
@@ -87,11 +73,6 @@ def test_match_keeps_apart_what_only_looks_alike(reference, answer):
     assert evaluate("math-match", *completions, reference=reference).totals == [0.0, 1.0]
 
 
-def test_match_and_gsm8k_take_72_00_for_72():
-    assert evaluate("math-match", r"\boxed{72.00}").totals == [1.0]
-    assert evaluate("gsm8k-hash", "#### 72.00").totals == [pytest.approx(1.1)]
-
-
 def test_match_says_when_there_is_no_reference():
     assert evaluate("math-match", r"\boxed{72}", reference=None).statuses["accuracy"] == ["error"]
 
@@ -106,10 +87,6 @@ def test_boxed_is_nine_tenths_and_one():
 def test_boxed_refuses_a_box_worth_more_than_the_answer():
     with pytest.raises(PresetError, match="outweigh"):
         load("math-boxed", format_weight=0.6)
-
-
-def test_reasoning_over_many_lines_before_the_box_is_fine():
-    assert evaluate("math-boxed", "<think>\na\n\nb\n</think>\n" + r"\boxed{72}").totals == [1.0]
 
 
 # math-dapo

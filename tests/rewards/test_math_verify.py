@@ -1,4 +1,3 @@
-import pickle
 import subprocess
 import sys
 import time
@@ -165,12 +164,6 @@ def test_unusable_references_are_errors_and_never_right(reference):
     assert score.value == 0.0
 
 
-@pytest.mark.parametrize("completion", [None, "", "x" * 10_000_000, "\ud800", r"\boxed{" + "\x00" * 9 + "}", [], 7])
-def test_any_completion_gets_a_status(completion):
-    [score] = judged(completion)
-    assert score.status == "format"
-
-
 def test_answers_that_hang_cost_no_worker_and_no_more_than_their_time():
     texts = [rf"\boxed{{{HANGING}+{at}}}" for at in range(2, 6)]
     run_component(MathVerify(), build_samples(["?"], [r"\boxed{y+2x}"], reference=["2x+y"]), Context())  # warm
@@ -236,19 +229,6 @@ def test_scoring_loads_no_sympy_here():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[1.0] False"
-
-
-def test_presets_travel():
-    for name in (
-        "math-verify",
-        "math-boxed",
-        "math-cosine",
-        "math-dapo",
-        "math-kimi-length",
-        "math-length-budget",
-        "r1-zero",
-    ):
-        assert pickle.loads(pickle.dumps(load(name))).weights == load(name).weights
 
 
 def test_floors_are_kept_for_wrong_answers():

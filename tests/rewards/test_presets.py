@@ -11,7 +11,6 @@ from rewards import (
     describe,
     load,
 )
-from rewards.hacks import known_hacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -74,12 +73,6 @@ def test_tag_count_gives_a_quarter_per_tag_that_appears_once():
     assert evaluation.values["tags"] == [0.0, 0.25, 0.5, 0.75, 0.0]
 
 
-def test_a_block_opened_by_the_prompt_counts():
-    for prompt in ("Q <think>\n", [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>"}]):
-        samples = build_samples([prompt], ["work</think><answer>72</answer>"], reference=["72"])
-        assert load("gsm8k-reasoning").score(samples).totals == [pytest.approx(1.3)]
-
-
 def test_an_unusable_reference_is_an_error_that_says_so():
     evaluation = evaluate(load("gsm8k-reasoning"), answered("72"), reference=None)
     assert evaluation.statuses["accuracy"] == ["error"]
@@ -93,14 +86,6 @@ def test_gsm8k_hash_golden_completions():
     evaluation = evaluate(load("gsm8k-hash"), *good, *bad)
     # right: 1 + 0.1; no line: 0; wrong number in its place: 0.1
     assert evaluation.totals == [pytest.approx(1.1)] * 3 + [0.0, pytest.approx(0.1), pytest.approx(0.1)]
-
-
-def test_length_target_is_a_triangle_around_the_target():
-    # words: 4 -> 1, 3 and 5 -> 1 - 1/2, 2 and 6 -> 0, blank -> 0
-    texts = ["a " * n for n in (4, 3, 5, 2, 6, 0)]
-    evaluation = evaluate(load("length-target", target=4, tolerance=2), *texts)
-    assert evaluation.totals == [1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
-    assert evaluation.statuses["length"] == ["ok", "ok", "ok", "wrong", "wrong", "format"]
 
 
 @pytest.mark.parametrize(("target", "tolerance"), [(4, 0), (4, 5), (0, 0)])
@@ -175,17 +160,6 @@ def test_reasoning_gym_rows_that_cannot_be_scored_are_errors(columns, says):
     evaluation = evaluate(load("reasoning-gym"), answered("72"), **columns)
     assert evaluation.statuses["accuracy"] == ["error"]
     assert says in evaluation.infos["accuracy"][0]["reason"]
-
-
-@pytest.mark.parametrize("name", ["gsm8k-reasoning", "gsm8k-hash", "reasoning-gym"])
-@pytest.mark.parametrize("hack", known_hacks(PROMPT, "72", "70"), ids=lambda hack: hack.name)
-def test_no_known_hack_is_correct_or_earns_more_than_an_honest_wrong_answer(name, hack):
-    preset = load(name)
-    honest = "work\n#### 70" if name == "gsm8k-hash" else answered("70")
-    evaluation = evaluate(preset, honest, hack.completion)
-    assert evaluation.values["accuracy"] == [0.0, 0.0]
-    assert evaluation.statuses["accuracy"][1] in ("wrong", "format")
-    assert evaluation.totals[1] <= evaluation.totals[0] + 1e-9
 
 
 def test_reasoning_gym_answers_that_the_verifier_cannot_read_are_wrong_not_errors():

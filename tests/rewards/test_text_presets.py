@@ -1,6 +1,5 @@
 """What all presets for structured output and text must withstand, each with a row of its own kind of data."""
 
-import pickle
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -85,20 +84,15 @@ def evaluate(row, *completions):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.preset}-{row.style}")
 class TestEveryPreset:
-    def test_right_is_correct_and_wrong_is_not(self, row):
-        preset = load(row.preset, **row.params)
-        evaluation = evaluate(row, answered(row.style, row.right), answered(row.style, row.wrong))
-        assert evaluation.statuses[preset.checker] == ["ok", "wrong"]
-        assert evaluation.totals[0] > evaluation.totals[1]
-
-    def test_no_known_hack_is_correct_or_beats_the_right_answer(self, row):
+    def test_right_is_correct_and_wrong_is_not_nor_a_known_hack(self, row):
         preset = load(row.preset, **row.params)
         hacks = known_hacks(row.prompt, row.right, row.wrong, row.style)
-        evaluation = evaluate(row, answered(row.style, row.right), *(hack.completion for hack in hacks))
-        right, *totals = evaluation.totals
-        for hack, total, status in zip(hacks, totals, evaluation.statuses[preset.checker][1:], strict=True):
-            assert status in ("wrong", "format", "timeout"), hack.name
-            assert total < right, hack.name
+        honest = [answered(row.style, row.right), answered(row.style, row.wrong)]
+        evaluation = evaluate(row, *honest, *(hack.completion for hack in hacks))
+        right, wrong, *statuses = evaluation.statuses[preset.checker]
+        assert (right, wrong) == ("ok", "wrong")
+        assert set(statuses) <= {"wrong", "format", "timeout"}
+        assert max(evaluation.totals[1:]) < evaluation.totals[0]
 
     def test_unusable_rows_are_a_status_and_never_a_reward(self, row):
         preset = load(row.preset, **row.params)
@@ -121,22 +115,3 @@ class TestEveryPreset:
             evaluation = evaluate(row, piece * (size // len(piece)))
             assert time.process_time() - start < 0.2
             assert "ok" not in evaluation.statuses[load(row.preset, **row.params).checker]
-
-    def test_it_travels_and_scores_the_same(self, row):
-        preset = load(row.preset, **row.params)
-        copy = pickle.loads(pickle.dumps(preset))
-        columns = {name: [value] for name, value in row.columns.items()}
-        samples = build_samples([row.prompt], [answered(row.style, row.right)], **columns)
-        assert copy.score(samples).totals == preset.score(samples).totals
-
-
-def test_loading_imports_no_optional_package():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, rewards; [rewards.load(name) for name in sys.argv[1:]];"
-        "print(sorted({'jsonschema', 'rouge_score', 'sacrebleu', 'py3langid', 'nltk', 'numpy', 'torch'} & set(sys.modules)))"
-    )
-    presets = sorted({row.preset for row in ROWS})
-    assert subprocess.run([sys.executable, "-c", code, *presets], capture_output=True, text=True).stdout == "[]\n"
