@@ -260,51 +260,31 @@ class VllmConfig(Section):
     """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
     float8_kv_cache: bool = False
     """Keep the cache in 8-bit floats: twice the tokens in the same memory, log-probabilities further off. GPU only."""
-    speculative: Literal["ngram", "suffix"] | None = None
-    """Draft tokens without a model of their own and let the policy accept them, which keeps its distribution. `ngram`: from
-    what stands in prompt and completion; `suffix`: from earlier completions, too (package arctic-inference). GPU only."""
+    speculative: Literal["ngram"] | None = None
+    """Draft tokens from what stands in prompt and completion, and let the policy accept them, which keeps its distribution.
+    GPU only."""
     quantization: Literal["fp8"] | None = None
     """`fp8`: the engine computes with weights of 8 bits, rounded anew at every hand-over of merged weights. Its
     log-probabilities are further off, so that the weight `sampler_correction` (or vespo's sampler_cap) has to stand beside
     it. GPU only."""
-    prefix_caching: bool = True
-    """Compute what prompts have in common once; emptied when weights are handed over."""
-    max_num_seqs: Annotated[int, Field(ge=1)] | None = None
-    """Completions that the engine makes at once, at most. Null: those of a generation batch."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
     """What a colocated engine gets of a LoRA run at every step: `merged`: its weights anew, adapter included; `adapter`: the
     adapter alone, in memory, on weights that it loaded once. `auto`: adapter with 4-bit weights or `quantization`, else
     merged. Unsloth hands over adapters in any case."""
-    max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
-    """Largest adapter rank that an engine which loads adapters (Unsloth's) makes room for. Null: model.lora.rank."""
-    seed: int | None = None
-    """Seed of the engine's sampling. Null: run.seed. A server has a seed of its own (`--seed`), Unsloth's engine takes none."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
     the run ends as failed, with a checkpoint."""
-    max_logp_difference: Annotated[float, Field(gt=0)] = 0.01
-    """Nats: mean |trainer - engine| log-probability of a step above which the run says so, once. It goes on."""
-    url: str | None = None
-    """Server: its address, http://HOST:PORT. Null: made of `host` and `port`."""
-    host: str = "127.0.0.1"
-    """Server: its host."""
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    """Server: its port."""
+    url: str = "http://127.0.0.1:8000"
+    """Server: its address, http://HOST:PORT."""
     group_port: Annotated[int, Field(ge=1, le=65535)] = 51216
     """Server: the port over which weights are handed over."""
-    connect_timeout: Annotated[float, Field(ge=0)] = 10.0
-    """Server: seconds to wait for it at the start."""
 
-    @model_validator(mode="after")
-    def _is_an_address(self) -> VllmConfig:
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"generation.vllm.url: {self.url!r} is no address of the form http://HOST:PORT")
-        return self
-
-    @property
-    def address(self) -> str:
-        """Where the server is asked."""
-        return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no address of the form http://HOST:PORT")
+        return url.rstrip("/")
 
 
 class GenerationConfig(Section):

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
@@ -240,7 +241,7 @@ def check_server(config: RunConfig) -> None:
     if vllm.mode != "server":
         return
     try:
-        with urllib.request.urlopen(f"{vllm.address}/health", timeout=max(1.0, vllm.connect_timeout)) as answer:
+        with urllib.request.urlopen(f"{vllm.url}/health", timeout=SERVER_SECONDS) as answer:
             problem = None if answer.status == 200 else f"it answered {answer.status}"
     except urllib.error.HTTPError as error:
         problem = f"it answered {error.code}"
@@ -248,8 +249,9 @@ def check_server(config: RunConfig) -> None:
         problem = str(getattr(error, "reason", error))
     if problem is not None:
         raise EnvironmentUnsupported(
-            f"generation.vllm.mode: server, but there is no vLLM server at {vllm.address} ({problem}). Start it on another GPU:"
-            f"\n  CUDA_VISIBLE_DEVICES=1 trl vllm-serve --model {model} --port {vllm.port} --seed {config.run.seed}\n"
+            f"generation.vllm.mode: server, but there is no vLLM server at {vllm.url} ({problem}). Start it on another GPU:"
+            f"\n  CUDA_VISIBLE_DEVICES=1 trl vllm-serve --model {model} --port {urlsplit(vllm.url).port} "
+            f"--seed {config.run.seed}\n"
             "or set generation.vllm.url to where it runs, or generation.vllm.mode: colocate."
         )
 
@@ -267,7 +269,7 @@ def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> di
 
 
 def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
-    """Seed of the sampling: the run's, unless vLLM is given another.
+    """Seed of the sampling: the run's.
 
     None: one that is not given from here, of a server or of the engine that Unsloth makes.
     """
@@ -276,22 +278,20 @@ def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
         return config.run.seed
     if vllm.mode == "server" or backend == UNSLOTH:
         return None
-    return config.run.seed if vllm.seed is None else vllm.seed
+    return config.run.seed
 
 
-DRAFTS = {
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
-}
+SERVER_SECONDS = 10.0
+"""How long a server may take to answer at the start."""
+DRAFTS = {"ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}}
 """vLLM's `speculative_config`: how many tokens are drafted, and from how many that match."""
 
 
 def further_arguments(vllm: VllmConfig) -> dict[str, Any]:
     """What vLLM's `LLM(...)` is told for cheaper rollouts, beside TRL's arguments."""
-    told: dict[str, Any] = {"enable_prefix_caching": vllm.prefix_caching}
+    told: dict[str, Any] = {"enable_prefix_caching": True}
     told |= {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
-    told |= {"quantization": vllm.quantization} if vllm.quantization else {}
-    return told | ({"max_num_seqs": vllm.max_num_seqs} if vllm.max_num_seqs else {})
+    return told | ({"quantization": vllm.quantization} if vllm.quantization else {})
 
 
 def _cheaper(
@@ -305,20 +305,10 @@ def _cheaper(
             yield EnvironmentUnsupported(
                 f"generation.vllm.{key}: {value} needs a GPU, and this machine has none that torch can use. Set it to null."
             )
-    colocated = [
-        *asked,
-        *(["max_num_seqs"] if vllm.max_num_seqs else []),
-        *([] if vllm.prefix_caching else ["prefix_caching"]),
-    ]
-    if vllm.mode == "server" and colocated:
+    if vllm.mode == "server" and asked:
         yield ConfigError(
-            f"generation.vllm.{colocated[0]} is a setting of the colocated engine; a server is told when it is started. Take it "
-            "out, or set generation.vllm.mode: colocate."
-        )
-    if vllm.speculative == "suffix" and find_spec("arctic_inference") is None:
-        yield EnvironmentUnsupported(
-            "generation.vllm.speculative: suffix needs the package arctic-inference. Install it with: pip install "
-            "arctic-inference, or set generation.vllm.speculative: ngram."
+            f"generation.vllm.{next(iter(asked))} is a setting of the colocated engine; a server is told when it is started. "
+            "Take it out, or set generation.vllm.mode: colocate."
         )
     if vllm.speculative is not None and config.generation.min_p:
         yield ConfigError(
@@ -345,9 +335,9 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
         "vllm_tensor_parallel_size": 1,
         "vllm_structured_outputs_regex": vllm.regex,
         "vllm_server_base_url": vllm.url,
-        "vllm_server_host": vllm.host,
-        "vllm_server_port": vllm.port,
-        "vllm_server_timeout": vllm.connect_timeout,
+        "vllm_server_host": "127.0.0.1",  # not read beside base_url, nor is the port
+        "vllm_server_port": 8000,
+        "vllm_server_timeout": SERVER_SECONDS,
         "vllm_group_port": vllm.group_port,
         # TRL's own correction belongs to its loss; ours is the weight `sampler_correction`, and both log-probabilities
         # that it compares are there without it.
@@ -453,22 +443,12 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             "generation.vllm.mode: server under Unsloth, which makes its own engine in the training process and would leave "
             f"the server unused. Set generation.vllm.mode: colocate, or generation.engine: hf. {TRANSFORMERS_INSTEAD}"
         )
-    if vllm.seed is not None:
-        yield ConfigError(
-            f"generation.vllm.seed: {vllm.seed} under Unsloth, whose engine takes no seed. Set generation.vllm.seed: null. "
-            f"{TRANSFORMERS_INSTEAD}"
-        )
-    for key, usual in (("speculative", None), ("quantization", None), ("max_num_seqs", None), ("prefix_caching", True)):
-        if getattr(vllm, key) != usual:
+    for key in ("speculative", "quantization"):
+        if getattr(vllm, key) is not None:
             yield ConfigError(
                 f"generation.vllm.{key}: {getattr(vllm, key)} under Unsloth, which starts its engine with settings of its "
                 f"own. Take it out. {TRANSFORMERS_INSTEAD}"
             )
-    if lora is not None and vllm.max_lora_rank is not None and lora.rank > vllm.max_lora_rank:
-        yield ConfigError(
-            f"model.lora.rank: {lora.rank} is above generation.vllm.max_lora_rank: {vllm.max_lora_rank}, so the engine could "
-            f"not load the adapter. Set generation.vllm.max_lora_rank: {lora.rank} (or null), or a smaller rank."
-        )
     if lora is None:
         yield ConfigError(
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "

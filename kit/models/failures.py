@@ -115,7 +115,7 @@ class EngineSettings:
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
     further: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's LLM(...)
-    max_logp_difference: float | None = 0.01  # nats; None: nobody is told
+    compared: bool = True  # log-probabilities of the trainer and the engine, as both are of one distribution
     tell: Callable[[str], None] = log.warning
 
 

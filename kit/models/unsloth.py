@@ -184,10 +184,9 @@ def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
     vllm, lora = config.generation.vllm, config.model.lora
     # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
     eager = {"enforce_eager": True} if vllm.eager else {}
-    rank = vllm.max_lora_rank or (lora.rank if lora is not None else None)
     return {
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "float8_kv_cache": vllm.float8_kv_cache,
-        **({"max_lora_rank": rank} if rank is not None else {}),
+        **({"max_lora_rank": lora.rank} if lora is not None else {}),
         **eager,
     }

@@ -201,9 +201,8 @@ PACKAGES = (
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "run.on_out_of_memory", "reward.max_failure_share", "evaluation.keep_best", "evaluation.patience",
-    "evaluation.min_delta", "evaluation.alarm", "generation.vllm.timeout", "generation.vllm.max_logp_difference",
-    "generation.vllm.url", "generation.vllm.host", "generation.vllm.port", "generation.vllm.group_port",
-    "generation.vllm.connect_timeout",
+    "evaluation.min_delta", "evaluation.alarm", "generation.vllm.timeout",
+    "generation.vllm.url", "generation.vllm.group_port",
 }  # fmt: skip
 """Keys that influence no step and no score."""
 DECISIVE = (

@@ -38,7 +38,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
     start = find_start(config.model) if adapter_alone and config.model.adapter_mode == "fresh-on-top" else None
     return EngineSettings(
-        seed=config.run.seed if vllm.seed is None else vllm.seed,
+        seed=config.run.seed,
         timeout=vllm.timeout,
         mode=vllm.mode,
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
@@ -50,7 +50,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         further=further_arguments(vllm),
-        max_logp_difference=vllm.max_logp_difference if whole and generation.repetition_penalty == 1.0 else None,
+        compared=whole and generation.repetition_penalty == 1.0,
         tell=tell,
     )
 
@@ -90,21 +90,25 @@ def computed_in(args: Any) -> str:
     return "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
 
 
-class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
-    """Says once that trainer and engine disagree by more than `limit` nats on average."""
+LOGP_LIMIT = 0.01
+"""Nats: mean difference of the log-probabilities of trainer and engine in a step, above which the run says so."""
 
-    def __init__(self, limit: float, tell: Callable[[str], None]) -> None:
-        self.limit, self.tell, self.told = limit, tell, False
+
+class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
+    """Says once that trainer and engine disagree by more than `LOGP_LIMIT` nats on average."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell, self.told = tell, False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         found = (logs or {}).get(SAMPLER_DIFFERENCE)
-        said = advice(logs or {}, self.limit, half=computed_in(args))
+        said = advice(logs or {}, LOGP_LIMIT, half=computed_in(args))
         if self.told or found is None or not said:
             return
         self.told = True
         self.tell(
             f"Step {state.global_step}: the engine's log-probabilities are {found:.2g} nats off the trainer's on average "
-            f"(generation.vllm.max_logp_difference {self.limit:g}). Rollouts are that far off-policy. {said}"
+            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy. {said}"
         )
 
 

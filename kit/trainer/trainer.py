@@ -159,8 +159,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.selection = DynamicSampling(self, selection.dynamic_sampling) if selection is not None else None
         if self.selection is not None and self.selection.config is not None:
             self.stateful["selection"] = self.selection
-        if engine is not None and engine.max_logp_difference is not None:
-            self.add_callback(SamplerAlarm(engine.max_logp_difference, engine.tell))
+        if engine is not None and engine.compared:
+            self.add_callback(SamplerAlarm(engine.tell))
 
     def _build_parts(self, *, packing: bool, share_prompts: bool, checked: bool) -> None:
         """What the methods below hand over to. Raises `ObjectiveError` for what the objective needs and is not there."""

@@ -116,7 +116,6 @@ ENGINE = "generation.engine=vllm"
     ("machine", "overrides", "words"),
     [
         (T4, ["model.dtype=bfloat16"], "no bfloat16. Use float16"),
-        (A100, ["model.backend=unsloth", ENGINE, "generation.vllm.max_lora_rank=4"], "max_lora_rank: 16"),
         (CPU, ["model.backend=unsloth-cpu", ENGINE], "generation.engine: hf"),
         (T4, ["model.backend=unsloth", ENGINE, "generation.vllm.standby=true"], "standby: false"),
         (P100, ["model.backend=unsloth", ENGINE], "7.0 or newer, not P100.*engine: hf"),

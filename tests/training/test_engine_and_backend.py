@@ -55,8 +55,6 @@ UNDER_UNSLOTH = "model.backend=unsloth"
         ([UNDER_UNSLOTH, "model.lora=null"], [], "adapters only"),
         ([UNDER_UNSLOTH, "model.revision=abc"], [], "model.revision: abc"),
         ([UNDER_UNSLOTH, "generation.vllm.mode=server"], [], "mode: server under Unsloth"),
-        ([UNDER_UNSLOTH, "generation.vllm.seed=5"], [], "takes no seed"),
-        ([UNDER_UNSLOTH, "model.lora.rank=64", "generation.vllm.max_lora_rank=16"], [], "max_lora_rank: 16"),
         (["model.backend=unsloth-cpu"], [], "needs a GPU"),
         (["model.backend=transformers"], ["prompt", "images"], "pictures"),
         (["model.backend=auto"], ["prompt", "images"], "pictures"),
@@ -76,10 +74,8 @@ def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
 @pytest.mark.parametrize(
     ("override", "backend"),
     [
-        ("generation.vllm.max_lora_rank=16", "auto"),
         ("generation.vllm.mode=server", "transformers"),
         ("model.lora=null", "transformers"),
-        ("generation.vllm.seed=5", "transformers"),
     ],
 )
 def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(
@@ -87,12 +83,6 @@ def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(
 ) -> None:
     config, chosen = settled(override)
     assert (config.generation.engine, chosen.name, config.model.backend) == ("vllm", "vllm", backend)
-
-
-def test_the_rank_of_adapters_is_no_concern_of_an_engine_that_takes_them_merged(settled: Callable[..., Any]) -> None:
-    given = ("model.backend=transformers", "model.lora.rank=64", "generation.vllm.max_lora_rank=16")
-    assert settled(*given)[1].name == "vllm"
-    assert settled("generation.engine=vllm", *given)[1].name == "vllm"
 
 
 def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: Callable[..., Any]) -> None:

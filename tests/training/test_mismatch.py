@@ -73,7 +73,7 @@ def test_the_alarm_says_what_to_do(logs: dict[str, float], half: str, words: lis
     assert all(word in said for word in words)
     assert bool(said) == bool(words)
     told: list[str] = []
-    alarm, state = SamplerAlarm(0.05, told.append), SimpleNamespace(global_step=3)
+    alarm, state = SamplerAlarm(told.append), SimpleNamespace(global_step=3)
     arguments: Any = SimpleNamespace(bf16=half == "bfloat16", fp16=half == "float16")
     for _ in range(2):
         alarm.on_log(arguments, state, None, dict(logs))
