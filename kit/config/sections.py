@@ -217,8 +217,6 @@ class TeacherConfig(Section):
     column of the data such as {reference}. A completion for which one of them is not there has no teacher. Or a function of
     yours, `file.py:function`, called with these as keywords and `row`, that returns a text, messages, or None for no teacher.
     Null: the prompt itself."""
-    demonstration_reward: float = 1.0
-    """Least reward, in the weighted sum, of a completion that is shown as {demonstration}."""
     revision: str | None = None
     """Branch, tag or commit of another model on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -409,9 +407,6 @@ class OptimisationConfig(Section):
     skip_flat_groups: bool = True
     """Leave completions whose advantages are all 0 out of the forward pass where the gradient is the same without it. What is
     logged of the policy (entropy, ratios, weights) is then of the completions that were scored."""
-    reuse_old_logps: bool = True
-    """With `iterations` above 1, take old log-probabilities from the first pass over the completions where that is exact,
-    instead of a scoring pass of their own."""
     packing: bool = True
     """Score completions without padding: rows behind one another where the model's attention allows it, else batches of like
     length with their padding cut off. The gradient is the same; a model for which it would not be is scored as it comes."""
@@ -427,7 +422,7 @@ class EvaluationConfig(Section):
     after: bool = True
     """Evaluate after the last step."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate every so many optimiser steps; 0: not in between."""
+    """Evaluate every so many optimiser steps, and keep the checkpoint with the best score; 0: not in between."""
     prompts: Annotated[int, Field(ge=1)] = 200
     """Held-out problems used, at most."""
     k: Annotated[int, Field(ge=1, le=256)] = 4
@@ -444,8 +439,6 @@ class EvaluationConfig(Section):
     metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward"] = "auto"
     """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
     accuracy where something says what is right, else the greedy reward."""
-    keep_best: bool = True
-    """Keep the checkpoint with the best score, besides the last ones. Needs `every`."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Stop early after so many evaluations in a row without a better score. Null: never."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0

@@ -54,11 +54,6 @@ def check_evaluation(config: RunConfig, checker: Preset) -> None:
             f"{asked[0]} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
             f"evaluation.every, for example to {max(1, config.optimisation.steps // 10)}."
         )
-    if evaluation.alarm == "rollback" and not evaluation.keep_best:
-        raise ConfigError(
-            "evaluation.alarm: rollback goes back to the best checkpoint, and evaluation.keep_best: false keeps none. Set "
-            "evaluation.keep_best: true, or evaluation.alarm: stop."
-        )
     if evaluation.metric not in ("auto", "greedy_reward") and checker.checker is None:
         raise ConfigError(
             f"evaluation.metric: {evaluation.metric} is a share of right answers, and nothing says what is right: the reward "

@@ -165,8 +165,8 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
     step = read_best(run).get("step") if which == "best" else int(which) if str(which).isdigit() else None
     if which == "best" and step is None:
         raise RunError(
-            f"Run '{run.id}' has no best checkpoint: it was not evaluated in between. Set evaluation.every (and "
-            f"evaluation.keep_best) before training. {there}"
+            f"Run '{run.id}' has no best checkpoint: it was not evaluated in between. Set evaluation.every "
+            f"before training. {there}"
         )
     if step not in whole:
         raise RunError(f"Run '{run.id}' has no checkpoint '{which}'. {there} Choose best, last or one of these.")

@@ -139,8 +139,6 @@ def _scoring(config: Mapping[str, Any], recent: Mapping[str, float]) -> list[str
         found.append(
             "The KL to the reference policy takes a forward pass of its own: leave its regularizer out if it is small."
         )
-    if _value(config, "optimisation.reuse_old_logps") is False:
-        found.append("optimisation.reuse_old_logps: true takes the old log-probabilities from the first update.")
     return [
         *found,
         "optimisation.token_budget bounds how much goes through the model at once; where memory is free, raise it.",

@@ -44,7 +44,7 @@ from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, grpo_config
 from kit.trainer.engine import engine_settings
-from kit.trainer.savings import at_most, switches
+from kit.trainer.savings import at_most
 from kit.trainer.teacher import Teacher
 from kit.trainer.trainer import HookedGRPOTrainer
 
@@ -136,7 +136,7 @@ def make_trainer(
         engine=engine_settings(config, args, say),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
-        **switches(config) | interaction.trainer_arguments() | keywords,
+        **{"skip_flat_groups": config.optimisation.skip_flat_groups} | interaction.trainer_arguments() | keywords,
     )
     trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
     trainer.generator.replay_support = config.generation.replay_support

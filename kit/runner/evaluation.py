@@ -94,7 +94,7 @@ class EvaluationPolicy:
 
     def file_best(self, best: Mark | None) -> None:
         """Writes best.json, once the checkpoint is on disk."""
-        if not (self.config.keep_best and self.config.every) or best is None:
+        if not self.config.every or best is None:
             return
         if not (self.run.path / f"checkpoint-{best.step}").is_dir():
             return
@@ -177,7 +177,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         if alert := decision.alert():
             self.policy.alert(alert)
         self._mark_best(state, decision)
-        if decision.new_best and self.policy.config.keep_best:
+        if decision.new_best:
             control.should_save = True
         if decision.cause is not None:
             self.policy.file_end(decision)
@@ -188,7 +188,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     def _mark_best(self, state: Any, decision: Decision) -> None:
         """Tells the trainer which checkpoint is the best, which it keeps when it removes old ones."""
         best = decision.standing.best_trained
-        if self.policy.config.keep_best and best is not None:
+        if best is not None:
             # Not best_global_step: it makes the trainer of this process wait for the others, which have not got one.
             state.best_metric = best.value
             state.best_model_checkpoint = str(self.policy.run.path / f"checkpoint-{best.step}")

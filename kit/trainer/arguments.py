@@ -108,7 +108,7 @@ def grpo_config(
         log_completions=False,
         save_strategy="steps",
         save_steps=run.save_every or optimisation.steps,
-        save_total_limit=run.keep_checkpoints + (config.evaluation.keep_best and config.evaluation.every > 0),
+        save_total_limit=run.keep_checkpoints + (config.evaluation.every > 0),
         save_only_model=False,
         eval_strategy="no",
         report_to="none",  # kit.runner.trackers is a callback of the kit's own

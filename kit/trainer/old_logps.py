@@ -77,5 +77,5 @@ class OldLogps:
             raise ObjectiveError(
                 "The trained weights changed between a rollout and the first pass over its completions (a callback, or a "
                 "training loop of your own?), so that this pass cannot tell how likely they were. Set "
-                "reuse_old_logps=False (optimisation.reuse_old_logps: false): every rollout is then scored."
+                "reuse_old_logps=False: every rollout is then scored."
             )

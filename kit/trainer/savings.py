@@ -87,12 +87,6 @@ def _not_reusable(situation: Situation) -> str | None:
     return "the model has dropout, so that no two passes agree" if situation.dropout else None
 
 
-def switches(config: RunConfig) -> dict[str, Any]:
-    """The trainer's keyword arguments, but for the token budget, which depends on the memory."""
-    names = ("skip_flat_groups", "reuse_old_logps")
-    return {name: getattr(config.optimisation, name) for name in names}
-
-
 def planned(config: RunConfig, objective: Objective) -> dict[str, str]:
     """What is known of the savings of `kit.trainer.policy_loss` and `old_logps` before there is a model, by switch."""
     settings = config.optimisation
@@ -113,7 +107,7 @@ def planned(config: RunConfig, objective: Objective) -> dict[str, str]:
     return {
         "token_budget": "by the free memory" if budget is None else at_most(budget) if budget else OFF,
         "skip_flat_groups": (skipping or ON) if settings.skip_flat_groups else OFF,
-        "reuse_old_logps": (reuse or ON) if settings.reuse_old_logps else OFF,
+        "reuse_old_logps": reuse or ON,
     }
 
 

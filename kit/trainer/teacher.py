@@ -32,6 +32,8 @@ from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import RolloutState
 
 SELF = "self"
+DEMONSTRATION_REWARD = 1.0
+"""The least reward of a completion that is shown to the teacher as a demonstration."""
 TEACHER_NEEDS = frozenset({"teacher_logps", "teacher_kl"})
 OF_THE_COMPLETION = ("prompt", "completion", "reward", "feedback", "demonstration")
 """What a template may name beside the columns of the data."""
@@ -243,7 +245,7 @@ class Teacher:
         rewards = state.rewards.total[first : first + len(texts)].tolist()
         groups = [(first + row) // group_size for row in range(len(texts))]
         feedback = feedback_of(state.rewards.extra, len(texts))
-        best = demonstrations(rewards, groups, self.settings.demonstration_reward)
+        best = demonstrations(rewards, groups, DEMONSTRATION_REWARD)
         made: list[Prompt | None] = []
         for row, text in enumerate(texts):
             columns = dict(state.rows[row])

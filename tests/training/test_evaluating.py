@@ -89,13 +89,6 @@ def test_the_last_score_may_be_the_best(scripted: Any) -> None:
     assert kinds(result, "best") == [("best", 1), ("best", 2)]
 
 
-def test_nothing_is_kept_where_it_is_not_wanted(scripted: Any) -> None:
-    result = scripted({0: 0.2, 1: 0.3, 2: 0.2, 3: 0.2}, "evaluation.keep_best=false")
-    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-3"]
-    assert not (result.folder.path / "best.json").exists()
-    assert not kinds(result, "best")
-
-
 def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> None:
     shares = {0: 0.2, 1: 0.5, 2: 0.52, 3: 0.5, 4: 0.9, 5: 0.9}
     result = scripted(shares, "evaluation.patience=2", "evaluation.min_delta=0.05")
