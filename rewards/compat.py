@@ -181,7 +181,7 @@ def _has_code(text: str, language: str) -> bool:
 
 def _compared(texts: Sequence[str], solution: Sequence[Any]) -> list[float | None]:
     """`compare` of each pair in worker processes: an answer that hangs SymPy costs itself, not the trainer."""
-    from rewards.components.packages import require
+    from rewards.errors import require
 
     require("math-verify", "math_verify", "'math-verify>=0.9,<0.10'")
     golds = [gold if isinstance(gold, str) else "" for gold in solution]
@@ -340,7 +340,7 @@ def get_repetition_penalty_reward(
     if language not in ("en", "zh"):
         raise RewardsError(f"language is {language!r}. Use 'en' or 'zh', and pass completion_ids for other languages.")
     if language == "zh":
-        from rewards.components.packages import require
+        from rewards.errors import require
 
         require("repetition penalty in Chinese", "jieba", "jieba")
     return RepetitionPenaltyReward(ngram_size, max_penalty, language)

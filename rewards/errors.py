@@ -42,3 +42,19 @@ def nearest(wrong: str, valid: Iterable[str]) -> str:
     if close:
         return f"Did you mean {close[0]!r}? Valid: {', '.join(options)}."
     return f"Valid: {', '.join(options) or 'none'}."
+
+
+def require(preset: str, module: str, package: str) -> None:
+    """Checks that `module` could be imported, without importing it.
+
+    Raises:
+        PresetError: it is not installed; the message says how to install `package`.
+    """
+    import importlib.util
+
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise PresetError(f"Preset {preset!r} needs the package {package}. Run: pip install {package}")

@@ -12,8 +12,6 @@ import json
 import os
 import random
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -203,16 +201,5 @@ def _content(data: bytes) -> str | None:
 
 
 def _retry_after(header: str | None) -> float:
-    """Seconds that `Retry-After` asks for: a number or an HTTP date; 0 when it is neither."""
-    if not header:
-        return 0.0
-    try:
-        return max(0.0, float(header)) if header.strip().replace(".", "", 1).isdigit() else _until(header)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-
-
-def _until(date: str) -> float:
-    moment = parsedate_to_datetime(date)
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    """Seconds that `Retry-After` asks for; 0 when it is no number."""
+    return float(header) if header and header.strip().replace(".", "", 1).isdecimal() else 0.0

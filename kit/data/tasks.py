@@ -11,7 +11,7 @@ from kit.config import DataConfig
 from kit.data.rows import Fault, Record, Source
 from kit.errors import DataError
 from kit.registry import did_you_mean
-from rewards.components.reasoning_gym_tasks import factory
+from rewards.components.reasoning_gym import factory
 
 TRAIN_ROWS = 2000
 """Rows to train on where `data.limit` is null."""

@@ -4,9 +4,22 @@
 FinalText(value='Paris.', reason=None)
 >>> plain_answer("<answer>Paris</answer>").reason
 'stray_tag'
+
+And whether it is text worth showing to a model: linear checks that run before any judge or classifier sees a completion. Models
+that score text are arbitrary on fragments, loops and echoes, and policies find that out first. What is refused here costs nothing
+and is never scored.
+
+>>> readable("<think>hm</think> The film was a joy to watch.", min_words=5)
+Readable(text='The film was a joy to watch.', reason=None)
+>>> readable("good " * 30, min_words=5).reason
+'repeated'
+>>> readable("72 or 70", min_words=5).reason
+'fewer than 5 words'
 """
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,3 +79,120 @@ def find_answer(sample: Sample, style: str) -> Extracted | FinalText:
 def column(sample: Sample, *names: str) -> Any:
     """The first of these dataset columns that holds something, or None."""
     return next((value for name in names if (value := sample.columns.get(name)) is not None), None)
+
+
+MAX_TEXT = 100_000  # characters, about 25k tokens of English: more than any model here reads
+MIN_DISTINCT = 0.5  # share of word trigrams that must be distinct; running English is above 0.95
+_MIN_TRIGRAMS = 3
+_MIN_ECHO = 20  # characters; shorter prompts may well be quoted by an honest answer
+
+# One class each, nothing to backtrack over. Scripts without spaces count every two characters as a word.
+_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W\d_]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# Two of these in one text are meant for whoever grades it.
+_TO_THE_GRADER = (
+    "ignore the rubric", "ignore all", "ignore the instructions", "ignore previous", "previous instructions",
+    "instructions above", "this answer is correct", "full score", "full marks", "maximum score", "highest score",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Readable:
+    """The text to score, stripped, or None with the reason why there is none."""
+
+    text: str | None
+    reason: str | None = None
+
+
+def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: int = MAX_TEXT) -> Readable:
+    """What a reader would take for the answer, when it is text at all.
+
+    Refused: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words
+    made of letters, loops (fewer than half of the word trigrams distinct), pleas to the grader, and
+    the prompt said again with fewer than `min_words` words of its own.
+    """
+    found = answer_text(text, max_chars)
+    if found.text is None:
+        return found
+    if not is_encodable(found.text):
+        return Readable(None, "lone surrogates")
+    if _CONTROL.search(found.text):
+        return Readable(None, "control characters")
+    spoken = words(found.text)
+    if len(spoken) < min_words:
+        return Readable(None, f"fewer than {min_words} words")
+    if _is_loop(spoken):
+        return Readable(None, "repeated")
+    if sum(phrase in found.text.casefold() for phrase in _TO_THE_GRADER) > 1:
+        return Readable(None, "talks to the grader")
+    if _is_echo(found.text, prompt_text(prompt).strip(), min_words):
+        return Readable(None, "prompt echo")
+    return found
+
+
+def answer_text(text: str, max_chars: int = MAX_TEXT) -> Readable:
+    """Everything after the last `</think>`; the content of the answer tags when there are any there.
+
+    An unclosed `<think>`, answer tags that are not one filled pair at the end, blank text and more than `max_chars`
+    characters are refused.
+    """
+    found = final_text(text, max_chars)
+    if found.value is not None and ("<answer>" in found.value or "</answer>" in found.value):
+        tagged = tagged_answer(text, True, max_chars)
+        return Readable(tagged.value, tagged.reason)
+    return Readable(found.value, found.reason)
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as the user wrote it: the string, or the last user message of a conversation."""
+    if isinstance(prompt, list):
+        turns = [m for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
+        prompt = turns[-1].get("content") if turns else None
+    return prompt if isinstance(prompt, str) else ""
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters, folded to one case."""
+    return _WORD.findall(text.casefold())
+
+
+def reference_texts(value: Any) -> list[str] | None:
+    """The accepted texts in a reference: a string, a number, or a list of those. None when there is no reference.
+
+    Raises:
+        ValueError: anything else, or nothing in it that can be read.
+    """
+    if value is None:
+        return None
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    texts = []
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise ValueError(f"reference is not text: {item!r}"[:200])
+        texts.append(str(item).strip())
+    if not texts or not all(texts):
+        raise ValueError(f"reference is blank: {value!r}"[:200])
+    for text in texts:
+        text.encode()  # lone surrogates: a UnicodeEncodeError, which is a ValueError
+    return texts
+
+
+def _is_echo(text: str, asked: str, min_words: int) -> bool:
+    if not asked or asked not in text:
+        return False
+    own = len(words(text.replace(asked, " ")))
+    return own == 0 or (len(asked) >= _MIN_ECHO and own < min_words)
+
+
+def _is_loop(spoken: list[str]) -> bool:
+    trigrams = list(zip(spoken, spoken[1:], spoken[2:], strict=False))
+    return len(trigrams) >= _MIN_TRIGRAMS and len(set(trigrams)) < MIN_DISTINCT * len(trigrams)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether the text is free of lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

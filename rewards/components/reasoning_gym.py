@@ -1,13 +1,257 @@
-"""The bridge to the verifiers of the reasoning-gym package."""
+"""The verifiers of the reasoning-gym package, called in this process or in a worker with the same result.
 
+Some hand the answer to `eval`, or to SymPy's parser, which is `eval` too, and `__import__("os").system(...)` is a valid answer to
+those. Only shapes that cannot call anything may pass; the verifiers are not changed. This keeps code from running, not slow
+algebra from being slow.
+"""
+
+import ast
+import functools
+import importlib
+import importlib.util
 import json
+import math
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
 
-from rewards.components.reasoning_gym_tasks import judge, may_be_evaluated, parsed_entry
+from rewards.errors import nearest
 from rewards.extract import tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score, failure_reason
+
+# Tasks of reasoning-gym 0.1.25, by what they evaluate.
+_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+_ARITHMETIC = frozenset({"countdown", "puzzle24"})
+_ALGEBRA = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
+
+_ALGEBRA_TOKEN = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]*)?|\*\*|[-+*/^() ]")
+_FUNCTIONS = frozenset(
+    {"sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
+    | {"exp", "log", "ln", "sqrt", "pi"}
+)
+_MAX_POWER = 99
+
+
+def may_be_evaluated(task: str, answer: str) -> bool:
+    """Whether `answer` is harmless for the verifier of `task`: always, for tasks that evaluate nothing.
+
+    Python literals, or text that is no Python at all, for board and list tasks; digits, `+ - * / ( ) .` for
+    arithmetic; single letters, common functions and literal powers up to 99 for algebra.
+    """
+    if task in _LITERALS:
+        return _is_literal_or_no_python(answer)
+    if task in _ARITHMETIC:
+        return set(answer) <= set("0123456789+-*/(). \n") and "**" not in answer and "//" not in answer
+    return task not in _ALGEBRA or _is_plain_algebra(answer)
+
+
+def _is_literal_or_no_python(answer: str) -> bool:
+    try:
+        tree = ast.parse(answer.strip(), mode="eval")
+    except SyntaxError:
+        return True  # the verifier's eval cannot read it either, and nothing runs
+    except (ValueError, RecursionError, MemoryError):
+        return False
+    try:
+        ast.literal_eval(tree)
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+        return False
+    return True
+
+
+def _is_plain_algebra(answer: str) -> bool:
+    position, tokens = 0, []
+    while position < len(answer):
+        match = _ALGEBRA_TOKEN.match(answer, position)
+        if match is None:
+            return False
+        tokens.append(match[0])
+        position = match.end()
+    tokens = [token for token in tokens if token != " "]
+    stacked = 1  # product of the powers of parentheses: ((2**99)**99)**99... must not get far
+    for index, token in enumerate(tokens):
+        if token.isalpha() and len(token) > 1 and token not in _FUNCTIONS:
+            return False
+        if token in ("**", "^") and not _is_literal_power(tokens[index + 1 : index + 7]):
+            return False
+        if token in ("**", "^") and tokens[index - 1] == ")":
+            stacked *= max([int(t) for t in tokens[index + 1 : index + 3] if t.isdigit()], default=1)
+    return stacked <= _MAX_POWER
+
+
+def _is_literal_power(tokens: list[str]) -> bool:
+    """Whether what follows a power sign is a small number, a fraction in parentheses, or one plain symbol."""
+    inside = [token for token in tokens if token not in ("(", "-")]
+    first = inside[0] if inside else ""
+    if tokens[:1] != ["("] and len(inside) > 1 and inside[1] in ("**", "^"):
+        return False
+    if first.isalpha():
+        return len(first) == 1
+    return first.isdigit() and len(first) <= 2 and int(first) <= _MAX_POWER
+
+
+_PACKAGE = "reasoning_gym"
+_ONE_AT_A_TIME = threading.Lock()
+
+# What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
+_NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
+# No float: and a Fraction of `1e999999999` would take hours and all memory.
+_HUGE_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{4,}", re.IGNORECASE)
+_LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
+_COMMAS = re.compile(
+    r"(?<!\d)\d++(?:,\d++)+"
+)  # a run of digits is looked at once: a model may write a hundred thousand
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
+ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
+
+
+def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
+    """`value`, the task's score; or `unreadable`, the reason why this answer cannot be read though the entry can.
+
+    Raises:
+        ValueError: no such task, or an entry that is no JSON object.
+        Exception: whatever the verifier raises for a row whose own reference it does not take either.
+    """
+    score_answer = _score_answer(task)
+    expected = str(parsed_entry(entry).get("answer"))
+    if _HUGE_EXPONENT.search(answer) and not _HUGE_EXPONENT.search(expected):
+        return {"value": 0.0}
+    if _NO_NUMBER.search(answer) and not _LETTERS.search(expected):
+        return {"value": 0.0}
+    if "," not in expected:
+        answer = _COMMAS.sub(_several_numbers, answer)
+    try:
+        value = float(score_answer(answer, parsed_entry(entry)))
+    except Exception as failure:
+        if not _accepts_reference(score_answer, parsed_entry(entry)):
+            raise
+        return {"unreadable": failure_reason(failure)}
+    # JSON has no NaN, and a worker's answer is JSON.
+    return {"value": value} if math.isfinite(value) else {"value": None, "shown": str(value)}
+
+
+def _several_numbers(found: re.Match[str]) -> str:
+    """`1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is."""
+    return found[0] if _THOUSANDS.fullmatch(found[0]) else found[0].replace(",", ", ")
+
+
+def warm_up() -> None:
+    """Imports the package, and SymPy with it: in a worker, before the first deadline begins."""
+    import reasoning_gym  # noqa: F401
+
+
+def parsed_entry(entry: str | bytes) -> dict[str, Any]:
+    """The entry, afresh for each call because tasks are free to change it."""
+    parsed = json.loads(entry)
+    if not isinstance(parsed, dict):
+        raise ValueError("column entry must be a JSON object with question, answer and metadata")
+    return parsed
+
+
+def _accepts_reference(score_answer: ScoreAnswer, entry: dict[str, Any]) -> bool:
+    """Whether the verifier works on this row at all: it takes the row's own reference for right."""
+    try:
+        return float(score_answer(str(entry["answer"]), entry)) == 1.0
+    except Exception:
+        return False
+
+
+def _grid_scorer(score: ScoreAnswer) -> ScoreAnswer:
+    """ARC verifiers compare tuples of rows, which JSON turned into lists: without this the right answer is wrong."""
+
+    def with_tuples(answer: str, entry: dict[str, Any]) -> float:
+        entry["metadata"]["output"] = tuple(tuple(row) for row in entry["metadata"]["output"])
+        return score(answer, entry)
+
+    return with_tuples
+
+
+def _word_scorer(score: ScoreAnswer) -> ScoreAnswer:
+    """The halting task compares truth values of strings, by which every answer is right: compare the words."""
+
+    def same_word(answer: str, entry: dict[str, Any]) -> float:
+        return float(answer.strip().casefold() == str(entry["answer"]).strip().casefold())
+
+    return same_word
+
+
+def _probability_scorer(score: ScoreAnswer) -> ScoreAnswer:
+    """The coin task gives full marks to what a probability begins with (`0`, `0.3` for 0.375), and to all within 0.0001."""
+
+    def whole_number(answer: str, entry: dict[str, Any]) -> float:
+        value = score(answer, entry)
+        if value < 1.0:
+            return value
+        given, expected = (Fraction(text.replace(",", "")) for text in (answer, str(entry["answer"])))
+        return float(abs(given - expected) <= abs(expected) / 10_000)
+
+    return whole_number
+
+
+# Tasks of reasoning-gym 0.1.25 whose own verifier misjudges answers: to rows that went through JSON and text, or constants.
+_CORRECTED = {
+    "arc_agi": _grid_scorer,
+    "coin_flip": _probability_scorer,
+    "game_of_life_halting": _word_scorer,
+    "rearc": _grid_scorer,
+}
+
+
+@functools.cache
+def _score_answer(task: str) -> ScoreAnswer:
+    """The task's own verifier; building one instantiates the task with its default configuration."""
+    tasks = factory(task)
+    if task not in tasks.DATASETS:
+        raise ValueError(f"reasoning-gym has no task {task!r}. {nearest(task, tasks.DATASETS)}"[:300])
+    scorer: ScoreAnswer = tasks.get_score_answer_fn(task)
+    return _CORRECTED[task](scorer) if task in _CORRECTED else scorer
+
+
+def factory(task: str | None = None) -> ModuleType:
+    """The module `reasoning_gym.factory`, in which `task` is registered if there is such a task; None: all are.
+
+    The package imports all of its tasks, and with them SymPy and matplotlib, which takes seconds. Where nobody has imported
+    it yet, the tasks that share a folder with `task` are imported alone, as modules that nobody else sees.
+    """
+    with _ONE_AT_A_TIME:
+        if task is not None and _PACKAGE not in sys.modules and (found := _some_tasks(task)) is not None:
+            return found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares text with `is`
+            importlib.import_module(_PACKAGE)
+            return importlib.import_module(f"{_PACKAGE}.factory")
+
+
+@functools.cache
+def _some_tasks(task: str) -> ModuleType | None:
+    """The factory with the tasks of the folder that holds `task`; None where no folder has a file of that name.
+
+    While they are imported a package without contents stands in for the real one, so that its `__init__` does not run.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = sorted({file.parent.name for place in places for file in Path(place).glob("*/*.py") if file.stem == task})
+    if spec is None or len(folders) != 1:
+        return None
+    stand_in = ModuleType(_PACKAGE)
+    stand_in.__path__, stand_in.__spec__ = places, spec
+    sys.modules[_PACKAGE] = stand_in
+    try:
+        importlib.import_module(f"{_PACKAGE}.{folders[0]}")
+        found = sys.modules[f"{_PACKAGE}.factory"]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]
+    return found if task in found.DATASETS else None
+
 
 SLOW_TASKS = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "propositional_logic", "simple_integration"}
@@ -42,7 +286,7 @@ class ReasoningGymAccuracy(IsolatedComponent):
         if found.value != parsed_entry(entry).get("answer") and not may_be_evaluated(task, found.value):
             return Score(None, "wrong", {**info, "reason": "not evaluated: the task would run this answer as code"})
         if task in self.isolated:
-            return Task("rewards.components.reasoning_gym_tasks:judge", (task, found.value, entry), info)
+            return Task("rewards.components.reasoning_gym:judge", (task, found.value, entry), info)
         try:
             return self.verdict(sample, judge(task, found.value, entry))
         except Exception as failure:  # as a worker would report it

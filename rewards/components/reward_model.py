@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from rewards.components.packages import require
-from rewards.components.readable import is_encodable, readable
-from rewards.errors import PresetError, nearest
+from rewards.components.final_text import is_encodable, readable
+from rewards.errors import PresetError, nearest, require
 from rewards.protocol import Context, Sample, Score, failure_reason
 from rewards.samples import prompt_text
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rewards.components.judge import JudgeRanking, JudgeRubric
-from rewards.components.judge_prompt import DEFAULT_CRITERIA, DEFAULT_RUBRIC, parse_rubric
-from rewards.components.packages import require
+from rewards.components.judge import DEFAULT_CRITERIA, DEFAULT_RUBRIC, JudgeRanking, JudgeRubric, parse_rubric
+from rewards.errors import require
 from rewards.http import Endpoint
 from rewards.preset import Preset, Weighted
 

@@ -2,8 +2,8 @@
 
 from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathMatch, MathVerify
-from rewards.components.packages import require
 from rewards.components.tags import BoxFormat
+from rewards.errors import require
 from rewards.preset import Preset, Weighted
 
 

@@ -4,9 +4,9 @@ from rewards.components.answers import ChoiceAccuracy, NumericAccuracy
 from rewards.components.countdown import CountdownAccuracy
 from rewards.components.languages import LanguageConsistency
 from rewards.components.math_verify import MathVerify
-from rewards.components.packages import require
 from rewards.components.reasoning_gym import ReasoningGymAccuracy
 from rewards.components.tags import HashFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
+from rewards.errors import require
 from rewards.preset import Preset, Weighted
 
 

@@ -1,9 +1,9 @@
 """Completions that machines read: JSON that follows a schema, tool calls, and SQL."""
 
 from rewards.components.json_schema import JsonFormat, JsonSchema
-from rewards.components.packages import require
 from rewards.components.sql import SqlAccuracy, SqlFormat
 from rewards.components.tool_call import ToolCallAccuracy, ToolCallFormat
+from rewards.errors import require
 from rewards.preset import Preset, Weighted
 
 

@@ -8,8 +8,8 @@ from rewards.components.ifeval import InstructionFollowing
 from rewards.components.languages import TargetLanguage
 from rewards.components.lengths import LengthTarget
 from rewards.components.overlap import Chrf, LengthBand, RougeL
-from rewards.components.packages import require
 from rewards.components.tags import ThinkAnswerFormat
+from rewards.errors import require
 from rewards.preset import Preset, Weighted, gate
 
 

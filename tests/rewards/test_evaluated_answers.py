@@ -1,6 +1,6 @@
 import pytest
 
-from rewards.components.reasoning_gym_tasks import may_be_evaluated
+from rewards.components.reasoning_gym import may_be_evaluated
 
 
 @pytest.mark.parametrize(

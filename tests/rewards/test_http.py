@@ -1,7 +1,5 @@
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import fake_judge
 import pytest
@@ -76,11 +74,17 @@ def test_retry_after_is_kept_in_seconds_and_capped(judge):
     assert judge.times[3] - judge.times[2] < 1.0
 
 
-def test_retry_after_is_a_number_a_date_or_nothing():
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert 55 < _retry_after(soon) <= 60
-    assert _retry_after("Sat, 01 Jan 2000 00:00:00 GMT") == 0.0
-    assert [_retry_after(text) for text in ("2", "1.5", "soon", "", None, "-1", "nan")] == [2.0, 1.5, 0, 0, 0, 0, 0]
+def test_retry_after_is_a_number_or_nothing():
+    assert [_retry_after(text) for text in ("2", "1.5", "soon", "", None, "-1", "nan", ".")] == [
+        2.0,
+        1.5,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302])

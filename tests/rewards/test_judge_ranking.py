@@ -9,7 +9,7 @@ import pytest
 from fake_judge import failing, saying
 
 from rewards import Context, PresetError, build_samples, load
-from rewards.components.judge_prompt import parse_ranking, ranking_messages
+from rewards.components.judge import parse_ranking, ranking_messages
 
 QUESTION = "How many legs has a spider?"
 names = count()

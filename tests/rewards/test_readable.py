@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from rewards.components.readable import answer_text, prompt_text, readable, words
+from rewards.components.final_text import answer_text, prompt_text, readable, words
 
 FINE = "The film was a joy to watch."
 

@@ -6,7 +6,7 @@ import pytest
 from reward_parts import answered
 
 from rewards import Context, build_samples
-from rewards.components import reasoning_gym_tasks
+from rewards.components import reasoning_gym
 from rewards.components.reasoning_gym import SLOW_TASKS, ReasoningGymAccuracy
 from rewards.evaluation import run_component
 
@@ -67,7 +67,7 @@ def test_a_slow_verifier_is_a_timeout_of_its_item():
 
 
 def test_a_score_that_is_no_number_is_an_error_of_the_row(monkeypatch):
-    monkeypatch.setattr(reasoning_gym_tasks, "_score_answer", lambda task: lambda answer, entry: float("nan"))
+    monkeypatch.setattr(reasoning_gym, "_score_answer", lambda task: lambda answer, entry: float("nan"))
     samples = build_samples(["p"], [answered("72")], task=["chain_sum"], entry=[json.dumps(ENTRIES["chain_sum"])])
     [score] = run_component(ReasoningGymAccuracy(), samples, Context())
     assert (score.status, score.info["reason"]) == ("error", "score_answer returned nan")
@@ -75,7 +75,7 @@ def test_a_score_that_is_no_number_is_an_error_of_the_row(monkeypatch):
 
 ALONE = """
 import sys
-from rewards.components import reasoning_gym_tasks as tasks
+from rewards.components import reasoning_gym as tasks
 some = tasks.factory("chain_sum")
 print(sorted({"sympy", "matplotlib", "reasoning_gym", "reasoning_gym.factory"} & set(sys.modules)))
 problem = some.create_dataset("chain_sum", seed=5, size=9)[8]
@@ -94,7 +94,7 @@ print(len(some.DATASETS) < 30, len(DATASETS) > 100, tasks.factory("chain_sum").D
 def test_one_task_is_read_without_the_whole_package(share):
     """In a process of its own: nothing of SymPy or matplotlib for a sum; each task is found, and one that is not there is not;
     the same problems, and the real package for whoever asks. The default suite asks for every twelfth task only."""
-    names = sorted(reasoning_gym_tasks.factory().DATASETS)[::share]
+    names = sorted(reasoning_gym.factory().DATASETS)[::share]
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ALONE, " ".join(names)], capture_output=True, text=True, check=True
     )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rewards.components import reasoning_gym_tasks
-from rewards.components.reasoning_gym_tasks import judge, may_be_evaluated
+from rewards.components import reasoning_gym
+from rewards.components.reasoning_gym import judge, may_be_evaluated
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -82,9 +82,7 @@ def test_a_comma_between_thousands_is_dropped() -> None:
 def test_a_huge_exponent_is_no_answer_and_is_not_worked_out(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """Of `1e999999999` the coin task's verifier would make a fraction: hours, and all memory, in the training process."""
     asked: list[str] = []
-    monkeypatch.setattr(
-        reasoning_gym_tasks, "_score_answer", lambda task: lambda answer, entry: asked.append(answer) or 1.0
-    )
+    monkeypatch.setattr(reasoning_gym, "_score_answer", lambda task: lambda answer, entry: asked.append(answer) or 1.0)
     coin = json.dumps({"question": "?", "answer": "0.375", "metadata": {}})
     assert judge("coin_flip", answer, coin) == {"value": 0.0}
     assert asked == []
