@@ -454,7 +454,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     values = {
         "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "_lazy_init": None, "init": None,
         "get_device_capability": gpu.capability, "get_device_name": "pretended", "get_device_properties": properties,
-        "set_device": None, "mem_get_info": (gpu.memory - 2**30, gpu.memory), "memory_allocated": 0,
+        "mem_get_info": (gpu.memory - 2**30, gpu.memory), "memory_allocated": 0,
         "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
         "memory_stats": {}, "empty_cache": None, "is_bf16_supported": gpu.capability >= (8, 0), "ipc_collect": None,
         "seed_all": None, "manual_seed": None, "manual_seed_all": None, "set_rng_state": None, "set_rng_state_all": None,
@@ -462,6 +462,8 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     }  # fmt: skip
     for name, value in values.items():
         yield torch.cuda, name, lambda *_, value=value, **__: value
+    index_of = torch.cuda._utils._get_device_index
+    yield torch.cuda, "set_device", lambda device: index_of(device) and None  # as torch does: raises without an index
     state = torch.get_rng_state
     for module in (torch.cuda, torch.cuda.random):
         yield module, "get_rng_state", lambda *_, **__: state()

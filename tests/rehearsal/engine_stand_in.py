@@ -1,0 +1,200 @@
+"""A package `vllm` 0.31 for the rehearsal: what TRL's `VLLMGeneration` and the kit call of vLLM's, over a model of transformers.
+
+`install(FOLDER)` writes it into a folder for `sys.path`, with a distribution of that name. It keeps the engine's own rules, so
+that a caller who breaks one fails here as on a GPU:
+
+- sleep of level 2 forgets the weights, of both levels the cache: whoever generates with either asleep gets a `RuntimeError`;
+- bitsandbytes' quantisation is known only where `vllm_bnb_plugin` is installed (vLLM took it out in 0.28);
+- weights are copied when they are loaded, so that a step whose weights were not handed over is generated with the old ones;
+- an adapter comes with each request, by a number that was added before.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+MODULES = {
+    "vllm": "from engine_stand_in import LLM, RequestOutput, SamplingParams\n__version__ = '0.31.0'\n",
+    "vllm.sampling_params": "from engine_stand_in import SamplingParams, StructuredOutputsParams\n",
+    "vllm.utils": "",
+    "vllm.utils.network_utils": "def get_ip(): return '127.0.0.1'\n",
+    "vllm.distributed": "",
+    "vllm.distributed.weight_transfer": "",
+    "vllm.distributed.weight_transfer.nccl_common": "trainer_init = None\n",
+    "vllm.distributed.weight_transfer.packed_tensor": "packed_nccl_broadcast_producer = None\n",
+    "vllm.lora": "",
+    "vllm.lora.request": "from engine_stand_in import LoRARequest\n",
+    "vllm.lora.peft_helper": "from engine_stand_in import PEFTHelper\n",
+    "vllm.config": "",
+    "vllm.config.lora": "from typing import Literal\nMaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]\n",
+}
+
+
+def install(folder: Path) -> None:
+    """Writes the packages `vllm` and `vllm_bnb_plugin`, and puts the folder first on `sys.path`."""
+    for name, text in MODULES.items():
+        path = folder.joinpath(*name.split("."))
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "__init__.py").write_text(text)
+    for name, version in {"vllm": "0.31.0", "vllm_bnb_plugin": "0.0.3"}.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "__init__.py").touch()
+        metadata = folder / f"{name}-{version}.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    sys.path.insert(0, str(folder))
+
+
+class SamplingParams(SimpleNamespace):
+    """The settings of a request, as they were given."""
+
+
+class StructuredOutputsParams(SimpleNamespace):
+    """A grammar, as it was given."""
+
+
+class RequestOutput(SimpleNamespace):
+    """prompt_token_ids and outputs, each with token_ids and logprobs."""
+
+
+class LoRARequest(SimpleNamespace):
+    """An adapter's name and number."""
+
+    def __init__(self, lora_name: str, lora_int_id: int, lora_path: str) -> None:
+        super().__init__(lora_name=lora_name, lora_int_id=lora_int_id, lora_path=lora_path, is_3d_lora_weight=False)
+
+
+class PEFTHelper(SimpleNamespace):
+    """Rank and scale of an adapter."""
+
+
+class _LoadedAdapter:
+    """vLLM's `LoRAModel`: copies of an adapter's matrices by the name of their layer."""
+
+    is_3d_lora_weight = False
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.loras: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            layer, _, matrix = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+            self.loras.setdefault(layer, {})[matrix] = tensor.detach().cpu().clone()
+
+    @classmethod
+    def from_lora_tensors(cls, number: int, tensors: dict[str, torch.Tensor], *_: Any, **__: Any) -> _LoadedAdapter:
+        return cls(tensors)
+
+
+class LLM:
+    """An engine with weights of its own, read from the model's folder; it draws from the distribution at the temperature."""
+
+    made: list[LLM] = []  # noqa: RUF012 (the engines of this process, for whoever looks at them)
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        if settings.get("quantization") == "bitsandbytes" and find_spec("vllm_bnb_plugin") is None:
+            raise ValueError("Unknown quantization method: bitsandbytes.")
+        self.settings, self.calls = settings, []
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings["dtype"])).eval()
+        # The stand-in computes on the host, in numbers that no pretended operation touches.
+        self.model.to("cpu")
+        self.tied = self.model.config.get_text_config().tie_word_embeddings
+        self.draw = torch.Generator().manual_seed(settings["seed"])
+        self.asleep: set[str] = set()
+        self.adapters: dict[int, _LoadedAdapter] = {}
+        names = {name for name, layer in self.model.named_modules() if isinstance(layer, torch.nn.Linear)}
+        manager = SimpleNamespace(
+            _adapter_manager=SimpleNamespace(model=self.model, modules=dict.fromkeys(names), packed_modules={}),
+            _lora_model_cls=_LoadedAdapter, device="cpu", vocab_size=None,
+            lora_config=SimpleNamespace(lora_dtype=torch.float32),
+        )  # fmt: skip
+        runner = SimpleNamespace(
+            model=SimpleNamespace(load_weights=self.load_weights), get_model=lambda: self.model, lora_manager=manager
+        )
+        executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
+        self.llm_engine = SimpleNamespace(
+            model_executor=executor,
+            add_lora=lambda request: self.adapters.__setitem__(request.lora_int_id, manager._load_adapter(request)),
+            model_config=SimpleNamespace(max_model_len=settings["max_model_len"] or 512),
+        )
+        LLM.made.append(self)
+
+    def load_weights(self, weights: Any) -> set[str]:
+        if "weights" in self.asleep:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered: weights written while they sleep")
+        mine = dict(self.model.named_parameters())
+        for name, tensor in weights:
+            if name not in mine and not (self.tied and name == "lm_head.weight"):
+                raise KeyError(name)
+            with torch.no_grad():
+                mine.get(name, self.model.get_input_embeddings().weight).copy_(tensor.detach().cpu())
+        if self.calls[-1:] != ["load_weights"]:
+            self.calls.append("load_weights")
+        return set()
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep = {"weights", "kv_cache"}
+        self.calls.append(f"sleep {level}")
+        if level == 2:
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    weight.fill_(torch.nan)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.asleep -= set(tags or ("weights", "kv_cache"))
+        self.calls.append(f"wake_up {' '.join(tags or [])}".strip())
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: list[dict[str, Any]], sampling_params: Any = None, use_tqdm: bool = False, lora_request: Any = None
+    ) -> list[RequestOutput]:  # fmt: skip
+        if self.asleep:
+            raise RuntimeError(f"CUDA error: an illegal memory access was encountered: {sorted(self.asleep)} asleep")
+        self.calls.append("generate")
+        with _AdapterOn(self.model, None if lora_request is None else self.adapters[lora_request.lora_int_id]):
+            return [self._complete(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
+
+    def _complete(self, prompt: list[int], how: Any) -> RequestOutput:
+        ids, logps = list(prompt), []
+        ends = set(how.stop_token_ids)
+        for _ in range(how.max_tokens):
+            logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+            logp = (logits / (how.temperature or 1.0)).log_softmax(-1)
+            greedy = how.temperature == 0
+            token = int(logp.argmax() if greedy else torch.multinomial(logp.exp(), 1, generator=self.draw))
+            ids.append(token)
+            logps.append({token: SimpleNamespace(logprob=float(logp[token]), rank=1)})
+            if token in ends:
+                break
+        completion = SimpleNamespace(token_ids=ids[len(prompt) :], logprobs=logps)
+        return RequestOutput(prompt_token_ids=list(prompt), outputs=[completion])
+
+
+class _AdapterOn:
+    """Inside, the model's layers add B·A of an adapter."""
+
+    def __init__(self, model: Any, adapter: _LoadedAdapter | None) -> None:
+        self.model, self.adapter, self.hooks = model, adapter, []
+
+    def __enter__(self) -> None:
+        layers = dict(self.model.named_modules())
+        for name, pair in (self.adapter.loras if self.adapter else {}).items():
+            down, up = pair["lora_A"], pair["lora_B"]
+
+            def add(_: Any, inputs: Any, output: Any, down: Any = down, up: Any = up) -> Any:
+                return output + (inputs[0].float() @ down.float().T @ up.float().T).to(output.dtype)
+
+            self.hooks.append(layers[name].register_forward_hook(add))
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()

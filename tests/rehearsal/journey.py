@@ -1,0 +1,265 @@
+"""A process that makes whole journeys on pretended GPUs: `journey.py FOLDER CASE ...`, cases of `CASES` of one backend.
+
+A journey is a preset or a notebook's configuration as it is, with a tiny model of the same architecture and tokenizer class, few
+and short completions: from `kit.train`'s main loop to the first checkpoint, resumed from there to the end, with held-out scores,
+and exported. 4-bit weights and vLLM are stood in for below the classes of transformers, TRL and Unsloth. What came of each case
+is in FOLDER/CASE.json; an error is part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ |= {
+    "TRITON_INTERPRET": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1",
+    "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp(), "TOKENIZERS_PARALLELISM": "false",
+    "UNSLOTH_FUSED_ADD_RMSNORM": "0", "UNSLOTH_DECODE_FUSED_ROPE": "0", "CUDA_VISIBLE_DEVICES": "0",
+}  # fmt: skip
+
+import engine_stand_in
+import torch
+from pretended_gpu import PretendedGPU, pretended
+from tiny_qwen import VOCABULARY, tiny_tokenizer
+
+SHORT = {
+    "generation.num_generations": 4, "generation.max_completion_tokens": 6, "optimisation.steps": 2, "optimisation.batch_size": 8,
+    "optimisation.micro_batch_size": 4, "evaluation.every": 1, "evaluation.prompts": 2, "evaluation.k": 2, "run.save_every": 1,
+    "data.heldout": 2, "data.limit": 24, "run.threads": 1,
+}  # fmt: skip
+"""What makes a run short and nothing else; every other key is the preset's or the notebook's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A journey. base: a preset; changes: the notebook's or the user's; architecture: of the model that is made small."""
+
+    base: str
+    backend: str
+    capability: tuple[int, int]
+    changes: dict[str, Any] = field(default_factory=dict)
+    architecture: str = "qwen2"
+    export: str = "adapter"
+    reward: str = "letters"
+    full: bool = False  # the card, once
+
+
+STANDBY = {"generation.engine": "vllm", "generation.vllm.standby": True}
+REPEATED = STANDBY | {"model.load_in_4bit": False, "selection.dynamic_sampling": {"max_rounds": 2}}
+"""Groups without spread are made again, so that the engine generates twice between two steps."""
+CASES = {
+    "gsm8k-t4": Case("gsm8k", "transformers", (7, 5), {"model.dtype": "float16", "generation.engine": "hf"}, full=True),
+    "gsm8k-l4-vllm": Case("gsm8k", "transformers", (8, 9), {"generation.engine": "vllm"}),
+    "countdown-standby": Case("countdown", "transformers", (9, 0), REPEATED, reward="seldom", export="merged-16bit"),
+    "calculator": Case("calculator", "transformers", (8, 9), {"model.dtype": "auto"}, "qwen3"),
+    "qwen35": Case("qwen35-gsm8k", "transformers", (8, 9), {"generation.engine": "hf"}, "qwen3_5"),
+    "02-unsloth-t4": Case("gsm8k", "unsloth", (7, 5), {"model.dtype": "float16"}, "qwen3"),
+    "calculator-standby": Case("calculator", "transformers", (8, 9), STANDBY | {"model.dtype": "auto"}, "qwen3"),
+    "calculator-unsloth": Case("calculator", "unsloth", (8, 9), {"model.dtype": "auto"}, "qwen3"),
+}  # fmt: skip
+
+
+def build_model(place: Path, architecture: str, *, tools: bool) -> None:
+    """Two layers with heads as wide as real ones and layers as wide as bitsandbytes' blocks; bfloat16, random."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = tiny_tokenizer("embedded-tools" if tools else "embedded")
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    if architecture != "qwen2":
+        sizes["head_dim"] = 64
+    if architecture == "qwen3_5":
+        sizes |= {
+            "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+            "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+        }  # fmt: skip
+        architecture = "qwen3_5_text"
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(architecture, **sizes)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(place)
+    # Qwen's templates read `enable_thinking`, which presets set.
+    tokenizer.chat_template = (
+        "{% if enable_thinking is defined and not enable_thinking %}{% endif %}" + tokenizer.chat_template
+    )
+    tokenizer.save_pretrained(place)
+
+
+def configuration(case: Case, name: str, folder: Path) -> Any:
+    """The case's configuration: the preset's own keys but for the model's place, the data's place and `SHORT`."""
+    from kit.config import load_config
+
+    model = folder / f"model-{name}"
+    build_model(model, case.architecture, tools=case.base == "calculator")
+    spread = folder / "spread.py"
+    spread.write_text(
+        "def letters(completions, **_):\n    return [sum(map(ord, str(c))) % 101 / 101 for c in completions]\n"
+        "def seldom(completions, **_):\n    return [float(sum(map(ord, str(c))) % 101 < 25) for c in completions]\n"
+    )
+    changes: dict[str, Any] = {
+        "model.name": str(model), "model.backend": case.backend, "run.id": name, "run.root": str(folder),
+        "reward.functions": [{"path": f"{spread}:{case.reward}", "weight": 1.0}],  # random weights earn nothing else
+    }  # fmt: skip
+    if "gsm8k" in case.base:
+        rows = [{"question": f"What is {n} plus {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(26)]
+        source = folder / "gsm8k.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        changes |= {"data.source": str(source), "data.subset": None, "data.split": "train"}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in (SHORT | case.changes | changes).items()]
+    return load_config(case.base, overrides)
+
+
+@contextmanager
+def activated(*backend: Any, **settings: Any) -> Iterator[None]:
+    """The main loop's own activation, and for Unsloth fewer programs in Triton's interpreter."""
+    from rehearse import unsloths_kernels
+
+    from kit.models.backend import activate_backend
+
+    with activate_backend(*backend, **settings), unsloths_kernels() if "unsloth" in sys.modules else nullcontext():
+        yield
+
+
+@contextmanager
+def remembered() -> Iterator[list[Any]]:
+    """The trainers that are made inside."""
+    from kit.runner import build
+
+    make, trainers = build.make_trainer, []
+
+    def remember(*args: Any, **keywords: Any) -> Any:
+        trainers.append(make(*args, **keywords))
+        return trainers[-1]
+
+    with mock.patch.object(build, "make_trainer", remember):
+        yield trainers
+
+
+@contextmanager
+def one_out_of_memory() -> Iterator[None]:
+    """Inside, the first completions of training find no memory, as on a card that somebody else uses."""
+    from transformers import GenerationMixin
+
+    generate, left = GenerationMixin.generate, [1]
+
+    def full(self: Any, *args: Any, **keywords: Any) -> Any:
+        if self.training and left:
+            left.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(self, *args, **keywords)
+
+    with mock.patch.object(GenerationMixin, "generate", full):
+        yield
+
+
+@contextmanager
+def put_back(fault: str) -> Iterator[None]:
+    """Inside, a mended fault is there again; `test_journey.FAULTS` says what each has to end with."""
+    from kit.runner import prepare
+    from kit.runs.worker import Watchdog
+
+    class Forgetful:
+        """A call does not know that it was made inside a call."""
+
+        working = property(lambda self: False, lambda self, value: None)
+
+    def with_trl(*args: Any, **keywords: Any) -> Any:
+        from trl import chat_template_utils  # noqa: F401
+
+        return real_prepare(*args, **keywords)
+
+    def without_plugin(name: str, *rest: Any) -> Any:
+        return None if name == "vllm_bnb_plugin" else find_spec(name, *rest)
+
+    begin, real_prepare = Watchdog.__init__, prepare.prepare
+
+    def alone(self: Any, timeout: float, *rest: Any) -> None:
+        begin(self, 5.0, *rest)
+        self._own = Forgetful()
+
+    def unindexed(self: Any, timeout: float, _: Any) -> None:
+        """The device as accelerate names it on one GPU."""
+        begin(self, timeout, lambda: torch.cuda.set_device(torch.device("cuda")))
+
+    with ExitStack() as stack:
+        if fault == "A1":
+            stack.enter_context(mock.patch.object(Watchdog, "__init__", unindexed))
+        if fault == "A2":
+            stack.enter_context(mock.patch.object(prepare, "prepare", with_trl))
+        if fault == "A3":
+            stack.enter_context(mock.patch("engine_stand_in.find_spec", without_plugin))
+        if fault == "A4":
+            stack.enter_context(mock.patch.object(Watchdog, "__init__", alone))
+        if fault == "G1":
+            from kit.trainer.generator import Generator
+
+            stack.enter_context(mock.patch.object(Generator, "_checkpointing_restored", return_value=nullcontext()))
+        yield
+
+
+def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
+    """Trains to the first checkpoint, resumes to the end, exports; says what came of it."""
+    case = CASES[name]
+    with ExitStack() as stack:
+        gpu = stack.enter_context(pretended(PretendedGPU(case.capability)))
+        stack.enter_context(mock.patch("kit.models.backend.is_of_the_kit", return_value=True))
+        stack.enter_context(mock.patch("kit.train.activate_backend", activated))
+        stack.enter_context(put_back(fault))
+        if case.full:
+            stack.enter_context(one_out_of_memory())
+        config = configuration(case, f"{name}-{fault.lower()}" if fault else name, folder)
+        import kit.train
+
+        engine_stand_in.LLM.made.clear()
+        with gpu.within("train"), remembered() as trainers:
+            kit.train.run(config, quiet=True, until=1)
+            run = kit.train.run(config, quiet=True, resume=True)
+        exported = export(run, case.export)
+        from safetensors.torch import load_file
+
+        adapter = load_file(run.path / "adapter" / "adapter_model.safetensors")
+        metrics = run.metrics()
+        return {
+            "state": run.status()["state"], "steps": [row["step"] for row in metrics if "loss" in row],
+            "losses": [row["loss"] for row in metrics if "loss" in row],
+            "moved": sum(float(one.float().abs().sum()) for key, one in adapter.items() if "lora_B" in key),
+            "differences": [row["sampler/logp_difference"] for row in metrics if "sampler/logp_difference" in row],
+            "evaluations": sorted(path.stem for path in (run.path / "eval").glob("*.json")),
+            "checkpointing": [trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing for trainer in trainers],
+            "engine": json.loads((run.path / "env.json").read_text()).get("engine"),
+            "engines": [engine.calls for engine in engine_stand_in.LLM.made], "export": exported,
+            "mixed": [[*key, count] for key, count in gpu.mixed.most_common() if key[0] == "train"],
+        }  # fmt: skip
+
+
+def export(run: Any, name: str) -> dict[str, Any]:
+    """The export in this process, as kit/export/job.py makes it."""
+    from kit.export.job import export as make
+    from kit.export.request import ExportRequest
+    from kit.runner.console import Reporter
+
+    return make(run, ExportRequest(format=name).request(run), Reporter(True))
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    engine_stand_in.install(place / "packages")
+    for one in sys.argv[2:]:
+        name, _, fault = one.partition("+")
+        try:
+            outcome = travel(name, fault, place)
+        except BaseException as error:
+            outcome = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        (place / f"{one}.json").write_text(json.dumps(outcome, default=str))
