@@ -17,6 +17,7 @@ What a model is like comes from its configuration alone (`kit.models.shape`): no
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ class Workload:
     teacher: TeacherLoad | None = None
     generated_at_once: int | None = None  # completions; None: the batch
     offload: bool = False  # whether what checkpointing keeps of every layer waits in main memory, away from a GPU
+    reward_models: float = 0.0  # bytes of the weights of models that score completions
 
     @property
     def autocast(self) -> bool:
@@ -203,6 +205,8 @@ def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
         terms["teacher"] = loaded_bytes(teacher.shape, teacher.weight_bytes, four_bit=teacher.four_bit)
     elif teacher is not None and teacher.average:
         terms["teacher"] = 4.0 * trained(shape, work)
+    if work.reward_models:
+        terms["reward models"] = work.reward_models
     return terms
 
 
@@ -359,12 +363,12 @@ def workload(
     device: str,
     objective: Objective,
     prompt: int,
-    room: float | None = None,
+    card: float | None = None,
     teacher: TeacherLoad | None = None,
 ) -> Workload:
     """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
-    `room` (bytes) is the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
+    `card` (bytes) is all the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
     `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already.
     """
 
@@ -396,13 +400,14 @@ def workload(
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=sum(need in needs for need in ("full_kl", "teacher_kl", "values")),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
-        vllm_bytes=engine_bytes(config, device, room),
+        vllm_bytes=engine_bytes(config, device, card),
         vllm_sleeps=vllm.standby,
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda"
         and optimisation.packing,  # the figures of the CPU are those of padded rows, as measured
         single_pass=to_parts(objective) is None,
         teacher=teacher,
+        reward_models=reward_model_bytes(config, device),
     )
 
 
@@ -490,14 +495,28 @@ def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> 
     return replace(work, token_budget=budget_of(config, shape, work, room), generated_at_once=at_once)
 
 
-def engine_bytes(config: RunConfig, device: str, room: float | None) -> float:
-    """Bytes of a colocated vLLM: its share of the GPU, or the cache that it is given on the CPU."""
+def reward_model_bytes(config: RunConfig, device: str) -> float:
+    """Bytes of the weights of `reward-model` presets that are loaded on `device`."""
+    reward = config.reward
+    asked = [(reward.preset, reward.params), *((one.preset, one.params) for one in reward.functions)]
+    models = {str(params["model"]): params for name, params in asked if name == "reward-model" and "model" in params}
+    if not models:
+        return 0.0
+    from rewards.components.reward_model import ModelFiles
+
+    keys = ("device", "dtype", "revision")
+    found = [ModelFiles(name, **{key: params[key] for key in keys if key in params}) for name, params in models.items()]
+    return sum(each.bytes_on(device) for each in found)
+
+
+def engine_bytes(config: RunConfig, device: str, card: float | None) -> float:
+    """Bytes of a colocated vLLM: its share of the whole GPU, or the cache that it is given on the CPU."""
     vllm = config.generation.vllm
     if config.generation.engine != "vllm" or vllm.mode != "colocate":
         return 0.0
     if device == "cpu":
         return VLLM_CPU_BYTES
-    return vllm.gpu_memory_utilization * room if room is not None else 0.0
+    return vllm.gpu_memory_utilization * card if card is not None else 0.0
 
 
 GPU_MICRO_BATCH = 16
@@ -545,6 +564,20 @@ def free_memory(device: str) -> float:
     return free
 
 
+def room_of(device: str) -> float:
+    """Bytes that a run may take on this machine, those that this very process takes without a model included."""
+    return free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
+
+
+def card_of(device: str) -> float | None:
+    """Bytes of the whole GPU, whatever is free of them; None on the CPU."""
+    if device != "cuda":
+        return None
+    import torch
+
+    return float(torch.cuda.mem_get_info()[1])
+
+
 def check_memory(config: RunConfig, shape: ModelShape | None, device: str, objective: Objective) -> None:
     """Refuses a model that cannot take a single step in the free memory. Raises `ModelError` with what would fit.
 
@@ -576,23 +609,28 @@ def prompt_tokens(config: RunConfig, longest: int | None = None) -> int:
     return longest or config.data.max_prompt_tokens or 1024
 
 
-def planned(
+def planned_workload(
     config: RunConfig,
     shape: ModelShape,
     device: str,
     objective: Objective,
-    longest: int | None = None,
+    lengths: Mapping[str, int | None],
+    *,
+    room: float,
+    card: float | None,
     teacher: ModelShape | None = None,
-) -> MemoryPlan:
-    """The memory plan of a run on this machine, with the sizes that it would choose. teacher: another model's shape."""
-    prompt = prompt_tokens(config, longest)
-    load = teacher_load(config, device, objective, prompt, teacher)
-    work = workload(config, device, objective, prompt, teacher=load)
-    return plan_memory(shape, sized(config, shape, work, free_memory(device)))
+) -> Workload:
+    """What a run asks for, with the sizes that it would choose for `room` bytes. teacher: another model's shape.
+
+    lengths: tokens of the longest prompts, as `kit.runner.prepare.longest_prompts` measures them.
+    """
+    prompt = prompt_tokens(config, lengths.get("policy"))
+    load = teacher_load(config, device, objective, lengths.get("teacher") or prompt, teacher)
+    return sized(config, shape, workload(config, device, objective, prompt, card, load), room)
 
 
-def note(plan: MemoryPlan, free: float) -> str:
+def note(plan: MemoryPlan, room: float) -> str:
     """One line for `validate`."""
     place = "GPU memory" if plan.device == "cuda" else "memory"
-    line = f"memory: {plan.peak / GIB:.1f} GiB of {place} planned ({plan.phase}), {free / GIB:.1f} GiB free"
-    return line if plan.peak <= free else f"{line}. It will not fit: see grpo-kit plan for what to change"
+    line = f"memory: {plan.peak / GIB:.1f} GiB of {place} planned ({plan.phase}), {room / GIB:.1f} GiB free"
+    return line if plan.peak <= room else f"{line}. It will not fit: see grpo-kit plan for what to change"

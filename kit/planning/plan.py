@@ -6,13 +6,13 @@ measured; else `data.max_prompt_tokens` stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
-from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, prompt_tokens, sized, teacher_load, workload
+from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
 from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
 
@@ -162,28 +162,48 @@ def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """The input of a plan: a configuration, the shape of its model, its objective and its longest prompt.
+    """The input of a plan: a configuration, the shape of its model, its objective and its longest prompts.
 
-    teacher_shape: of another model that teaches. teacher_prompt: the teacher's longest, completions in it aside.
+    lengths: as `kit.runner.prepare.longest_prompts` has them. teacher_shape: of another model that teaches.
     """
 
     config: RunConfig
     shape: ModelShape
     objective: Objective
-    prompt: int
+    lengths: Mapping[str, int | None]
     notes: list[str]
     teacher_shape: ModelShape | None = None
-    teacher_prompt: int = 0
 
-    def work(self, device: str, config: RunConfig | None = None, room: float | None = None) -> Workload:
-        """With the token budget and generation batch that a run would choose for `room` bytes, where there are any."""
-        config = config or self.config
-        teacher = teacher_load(config, device, self.objective, self.teacher_prompt, self.teacher_shape)
-        work = workload(config, device, self.objective, self.prompt, room, teacher)
-        return work if room is None else sized(config, self.shape, work, room)
+    @property
+    def prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return prompt_tokens(self.config, self.lengths.get("policy"))
 
-    def memory(self, device: str, config: RunConfig | None = None, room: float | None = None) -> MemoryPlan:
-        return plan_memory(self.shape, self.work(device, config, room))
+    def work(self, place: Place, config: RunConfig | None = None) -> Workload:
+        """With the token budget and generation batch that a run would choose there."""
+        return planned_workload(
+            config or self.config,
+            self.shape,
+            place.device,
+            self.objective,
+            self.lengths,
+            room=place.room,
+            card=place.card,
+            teacher=self.teacher_shape,
+        )
+
+    def memory(self, place: Place, config: RunConfig | None = None) -> MemoryPlan:
+        return plan_memory(self.shape, self.work(place, config))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run would be: `room`, the bytes that it may take, and `card`, all those of a GPU."""
+
+    device: str
+    name: str
+    room: float
+    card: float | None
 
 
 def subject(config: RunConfig) -> Subject:
@@ -193,12 +213,11 @@ def subject(config: RunConfig) -> Subject:
 
     objective = build_objective(config)
     shape = known_shape(config.model.name, read_config(config.model))
-    lengths, notes = longest_prompts(config)
-    own = prompt_tokens(config, lengths.get("policy"))
+    lengths, notes = measured_prompts(config)
     teacher = None
     if config.teacher.model not in (None, SELF):
         teacher = known_shape(str(config.teacher.model), read_config(teacher_model(config)))
-    return Subject(config, shape, objective, own, notes, teacher, lengths.get("teacher") or own)
+    return Subject(config, shape, objective, lengths, notes, teacher)
 
 
 def known_shape(name: str, model_config: Any) -> ModelShape:
@@ -229,32 +248,21 @@ def read_config(model: ModelConfig) -> Any:
         ) from error
 
 
-def longest_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:
-    """Tokens of the longest prompt that the run keeps, by who reads it, measured; none and a note where it cannot be.
+def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:
+    """Tokens of the longest prompts (`kit.runner.prepare.longest_prompts`); none and a note where they cannot be measured.
 
-    `policy`, and `teacher` where a template says what that is shown. What is not there before the rollout counts as one
-    token there. A function of the user's is not called: its prompts are taken to be as long as the policy's.
+    A function of the user's is not called: its prompts are taken to be as long as the policy's.
     """
     from kit.data import load_data
-    from kit.evaluation.heldout import lengths_of
-    from kit.generation.prompts import count_tokens
     from kit.generation.tools import load_tools
-    from kit.trainer.teacher import trial_prompts
+    from kit.runner.prepare import longest_prompts
 
-    limit = config.data.max_prompt_tokens
     try:
         tools = load_tools(config.generation).all_tools()
-        tokenizer, rows = tokenizer_of(config), load_data(config.data).train
-        lengths = lengths_of(tokenizer, rows, tools)
+        return longest_prompts(config, tokenizer_of(config), load_data(config.data).train, tools), []
     except KitError as error:
-        assumed = prompt_tokens(config)
         reason = str(error).partition(". ")[0]
-        return {}, [f"prompts were not measured; they are taken to have {assumed} tokens. ({reason}.)"]
-    kept = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
-    found: dict[str, int | None] = {"policy": max((lengths[number] for number in kept), default=limit)}
-    if shown := trial_prompts(config.teacher.prompt, rows.select(kept)):
-        found["teacher"] = max(count_tokens(tokenizer, shown, tools))
-    return found, []
+        return {}, [f"prompts were not measured; they are taken to have {prompt_tokens(config)} tokens. ({reason}.)"]
 
 
 def tokenizer_of(config: RunConfig) -> Any:
@@ -282,18 +290,19 @@ def plan(
     """
     from kit.trainer.savings import planned
 
-    found = subject(config)
-    device, place, room = _place(gpu, room)
-    memory = found.memory(device, room=room)
+    found = subject(config if gpu else with_own_engine(config))
+    place = _place(gpu, room)
+    device, room = place.device, place.room
+    memory = found.memory(place)
     fits = memory.peak <= room
-    changes = None if fits else fixes(config, lambda c: found.memory(device, c, room), room, device)
+    changes = None if fits else fixes(config, lambda c: found.memory(place, c), room, device)
     speed = speed_of(gpu) if gpu else cpu_speed() if device == "cpu" else speed_of(_present())
-    seconds = estimate(found.shape, found.work(device, room=room), speed, config.optimisation.iterations)
+    seconds = estimate(found.shape, found.work(place), speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     whole = run_seconds(config, seconds["step"], completion)
     return {
         "model": {"name": config.model.name, "parameters": found.shape.parameters},
-        "place": place,
+        "place": place.name,
         "room_bytes": round(room),
         "fits": fits,
         "memory": memory.as_dict(),
@@ -312,19 +321,29 @@ def plan(
 GPU_NOTE = "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
 
 
-def _place(gpu: Gpu | None, room: float | None) -> tuple[str, str, float]:
-    """(device, its name, bytes that a run may take)."""
+def with_own_engine(config: RunConfig) -> RunConfig:
+    """With the engine that a run would choose on this machine; as it is where the run would be refused."""
+    from kit.generation.engine import choose_engine, resolve
+    from kit.runner.prepare import build_objective
+
+    objective = build_objective(config)
+    try:
+        return resolve(config, choose_engine(config, objective), objective=objective)[0]
+    except KitError:
+        return config
+
+
+def _place(gpu: Gpu | None, room: float | None) -> Place:
+    """This machine, or another one with that GPU; `room` replaces what may be taken there."""
     import torch
 
-    from kit.models.memory import CUDA_CONTEXT, free_memory
+    from kit.models.memory import card_of, room_of
 
     if gpu is not None:
-        return "cuda", gpu.name, gpu.usable * GIB if room is None else room
+        return Place("cuda", gpu.name, gpu.usable * GIB if room is None else room, gpu.usable * GIB)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
-    # The context of this very process is in use already, and is counted in the plan.
-    free = free_memory(device) + (CUDA_CONTEXT if device == "cuda" else 0.0)
-    return device, name, free if room is None else room
+    return Place(device, name, room_of(device) if room is None else room, card_of(device))
 
 
 def _present() -> Gpu:

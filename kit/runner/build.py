@@ -25,14 +25,13 @@ from kit.models.failures import BackoffEvent, BatchSizeBackoff, release, report_
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
 from kit.models.memory import (
-    CPU_BASELINE,
-    CUDA_CONTEXT,
     GIB,
     Workload,
     budget_of,
-    free_memory,
+    card_of,
     generation_batch_of,
     prompt_tokens,
+    room_of,
     workload,
 )
 from kit.models.start import begin
@@ -253,8 +252,8 @@ def generation_batch(parts: Parts, previous: PreviousRun | None = None) -> tuple
 def work_and_room(parts: Parts) -> tuple[Workload, float]:
     """What a run asks for, and the memory for it in bytes: this very process, which the plan counts, included."""
     device = parts.files.backend.device
-    room = free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
-    return workload(parts.config, device, parts.objective, prompt_tokens(parts.config), room), room
+    work = workload(parts.config, device, parts.objective, prompt_tokens(parts.config), card_of(device))
+    return work, room_of(device)
 
 
 def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:

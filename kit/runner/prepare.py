@@ -430,6 +430,22 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
     return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)
 
 
+def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequence[Any]) -> dict[str, int | None]:
+    """Tokens of the longest prompt that the run keeps, by who reads it: `policy`, and `teacher` where that is shown a template.
+
+    rows: a dataset. What a teacher is shown that is not there before the rollout counts as one token.
+    """
+    from kit.generation.prompts import count_tokens, lengths_of
+    from kit.trainer.teacher import trial_prompts
+
+    limit, lengths = config.data.max_prompt_tokens, lengths_of(tokenizer, rows, tools)
+    kept = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
+    found: dict[str, int | None] = {"policy": max((lengths[number] for number in kept), default=limit)}
+    if shown := trial_prompts(config.teacher.prompt, rows.select(kept)):
+        found["teacher"] = max(count_tokens(tokenizer, shown, tools))
+    return found
+
+
 WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": "sequence_sum"}
 """Clips that weigh whole completions, with the reduction that their papers use."""
 
@@ -441,16 +457,24 @@ def validate(config: RunConfig) -> list[str]:
     """
     from kit.generation.prompts import thinking_note
     from kit.models.learning_rate import notes as learning_notes
-    from kit.models.memory import free_memory, note, planned
+    from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
     found, asked = prepare(config), config
     config, data, preset, files = found.config, found.data, found.preset, found.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
     if files.shape is not None:
         device = files.backend.device
-        teacher = found.teacher.shape if found.teacher is not None else None
-        memory = planned(config, files.shape, device, found.objective, teacher=teacher)
-        notes.append(note(memory, free_memory(device)))
+        work = planned_workload(
+            config,
+            files.shape,
+            device,
+            found.objective,
+            longest_prompts(config, files.tokenizer, data.train, found.interaction.all_tools()),
+            room=room_of(device),
+            card=card_of(device),
+            teacher=found.teacher.shape if found.teacher is not None else None,
+        )
+        notes.append(note(plan_memory(files.shape, work), room_of(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes += learning_notes(asked, config, files.config)

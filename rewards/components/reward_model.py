@@ -26,6 +26,9 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 MAX_STEPS = 256
 _PACKAGES = ("torch", "transformers", "huggingface_hub")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_AMPERE = (8, 0)
+"""Compute capability of the first GPUs with bfloat16; earlier ones emulate it, at a fraction of the speed."""
 _HEADS = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
 # These count positions from pad_token_id + 1, so that the first are never used.
 _SHIFTED = ("roberta", "camembert", "mpnet", "data2vec", "longformer")
@@ -45,7 +48,8 @@ class ModelFiles:
     Args:
         name: a folder written by `save_pretrained`, or a hub id whose files are in the local cache.
         device: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the process's GPU where there is one.
-        dtype: `float32`, `bfloat16`, `float16`; `auto` is bfloat16 on a GPU and float32 elsewhere.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32, on a GPU bfloat16, and float16 where a GPU
+            has no bfloat16.
         revision: branch, tag or commit of a hub id.
     """
 
@@ -114,6 +118,20 @@ class ModelFiles:
             return None
         return Path(config).parent if isinstance(config, str) else None
 
+    def bytes_on(self, device: str) -> float:
+        """Bytes of the weights if they are loaded on `device` (cpu or cuda); 0 where they are not, or where no file is here."""
+        folder = self.folder()
+        if folder is None or self.device not in ("auto", device, f"{device}:0"):
+            return 0.0
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0.0
+        files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+        stored = _BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+        loaded = _BYTES.get(self.dtype, 4 if device == "cpu" else 2)
+        return sum(path.stat().st_size for path in files) / stored * loaded
+
     def loaded(self, head: str) -> "Loaded":
         """The model in evaluation mode, loaded once per process.
 
@@ -136,8 +154,11 @@ class ModelFiles:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = self.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        if dtype == "auto" and device.startswith("cuda"):
+            has_bfloat16 = torch.cuda.get_device_capability(device) >= _AMPERE
+            dtype = "bfloat16" if has_bfloat16 else "float16"
+        elif dtype == "auto":
+            dtype = "float32"
         folder = str(self.folder())
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         auto = {

@@ -63,7 +63,7 @@ def reward_model(
         part: answer (what follows `</think>`, or stands in the answer tags), or whole.
         min_words: answers with fewer words score 0.
         device: auto (the process's GPU where there is one), cpu, cuda, cuda:1 or mps.
-        dtype: auto (bfloat16 on a GPU, float32 elsewhere), float32, bfloat16 or float16.
+        dtype: auto (on a GPU bfloat16, or float16 where it has none; else float32), float32, bfloat16 or float16.
         revision: branch, tag or commit of a hub id.
         download: fetch the model from the hub while loading the preset.
         max_tokens: longest conversation that is judged; None takes the model's own limit.

@@ -231,6 +231,23 @@ def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: 
     assert engine("generation.engine=vllm", device="cpu") == (1.5 * GIB, False)
 
 
+def test_a_model_that_scores_is_counted_beside_the_one_that_learns(
+    tree: Any, shape: ModelShape, tmp_path: Path
+) -> None:
+    from kit.objective import Objective
+
+    judge = tmp_path / "judge"
+    judge.mkdir()
+    (judge / "config.json").write_text('{"dtype": "bfloat16"}')
+    with (judge / "model.safetensors").open("wb") as file:
+        file.truncate(3 * GIB)
+    tree["reward"] = {"preset": "reward-model", "params": {"model": str(judge)}}
+    work = workload(load_config(tree), "cuda", Objective.from_spec("grpo"), 77)
+    assert plan_memory(shape, work).always["reward models"] == 3 * GIB
+    on_the_cpu = load_config(tree, ["reward.params.device=cpu"])
+    assert workload(on_the_cpu, "cuda", Objective.from_spec("grpo"), 77).reward_models == 0
+
+
 def test_a_token_budget_bounds_what_goes_through_the_model(shape: ModelShape) -> None:
     whole = replace(WORK, micro_batch=8, old_logps=True)
     bounded = replace(whole, token_budget=100)  # of 8 x (30 + 20)

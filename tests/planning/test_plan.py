@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,11 @@ import pytest
 from kit.config import load_config
 from kit.errors import ModelError
 from kit.models import memory as fit
-from kit.models.memory import GIB, TeacherLoad, certain_bytes, check_memory, note, planned, workload
+from kit.models.memory import GIB, TeacherLoad, certain_bytes, check_memory, note, plan_memory, workload
 from kit.models.shape import ModelShape
 from kit.objective import Objective
 from kit.planning.gpus import Speed, estimate, find_gpu
-from kit.planning.plan import plan, replaced, subject
+from kit.planning.plan import Place, plan, replaced, subject
 
 GRPO = Objective.from_spec("grpo")
 KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
@@ -127,12 +129,38 @@ def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: 
     from kit.runner.prepare import validate
 
     assert any(line.startswith("memory: ") and "planned" in line for line in validate(load_config(tree)))
-    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e8)
+    monkeypatch.setattr("kit.models.memory.room_of", lambda device: 1e8)
     assert any("It will not fit: see grpo-kit plan" in line for line in validate(load_config(tree)))
 
 
+def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose peak depends on the length of prompts, which both have to measure, and on a card with a colocated vLLM."""
+    from kit.models import memory
+    from kit.runner import prepare
+
+    for path in Path(tree["model"]["name"]).iterdir():
+        if path.name != "config.json":
+            shutil.copy(path, seven_billion)
+    config = load_config(tree, ["data.max_prompt_tokens=4000", f"model.name={seven_billion}", "model.lora={}"])
+    seen: list[Any] = []
+    monkeypatch.setattr(memory, "free_memory", lambda device: 400 * GIB)
+    monkeypatch.setattr(memory, "note", lambda plan, room: seen.append(plan) or "memory")
+    prepare.validate(config)
+    assert seen[0].as_dict() == plan(config)["memory"]
+    assert seen[0].workload.prompt < 100
+
+    work = seen[0].workload
+    assert work.vllm_bytes == 0.0
+    cards = {"free": 10 * GIB, "total": 22 * GIB}
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (cards["free"], cards["total"]))
+    colocated = load_config(config, ["generation.engine=vllm"])
+    for free in (20, 1):  # somebody else is there: vLLM asks for its share of the whole card nevertheless
+        cards["free"] = free * GIB
+        assert workload(colocated, "cuda", GRPO, 20, memory.card_of("cuda")).vllm_bytes == 0.3 * 22 * GIB
+
+
 def test_the_note_compares_the_peak_with_what_is_free(tree: Any, shape: ModelShape) -> None:
-    memory = planned(load_config(tree), shape, "cpu", GRPO)
+    memory = plan_memory(shape, workload(load_config(tree), "cpu", GRPO, 20))
     assert note(memory, memory.peak).endswith(f"{memory.peak / GIB:.1f} GiB free")
     assert "It will not fit" in note(memory, memory.peak - 1)
     assert fit.prompt_tokens(load_config(tree), 33) == 33
@@ -186,11 +214,16 @@ def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
         return subject(load_config(tree, ["objective={recipe: sdpo}", f"teacher={{model: self, prompt: '{prompt}'}}"]))
 
     short, long = teacher("{prompt}"), teacher("{prompt} A right answer is {reference}.")
-    assert short.teacher_prompt == short.prompt
-    assert long.prompt < long.teacher_prompt < long.prompt + 40
-    load = teacher("{prompt} Before: {completion} Better: {demonstration}").work("cpu").teacher
-    assert load.reads(100) - load.reads(0) == 200
-    assert teacher("show.py:show").teacher_prompt == short.prompt  # nothing of the user's is called
+    here = Place("cpu", "here", 1e12, None)
+
+    def reads(found: Any, completion: int = 0) -> int:
+        return found.work(here).teacher.reads(completion)  # type: ignore[no-any-return]
+
+    assert reads(short) == short.prompt
+    assert long.prompt < reads(long) < long.prompt + 40
+    both = teacher("{prompt} Before: {completion} Better: {demonstration}")
+    assert reads(both, 100) - reads(both) == 200
+    assert reads(teacher("show.py:show")) == short.prompt  # nothing of the user's is called
 
 
 def test_a_teacher_takes_one_pass_more(shape: ModelShape, tree: Any) -> None:
@@ -234,7 +267,7 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
         raise Seen
 
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("kit.trainer.trainer.HookedGRPOTrainer", trainer)
+    monkeypatch.setattr("kit.runner.build.HookedGRPOTrainer", trainer)
     parts = prepare(load_config(tree), fresh=False)
     tokens = parts.config.generation.max_completion_tokens
     with pytest.raises(Seen):

@@ -83,6 +83,33 @@ def test_a_logit_is_the_models_own_whatever_shares_the_batch(folder):
     assert evaluation.infos["reward"][1]["logit"] == pytest.approx(logits[1], abs=2e-5)
 
 
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 9), "bfloat16")])
+def test_on_a_gpu_the_precision_is_one_that_it_computes_in(folder, monkeypatch, capability, dtype):
+    import torch
+    import transformers
+
+    moved = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(
+        transformers.PreTrainedModel, "to", lambda model, place: moved.append((place, model.dtype)) or model
+    )
+    ModelFiles(str(folder))._load("sequence")
+    assert moved == [("cuda", getattr(torch, dtype))]
+
+
+def test_the_bytes_of_a_model_are_those_of_its_weights_as_loaded(folder):
+    import torch
+
+    model = ModelFiles(str(folder))._load("sequence").model
+    count = sum(weight.numel() for weight in model.parameters())
+    assert ModelFiles(str(folder)).bytes_on("cpu") == pytest.approx(4 * count, rel=0.1)
+    assert ModelFiles(str(folder)).bytes_on("cuda") == pytest.approx(2 * count, rel=0.1)
+    assert ModelFiles(str(folder), device="cpu").bytes_on("cuda") == 0
+    assert ModelFiles("no/such-model").bytes_on("cpu") == 0
+    assert model.dtype == torch.float32
+
+
 def test_a_decoder_without_a_padding_token_reads_the_last_token_of_each_row(tmp_path):
     folder = tiny_reward_model(tmp_path, pad=False)
     raw = load("reward-model", model=folder, raw=True, limit=1e6)

@@ -265,14 +265,17 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
     from transformers import Qwen3Config
 
     from kit.config import load_config
+    from kit.models import memory
     from kit.models.memory import GIB, plan_memory, workload
     from kit.models.shape import shape_of
-    from kit.planning.plan import Subject
+    from kit.planning.plan import Place, Subject
     from kit.runner import build
 
     shape = shape_of(Qwen3Config(num_hidden_layers=28))
     free = {"bytes": 0.0}
-    monkeypatch.setattr(build, "free_memory", lambda device: free["bytes"])
+    monkeypatch.setattr(memory, "free_memory", lambda device: free["bytes"])
+    monkeypatch.setattr(memory, "card_of", lambda device: None)
+    monkeypatch.setattr(build, "card_of", lambda device: None)
 
     def chosen(gib: float, *overrides: str, device: str = "cuda", env: Any = None, processes: int = 1) -> Any:
         free["bytes"] = gib * GIB
@@ -286,9 +289,9 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
         monkeypatch.setenv("WORLD_SIZE", str(processes))
         found, said = build.generation_batch(parts, before)
         assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
-        subject = Subject(parts.config, shape, parts.objective, 200, [])
+        subject = Subject(parts.config, shape, parts.objective, {"policy": 200}, [])
         if env is None and processes == 1:  # the plan counts what the run will do
-            planned = subject.memory(device, room=free["bytes"] + 0.6 * GIB)
+            planned = subject.memory(Place(device, "here", memory.room_of(device), None))
             assert planned.workload.generated_at_once == found
             whole = plan_memory(shape, workload(parts.config, device, parts.objective, 200))
             less = sum(planned.phases["rollout"].values()) < sum(whole.phases["rollout"].values())
@@ -346,14 +349,14 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.
     def before(checkpoint: str | None) -> Any:
         return SimpleNamespace(checkpoint=checkpoint, env={"token_budget": 4096})
 
-    monkeypatch.setattr(build, "free_memory", lambda device: 1e15)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e15)
     assert build.token_budget(parts())[0] is None
     assert build.token_budget(parts("optimisation.token_budget=512")) == (512, "")
     assert build.token_budget(parts("optimisation.token_budget=0")) == (None, "")
     kept, said = build.token_budget(parts(), before("checkpoint-3"))
     assert (kept, said) == (4096, "at most 4096 tokens at once, as when the run began")
     assert build.token_budget(parts(), before(None))[0] is None  # none of its steps is left
-    monkeypatch.setattr(build, "free_memory", lambda device: 1e6)
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e6)
     config = parts().config
     chosen, said = build.token_budget(parts())
     assert chosen == 100 + config.generation.max_completion_tokens  # one completion goes through, whatever the memory
