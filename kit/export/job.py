@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kit.runner.console import Reporter
     from kit.runs.store import RunDir
 
-LONGEST = 64
+LONGEST = 512
 """Tokens of a greedy completion in the verification, at most."""
 HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """GGUF types and the precision to merge in, so that weights are rounded once."""
@@ -324,6 +324,14 @@ def summary(result: dict[str, Any]) -> list[str]:
             f"  effect of training {found['training_effect']:.2g} nats (rms), of which the export shows "
             f"{found['effect_kept']:.0%}"
         )
+    scores = result["verification"]["scores"]
+    if scores is not None:
+        trained, exported = (
+            f"reward {each['reward']:.3f}" + (f", {each['accuracy']:.0%} right" if each["accuracy"] is not None else "")
+            for each in (scores["trained"], scores["export"])
+        )
+        cut = f", {scores['cut']} answers cut at {LONGEST} tokens" if scores["cut"] else ""
+        lines.append(f"  greedy answers     as trained: {trained}; export: {exported}{cut}")
     weights = result["verification"]["weights"]
     if weights and weights["update_kept"] is not None:
         lines.append(

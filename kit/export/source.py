@@ -205,7 +205,25 @@ def load_plain(source: Source, place: str, **keywords: Any) -> Any:
         raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error
 
 
-def updates(adapter: Path) -> dict[str, torch.Tensor]:
+class Products(Mapping[str, "torch.Tensor"]):
+    """`scale` times B·A of each adapted matrix, float32, computed on demand: all of them together outgrow the model."""
+
+    def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], scale: float) -> None:
+        self.factors, self.scale = factors, scale
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        down, up = self.factors[name]
+        product: torch.Tensor = self.scale * (up.float() @ down.float())
+        return product
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.factors)
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+
+def updates(adapter: Path) -> Mapping[str, torch.Tensor]:
     """The update of every adapted matrix by the matrix's name, float32: alpha / r (or / sqrt(r)) times B·A.
 
     Reads the adapter's files alone, so that it is a second way to what PEFT computes. Raises `ModelError` for adapters of
@@ -234,11 +252,11 @@ def updates(adapter: Path) -> dict[str, torch.Tensor]:
             f"({' and '.join(end[1:] for end in PAIR)}) for each matrix and nothing else. It is not exported, as a part of what "
             "was trained would be left out."
         )
-    return {
-        stem.removeprefix("base_model.model.") + ".weight": scale
-        * (tensors[stem + PAIR[1]].float() @ tensors[stem + PAIR[0]].float())
+    factors = {
+        stem.removeprefix("base_model.model.") + ".weight": (tensors[stem + PAIR[0]], tensors[stem + PAIR[1]])
         for stem in sorted(pairs)
     }
+    return Products(factors, scale)
 
 
 class Difference(Mapping[str, "torch.Tensor"]):
@@ -284,7 +302,7 @@ def merged(source: Source, dtype: str) -> tuple[Any, str]:
 
     model = load_plain(source, source.base if source.lora else str(source.weights))
     tensors = dict(model.named_parameters())
-    changes = updates(source.weights) if source.lora else {}
+    changes: Mapping[str, torch.Tensor] = updates(source.weights) if source.lora else {}
     if unknown := sorted(changes.keys() - tensors.keys()):
         raise ModelError(
             f"{source.base} has no weights '{unknown[0]}', which the adapter changes: it is another model."
@@ -297,9 +315,9 @@ def merged(source: Source, dtype: str) -> tuple[Any, str]:
         name = _choose_for_all(source, tensors)
     target = getattr(torch, name)
     with torch.no_grad():
-        for key in list(changes):
+        for key, change in changes.items():
             weight = tensors[key]
-            weight.data = (weight.data.float() + changes.pop(key)).to(target)
+            weight.data = weight.data.float().add_(change).to(target)
         model.to(target)
     model.config.dtype = target
     return model.eval(), name

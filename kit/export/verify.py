@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import struct
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from kit.export.source import (
     updates,
 )
 from kit.export.target import digest
-from kit.models.failures import first_line
+from kit.models.backend import TRANSFORMERS, Backend
+from kit.models.failures import first_line, is_out_of_memory, raise_fatal, release
 from kit.models.start import put_on, untrained
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ class Verdict:
     comparison: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     weights: dict[str, Any] | None = None
+    scores: dict[str, Any] | None = None
+    """Reward and share of right answers of the source's greedy answers (`trained`) and of the export's (`export`)."""
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -98,7 +102,25 @@ class Verdict:
 
 
 def verify(source: Source, measured: Measured, folder: Path, what: str, kind: str, gguf: Path | None = None) -> Verdict:
-    """Loads an export from its files and compares. `kind` is the precision that its numbers are stored in."""
+    """Loads an export from its files and compares. `kind` is the precision that its numbers are stored in.
+
+    An export is judged by its answers. Its tensors have to be base + update as `kind` rounds them; how much of the update that
+    leaves is a fault only where the answers cannot tell. What does not fit the GPU is verified on the CPU.
+    """
+    release()  # the model that was measured
+    try:
+        return _verify(source, measured, folder, what, kind, gguf)
+    except Exception as error:
+        if source.files.backend.device == "cpu" or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        source.note(f"verified on the CPU, as the GPU had no room for it ({first_line(error)})")
+    release()
+    on_the_cpu = replace(source.files, backend=Backend(TRANSFORMERS, "cpu", "the GPU has no room"))
+    return _verify(replace(source, files=on_the_cpu), measured, folder, what, kind, gguf)
+
+
+def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: str, gguf: Path | None) -> Verdict:
     limits = limits_of(kind, measured.computed, base_in_4bit=source.config.model.load_in_4bit and what != "adapter")
     verdict = Verdict(limits=asdict(limits))
     faults = verdict.faults
@@ -109,6 +131,7 @@ def verify(source: Source, measured: Measured, folder: Path, what: str, kind: st
     try:
         model, tokenizer, loading = _open(source, measured, folder, what, gguf)
     except Exception as error:  # readers of damaged files raise what they like; that they do is the finding
+        raise_fatal(error)
         faults.append(f"it cannot be loaded: {type(error).__name__}: {first_line(error)}")
         return verdict
     faults += loading
@@ -117,14 +140,56 @@ def verify(source: Source, measured: Measured, folder: Path, what: str, kind: st
     faults += check_tied(measured.tied, model)
     found = check_adapter(source, folder) if what == "adapter" else check_weights(source, model, kind)
     faults += found.faults[:8]
-    verdict.weights = {name: value for name, value in vars(found).items() if name != "faults"}
+    verdict.weights = {name: value for name, value in vars(found).items() if name not in ("faults", "rounded")}
     try:
-        verdict.comparison = compare(measured, answers_of(model, tokenizer, measured))
+        answers = answers_of(model, tokenizer, measured)
+        verdict.comparison = compare(measured, answers)
     except (RuntimeError, ValueError, IndexError) as error:  # shapes that do not fit, ids beyond the vocabulary
+        raise_fatal(error)
         faults.append(f"it cannot be run: {first_line(error)}")
         return verdict
-    faults += judge(verdict.comparison, limits)
+    verdict.scores = scores(source, measured, answers.greedy)
+    behaviour = judge(verdict.comparison, limits)
+    faults += behaviour
+    if found.rounded:
+        lost = f"{kind} rounds away more than half of the update of {len(found.rounded)} matrices ({found.rounded[0]})"
+        if behaviour or verdict.comparison["effect_kept"] is None:
+            faults.append(f"{lost}, lost in rounding. What keeps it: --dtype float32, or --to adapter")
+        else:
+            source.note(f"{lost}; its answers are those of the trained model, which is what counts")
     return verdict
+
+
+def scores(source: Source, measured: Measured, greedy: list[list[int]]) -> dict[str, Any] | None:
+    """Reward and accuracy of both models' greedy answers; None, and a note, where they cannot be scored here."""
+    from kit.evaluation.checker import build_checker
+    from kit.evaluation.heldout import HeldOut, scoring_context
+    from kit.runner.prepare import build_reward
+
+    config, turns = source.config, source.config.generation
+    if turns.tools or turns.environment or turns.rollout or any("reference" not in row for row in measured.rows):
+        return None
+    try:
+        preset = build_reward(config)
+        checker = build_checker(config, preset)
+        asked = config.evaluation.model_copy(update={"prompts": len(measured.rows)})
+        heldout = HeldOut(measured.rows, preset, source.tokenizer, asked, turns, checker)
+
+        def scored(answers: list[list[int]]) -> dict[str, Any]:
+            done = [(ids, ids[-1:] != [] and ids[-1] not in measured.ends) for ids in answers]
+            samples = heldout._as_samples(measured.rows, done)
+            totals = [total for total in preset.score(samples, scoring_context()).totals if total is not None]
+            right = checker.is_correct(samples, scoring_context()) if checker.checker is not None else None
+            return {
+                "reward": math.fsum(totals) / max(1, len(totals)),
+                "accuracy": None if right is None else sum(right) / len(right),
+            }
+
+        cut = sum(ids[-1] not in measured.ends for ids in measured.answers.greedy if ids)
+        return {"trained": scored(measured.answers.greedy), "export": scored(greedy), "cut": cut}
+    except Exception as error:  # rewards raise what they like where the data's other columns are gone
+        source.note(f"the answers were not scored by the run's reward ({first_line(error)})")
+        return None
 
 
 def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Path | None) -> tuple[Any, Any, list[str]]:
@@ -428,6 +493,8 @@ class WeightCheck:
     largest_error: float = 0.0
     update_kept: float | None = None
     faults: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
+    """Matrices that hold their update as well as this precision can, which is less than half of it."""
 
 
 def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -470,6 +537,7 @@ def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
         trained, start = base, starting_weights(source, base)
         base, changes = (trained, {}) if start is None else (start, Difference(start, trained))
     limit, seen = ROUGHNESS[precision(kind)], set()
+    stored_as = getattr(torch, precision(kind), None)  # None: a quantised form
     dots = sizes = 0.0
     for name, value in stored(export):
         if name not in base:
@@ -500,7 +568,10 @@ def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
             kept = projection(value - before, change)
             doubt = float((value - wanted).double().norm()) / math.sqrt(size * value.numel())
             dots, sizes = dots + kept * size, sizes + size
-            if kept < KEPT and 1.0 - kept > CERTAIN * doubt:
+            possible = projection(wanted.to(stored_as).float() - before, change) if stored_as is not None else 1.0
+            if kept < KEPT and possible < KEPT and kept > KEPT * possible - 1e-6:
+                found.rounded.append(name)
+            elif kept < KEPT and 1.0 - kept > CERTAIN * doubt:
                 found.faults.append(f"'{name}' holds {max(kept, 0):.0%} of its update: forgotten, or lost in rounding")
     found.update_kept = dots / sizes if sizes else None
     found.faults += [f"'{name}' is missing" for name in sorted(base.keys() - seen)]

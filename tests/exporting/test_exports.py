@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,84 @@ def test_a_planted_defect_of_an_adapter_is_found(
     spoil(folder, source)
     faults = verify(source, measured, folder, "adapter", "float32").faults
     assert any(words in fault for fault in faults), faults
+
+
+def test_updates_are_made_a_matrix_at_a_time(tmp_path: Path) -> None:
+    """All products of a 4B model together are 13 GiB in float32, more than Colab's machine has beside the model."""
+    layers, width, rank = 24, 512, 4
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(layers):
+        name = f"base_model.model.model.layers.{layer}.mlp.up_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.ones(rank, width)
+        tensors[f"{name}.lora_B.weight"] = torch.ones(width, rank)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": rank, "peft_type": "LORA"}))
+    with torch.profiler.profile(profile_memory=True) as seen:
+        found = updates(tmp_path)
+        assert sum(float(change.sum()) for change in found.values()) == layers * width * width * rank
+    live = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    product = 4 * width * width
+    assert product <= most < 5 * product < layers * product
+
+
+@pytest.mark.parametrize("where", ["opening", "answering"])
+def test_an_export_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
+    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    from kit.export import verify as module
+
+    name = "_open" if where == "opening" else "answers_of"
+    real, devices, calls = module._open, [], []
+
+    def opened(given: Source, *rest: Any) -> Any:
+        devices.append(given.files.backend.device)
+        if where == "opening" and len(devices) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        on_the_cpu = replace(given, files=replace(given.files, backend=replace(given.files.backend, device="cpu")))
+        return real(on_the_cpu, *rest)
+
+    answer = module.answers_of
+
+    def answers(*given: Any) -> Any:
+        calls.append(1)
+        if where == "answering" and len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return answer(*given)
+
+    monkeypatch.setattr(module, "_open", opened)
+    monkeypatch.setattr(module, "answers_of", answers)
+    on_a_gpu = replace(
+        source, files=replace(source.files, backend=replace(source.files.backend, device="cuda")), notes=[]
+    )
+    verdict = module.verify(on_a_gpu, measured, merged, "merged-16bit", "float16")
+    assert verdict.faults == [], name
+    assert devices == ["cuda", "cpu"]
+    assert any("verified on the CPU" in note for note in on_a_gpu.notes)
+
+
+def test_what_rounding_takes_from_tensors_is_no_fault_where_the_answers_are_right(
+    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways: the answers say whether the update is there, and both scores are in the report."""
+    from kit.export import verify as module
+
+    found = module.WeightCheck(2, 2, rounded=["model.layers.0.mlp.up_proj.weight"])
+    monkeypatch.setattr(module, "check_weights", lambda *_: found)
+    source.notes.clear()
+    good = module.verify(source, measured, merged, "merged-16bit", "float16")
+    assert good.comparison["effect_kept"] is not None
+    assert good.verified
+    assert any("rounds away" in note for note in source.notes)
+    assert good.scores is not None
+    assert good.scores["trained"].keys() == good.scores["export"].keys() == {"reward", "accuracy"}
+    base = source.load_base().eval()
+    monkeypatch.setattr(module, "_open", lambda *_: (base, source.tokenizer, []))
+    bad = module.verify(source, measured, merged, "merged-16bit", "float16")
+    assert any("--dtype float32, or --to adapter" in fault for fault in bad.faults)
 
 
 def test_updates_are_those_of_peft(source: Source) -> None:
