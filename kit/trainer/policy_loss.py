@@ -3,21 +3,15 @@
 Scoring is what needs memory and time, and only scoring is done in parts (`MicroBatchPlan`): those that a token budget or
 the memory allows, and none that is not needed. The objective always sees the whole micro-batch.
 
-Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), each part
-is scored once (`single_pass`):
+A step has one way (`PolicyLoss.step`): plan the parts, score each, ask the objective, send its gradient back. For each part:
 
-    score the part with a graph; the objective on the whole micro-batch, other completions by what is known of them or a
-    placeholder -> the gradient with respect to the part's log-probabilities; send it through the graph, which is then freed
+    score it with a graph; the objective on the whole micro-batch, of which other parts are constants -> the gradient with respect
+    to the part's log-probabilities; send it through the graph, which is then freed
 
-and the last time round, when every score is known, the objective's loss and metrics are taken. Completions without an
-advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, and not scored.
-
-Any other objective (a quantile of the entropies, a covariance, a hook that says nothing) takes one pass more
-(`gradient_cached`):
-
-    1. score every part without a graph             -> log-probabilities, entropies (B, T) of the whole micro-batch
-    2. the objective, once, on all of them          -> the loss, and its gradient with respect to each of these numbers
-    3. score every part again, with a graph, and send the gradient of 2. through it
+Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), parts that are
+not scored yet are placeholders, and the objective's loss and metrics are taken at the last one. Any other objective (a quantile
+of the entropies, a covariance, a hook that says nothing) is asked once, after a pass without a graph over every part.
+Completions without an advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, not scored.
 
 Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983.
 """
@@ -33,7 +27,6 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
-from kit.errors import ObjectiveError
 from kit.models.failures import rng_state, set_rng_state
 from kit.models.lora import lora_weight_norm
 from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
@@ -60,8 +53,6 @@ HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
 """Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
 BUCKET_BYTES = 64 * 2**20
 """Of gradients that processes average in one message."""
-RETURNS_WATCHED = 3
-"""Losses whose way through `compute_loss` is looked at as soon as they are back; to look waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,7 @@ class MicroBatchPlan:
     parts: list[list[int]]
 
     def part(self, number: int) -> MicroBatch:
-        return self.taking(self.parts[number])
+        return self.batch if self.at_once else self.taking(self.parts[number])
 
     def rows(self, number: int) -> Tensor:
         """Those of a part, on the device."""
@@ -121,6 +112,11 @@ class MicroBatchPlan:
         return self.batch.select(rows, self.lengths)
 
     @property
+    def at_once(self) -> bool:
+        """Whether there is one part, of all completions."""
+        return len(self.parts) == 1 and len(self.parts[0]) == len(self.batch)
+
+    @property
     def skips(self) -> bool:
         """Whether some completions are in no part."""
         return sum(map(len, self.parts)) < len(self.batch)
@@ -129,8 +125,8 @@ class MicroBatchPlan:
 class PolicyLoss:
     """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
 
-    policy: the bare model that trains. backward: of a loss, as the trainer scales it. unit: the gradient that `backward` gives
-    the loss itself. router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
+    policy: the bare model that trains. backward: of a loss, as the trainer scales it. router_coef: weight of a mixture of
+    experts' load balance; None where it is not asked for.
     """
 
     token_budget: int | None = None
@@ -149,10 +145,9 @@ class PolicyLoss:
         old_logps: OldLogps,
         memory: RolloutMemory,
         critic: Critic | None = None,
-        unit: Callable[[], float | Tensor] = lambda: 1.0,
         router_coef: float | None = None,
     ) -> None:
-        self.objective, self.scorer, self.policy, self.backward, self.unit = objective, scorer, policy, backward, unit
+        self.objective, self.scorer, self.policy, self.backward = objective, scorer, policy, backward
         self.metrics, self.old_logps, self.memory, self.critic = metrics, old_logps, memory, critic
         self.token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None
         """Is shown what the objective read of every micro-batch of training."""
@@ -161,11 +156,6 @@ class PolicyLoss:
         """Completions of the largest pass of the last `step`."""
         self.returned: Tensor | None = None
         """The loss that the last `step` gave; it has a `grad` once somebody has sent a gradient to it."""
-        self._returns = 0
-        self._factor: Tensor | None = (
-            None  # of a loss that was returned since they were last looked at: see `_note_returned`
-        )
-        self._dropped = False  # a loss that was returned got no gradient
         self._reached: list[Tensor] | None = None  # weights to which a backward pass brings a gradient
 
     # --- the two ways to call it --------------------------------------------------------------------------------------
@@ -182,72 +172,56 @@ class PolicyLoss:
     def step(self, model: Any, batch: MicroBatch, context: StepContext, max_rows: int | None = None) -> Tensor:
         """The loss () of a micro-batch whose gradient is in the weights already: its own graph reaches none of them.
 
-        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards; it
-        may not multiply it: raises `ObjectiveError` then, at once for the first losses, else from `check_returned`.
+        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards; the
+        first steps refuse one that multiplies it (`SanityChecks`).
         """
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
         plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
-        if plan is None:
-            loss = self.whole(model, batch, context)
-            self.backward(loss)
-        elif not plan.parts:
-            loss = self._without_scores(model, plan, context)
-        elif to_parts(self.objective) is None:
-            loss = self._single_pass(model, plan, context)
-        else:
-            loss = self._gradient_cached(model, plan, context)
+        whole, norm, arrivals = self._placeholder_outputs(batch), self._weight_norm(), _Arrivals(context, plan)
+        count, states = len(plan.parts), []
+        ahead = count != 1 and (count == 0 or to_parts(self.objective) is not None)
+        if ahead:
+            with torch.no_grad():
+                for number in range(count):
+                    states.append(rng_state())
+                    whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], plan.rows(number))
+            loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=True)
+        besides: list[Tensor] = []
+        for number in range(count):
+            if ahead:
+                set_rng_state(states[number])  # the same dropout as without a graph
+            part, rows = plan.part(number), None if plan.at_once else plan.rows(number)
+            outputs, scores = self._outputs(model, part, context)
+            arrivals.watch(outputs.logps, rows)
+            if not ahead:
+                whole = outputs if rows is None else whole.filled_in(outputs, rows)
+                loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=number + 1 == count)
+            beside = self._auxiliary_loss(part, scores, context)
+            self._send(outputs, grads, rows, beside)
+            if beside is not None:
+                besides.append(beside.detach())
+            del outputs, scores, beside  # their graph ends here, before the next one begins
+        if not count:
+            self._reach(model, plan, context)
+        self._send_norm(norm, grads)
+        arrivals.report()
         if self._reached is None and self.skip_flat:
             self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
-        self._dropped = self._dropped or (self.returned is not None and self.returned.grad is None)
-        self.returned = loss.detach().requires_grad_()
-        self.returned.register_hook(self._note_returned)  # type: ignore[no-untyped-call]
+        self.returned = sum(besides, loss).detach().requires_grad_()
         return self.returned
-
-    def forget_returned(self) -> None:
-        """A training begins: a loss that an interrupted one left without a gradient says nothing."""
-        self.returned = self._factor = None
-        self._dropped = False
-
-    def _note_returned(self, gradient: Tensor) -> None:
-        """Keeps the factor that is furthest from 1, on the device."""
-        factor = gradient.detach() / self.unit()
-        if self._factor is not None:
-            factor = torch.where((factor - 1.0).abs() > (self._factor - 1.0).abs(), factor, self._factor)
-        self._factor = factor
-        if self._returns < RETURNS_WATCHED:
-            self._returns += 1
-            self.check_returned()
-
-    def check_returned(self) -> None:
-        """Raises `ObjectiveError` where a loss was multiplied, or another one was differentiated in its place.
-
-        Waits for the device. The gradient of the objective is in the weights by then, so that either would be ignored.
-        """
-        factor, self._factor = self._factor, None
-        if factor is not None and not abs(float(factor) - 1.0) <= 1e-3:
-            raise ObjectiveError(
-                f"compute_loss was wrapped, and multiplies the objective's loss by {float(factor):.3g}. The gradient of the "
-                "objective is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale "
-                "the learning rate; terms may be added to the loss."
-            )
-        if self._dropped:
-            raise ObjectiveError(
-                "compute_loss was wrapped, and gives a loss without the objective's. The gradient of the objective is in the "
-                "weights all the same. Say in the objective what the loss is to be; terms may be added to it."
-            )
 
     # --- what is scored together --------------------------------------------------------------------------------------
 
-    def plan(self, batch: MicroBatch, max_rows: int) -> MicroBatchPlan | None:
-        """The parts of a micro-batch, at most `max_rows` completions each; None where it goes through as it is."""
+    def plan(self, batch: MicroBatch, max_rows: int) -> MicroBatchPlan:
+        """The parts of a micro-batch, at most `max_rows` completions each."""
         count = len(batch)
         chosen = list(range(count))
         if self.skip_flat:
             chosen = torch.nonzero(batch.on_host.advantage).flatten().tolist()
         self.at_once = min(count, max_rows)
         if len(chosen) == count and self.token_budget is None and max_rows >= count:
-            return None
+            return MicroBatchPlan(batch, [], [chosen])
         lengths = batch.lengths(trimmed=not batch.fields and may_be_trimmed(self.policy))
         way = self.scorer.report
         budget = TokenBudget(
@@ -264,65 +238,16 @@ class PolicyLoss:
                 f"A completion and its prompt take {longest} tokens, more than optimisation.token_budget "
                 f"({self.token_budget}): it goes through the model alone, and memory is not bounded by the budget there."
             )
-        return None if found.parts == [list(range(count))] else found
+        return found
 
-    # --- a micro-batch in parts ---------------------------------------------------------------------------------------
-
-    def _single_pass(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
-        whole, norm, arrivals = self._placeholder_outputs(plan.batch), self._weight_norm(), _Arrivals(context, plan)
-        total: Tensor | None = None
-        for number in range(len(plan.parts)):
-            part, rows = plan.part(number), plan.rows(number)
-            outputs, scores = self._outputs(model, part, context)
-            arrivals.watch(outputs.logps, rows)
-            whole = whole.filled_in(outputs, rows)
-            last = number + 1 == len(plan.parts)
-            loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=last)
-            beside = self._auxiliary_loss(part, scores, context)
-            self._send(outputs, grads, rows, beside)
-            if last:
-                self._send_norm(norm, grads)
-                total = loss if total is None else total + loss
-            if beside is not None:
-                total = beside.detach() if total is None else total + beside.detach()
-            del outputs, scores, beside, loss  # their graph ends here, before the next one begins
-        arrivals.report()
-        assert total is not None
-        return total
-
-    def _gradient_cached(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
-        whole, norm, states = self._placeholder_outputs(plan.batch), self._weight_norm(), []
-        with torch.no_grad():
-            for number in range(len(plan.parts)):
-                states.append(rng_state())
-                whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], plan.rows(number))
-        total, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=True)
-        arrivals = _Arrivals(context, plan)
-        for number in range(len(plan.parts)):
-            set_rng_state(states[number])  # the same dropout as without a graph
-            part, rows = plan.part(number), plan.rows(number)
-            outputs, scores = self._outputs(model, part, context)
-            arrivals.watch(outputs.logps, rows)
-            beside = self._auxiliary_loss(part, scores, context)
-            self._send(outputs, grads, rows, beside)
-            total = total if beside is None else total + beside.detach()
-            del outputs, scores, beside
-        self._send_norm(norm, grads)
-        arrivals.report()
-        return total
-
-    def _without_scores(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> Tensor:
-        """No completion needs its scores: a gradient of zero, in the weights that a pass would have reached."""
-        norm = self._weight_norm()
-        loss, grads = self._grad_wrt_outputs(plan, self._placeholder_outputs(plan.batch), norm, context, taken_in=True)
+    def _reach(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> None:
+        """Where no completion is scored: a gradient of zero, in the weights that a pass would have reached."""
         if self._reached is None:  # not known yet, so one short pass shows it
             shortest = min(range(len(plan.lengths)), key=lambda number: plan.lengths[number].tokens)
             self.backward(0.0 * self._outputs(model, plan.taking([shortest]), context)[0].logps.sum())
         for weight in self._reached or ():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        self._send_norm(norm, grads)
-        return loss
 
     def _placeholder_outputs(self, batch: MicroBatch) -> PolicyOutputs:
         """(B, T) for scores that are not known: the policy has not moved, and is certain."""
@@ -359,11 +284,16 @@ class PolicyLoss:
         found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
         return loss.detach(), {name: grad for name, grad in zip(sources, found, strict=True) if grad is not None}
 
-    def _send(self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor, beside: Tensor | None) -> None:
-        """The gradient of the part `rows` through its graph, with that of what is beside the objective."""
+    def _send(
+        self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor | None, beside: Tensor | None
+    ) -> None:
+        """The gradient of the part `rows` (None: of all) through its graph, with that of what is beside the objective."""
         width = outputs.logps.shape[1]
         values = {name: getattr(outputs, name) for name in PER_TOKEN if name in grads}
-        loss = sum((value * grads[name][rows, :width]).sum() for name, value in values.items())
+        loss = sum(
+            (value * (grads[name] if rows is None else grads[name][rows, :width])).sum()
+            for name, value in values.items()
+        )
         loss = loss if beside is None else loss + beside
         if isinstance(loss, Tensor) and loss.requires_grad:
             self.backward(loss)
@@ -497,14 +427,14 @@ class _Arrivals:
         self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device) if self.checks else None
         self.any = False
 
-    def watch(self, logps: Tensor, rows: Tensor) -> None:
+    def watch(self, logps: Tensor, rows: Tensor | None) -> None:
         """The log-probabilities of the part `rows`, before its backward pass."""
         if self.arrived is None or not logps.requires_grad:
             return
         arrived = self.arrived
 
         def receive(gradient: Tensor) -> None:
-            arrived[rows, : gradient.shape[1]] = gradient.detach().to(torch.float32)
+            arrived[slice(None) if rows is None else rows, : gradient.shape[1]] = gradient.detach().to(torch.float32)
             self.any = True
 
         logps.register_hook(receive)  # type: ignore[no-untyped-call]
@@ -512,14 +442,6 @@ class _Arrivals:
     def report(self) -> None:
         if self.checks is not None and self.checks.expected is not None:
             self.checks.arrived = self.arrived if self.any else None
-
-
-def unit_of_backward(accelerator: Any) -> float | Tensor:
-    """The gradient that `accelerator.backward` gives a loss."""
-    scaler = accelerator.scaler
-    scale = scaler.scale(torch.ones((), device=accelerator.device)) if scaler is not None else 1.0
-    found: float | Tensor = scale / accelerator.gradient_accumulation_steps
-    return found
 
 
 def average_gradients(accelerator: Any, model: Any) -> None:

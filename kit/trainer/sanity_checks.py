@@ -169,11 +169,18 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
     def _check_arrival(self, expected: Tensor, arrived: Tensor | None) -> None:
         returned = (
             self.trainer.policy_loss.returned
-        )  # a gradient comes to it when it, or what is made of it, is differentiated
-        if arrived is None or (returned is not None and returned.grad is None):
+        )  # gets a gradient when it, or what is made of it, is differentiated
+        if arrived is None or returned is None or returned.grad is None:
             raise ObjectiveError(
                 "The backward pass brought no gradient to the log-probabilities that the objective was given: the loss "
                 "that was differentiated is another one. The run stops, because its hooks would be ignored."
+            )
+        wrapped = float(returned.grad / unit_of_backward(self.trainer.accelerator))
+        if abs(wrapped - 1.0) > GRADIENT_TOLERANCE:
+            raise ObjectiveError(
+                f"compute_loss was wrapped, and multiplies the objective's loss by {wrapped:.3g}. The gradient of the objective "
+                "is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale the "
+                "learning rate; terms may be added to the loss."
             )
         expected = expected.to(torch.float32)
         factor = float((arrived * expected).sum() / (expected * expected).sum())
@@ -193,6 +200,14 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 "after the trainer was built. The run stops, because its hooks would be ignored."
             )
         self.had_advantage = False
+
+
+def unit_of_backward(accelerator: Any) -> float | Tensor:
+    """The gradient that `accelerator.backward` gives a loss."""
+    scaler = accelerator.scaler
+    scale = scaler.scale(torch.ones((), device=accelerator.device)) if scaler is not None else 1.0
+    found: float | Tensor = scale / accelerator.gradient_accumulation_steps
+    return found
 
 
 def scoring_error(trainer: Any, model: Any, batch: MicroBatch) -> float:

@@ -20,8 +20,6 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
         trainer = self.trainer
         if trainer.objective is not None and not state.global_step:  # it may have been used before
             trainer.objective.reset_controllers()
-        if trainer.policy_loss is not None:
-            trainer.policy_loss.forget_returned()
         if trainer.retry is not None:
             trainer.retry.reset()
         if trainer.memory is not None:

@@ -23,7 +23,6 @@ there then.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +63,7 @@ from kit.trainer.generator import Generator, begin_rewards, with_given_ids
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.old_logps import OldLogps
-from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients, unit_of_backward
+from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.savings import ON, Situation, balances_experts, settle
@@ -217,7 +216,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.scorer,
             policy=self.model,
             backward=accelerator.backward,
-            unit=functools.partial(unit_of_backward, accelerator),
             metrics=self.metric_log,
             old_logps=self.old_logps,
             memory=self.rollout_memory,
@@ -551,8 +549,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
-        if self.policy_loss is not None:
-            self.policy_loss.check_returned()
         self.metric_log.publish()
         super().log(logs, start_time)
 
