@@ -82,30 +82,11 @@ def test_a_csv_row_with_a_value_too_many_is_a_bad_row(tmp_path, config):
     assert split.info["bad_rows"] == [{"row": 2, "reason": "3 values, but the header has 2 columns"}]
 
 
-def test_many_bad_rows_are_told_in_short(jsonl, config):
-    path = jsonl(GOOD, *[{"prompt": ""}] * 30)
-    with pytest.raises(DataError) as error:
-        load_data(config(path))
-    text = str(error.value)
-    assert "30 of 31 rows" in text
-    assert "row 11:" in text
-    assert "row 12:" not in text
-    assert "and 20 more" in text
-    info = load_data(config(path, skip_bad_rows=True)).info
-    assert info["rows"]["skipped"] == 30
-    assert [fault["row"] for fault in info["bad_rows"]] == list(range(2, 22))
-
-
 @pytest.mark.parametrize("lines", [[{"prompt": ""}, {"prompt": " "}], ["{", "{"], [{}, {}]])
 def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
     with pytest.raises(DataError, match="2 of 2 rows cannot be used") as error:
         load_data(config(jsonl(*lines), skip_bad_rows=True))
     assert "No row is left to train on" in str(error.value)
-
-
-def test_other_columns_that_could_be_the_prompt_are_named(jsonl, config):
-    with pytest.raises(DataError, match=r"from column 'instruction' \(input could be it, too\)"):
-        load_data(config(jsonl({"instruction": "", "input": "1 + 1", "output": "2"})))
 
 
 def test_rows_beyond_the_limit_are_not_looked_at(jsonl, config):

@@ -80,10 +80,3 @@ def test_columns_whose_name_is_taken_are_left_out_with_a_note(jsonl, config):
 def test_a_mapping_that_does_not_work_is_refused(jsonl, config, fields, message):
     with pytest.raises(DataError, match=message):
         load_data(config(jsonl({"question": "q", "answer": "a", "id": 1}), **fields))
-
-
-def test_no_prompt_column_lists_what_was_seen(jsonl, config):
-    with pytest.raises(
-        DataError, match=r"Did you mean 'questions'\? Columns seen: questions, a\. .*data\.prompt_column"
-    ):
-        load_data(config(jsonl({"questions": "q", "a": "a"})))

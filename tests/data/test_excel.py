@@ -46,19 +46,6 @@ def test_the_first_sheet_with_cells_is_read(tmp_path, config):
     assert split.info["notes"] == ["The sheet 'data' is read; left out: empty, more."]
 
 
-def test_a_sheet_of_empty_cells_is_passed_over(tmp_path, config):
-    """Cells that are formatted, and empty, are in the file all the same."""
-    from openpyxl import load_workbook
-    from openpyxl.styles import Font
-
-    path = workbook(tmp_path / "rows.xlsx", sheets={"cover": [], "data": [["question", "answer"], ["1+1?", 2]]})
-    book = load_workbook(path)
-    for cell in ("A1", "C3"):
-        book["cover"][cell].font = Font(bold=True)
-    book.save(path)
-    assert load_data(config(path)).train["reference"][:] == ["2"]
-
-
 @pytest.mark.parametrize(("indent", "begin"), [([], "A3"), ([None], "B3")])
 def test_a_table_that_begins_further_down_is_not_an_empty_one(tmp_path, config, indent, begin):
     rows = [[], [], [*indent, "question", "answer"], [*indent, "1+1?", 2]]
@@ -134,16 +121,6 @@ def test_rows_beyond_the_last_are_not_made_up(tmp_path, config):
 def test_a_table_that_is_none_says_so(tmp_path, config, rows, message):
     with pytest.raises(DataError, match=message):
         load_data(config(workbook(tmp_path / "t.xlsx", *rows)))
-
-
-def test_what_is_no_workbook_says_so(tmp_path, config):
-    (tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04 no zip")
-    with pytest.raises(DataError, match="is not an Excel workbook"):
-        load_data(config(tmp_path / "a.xlsx"))
-    with zipfile.ZipFile(tmp_path / "b.xlsx", "w") as archive:
-        archive.writestr("x", "y")
-    with pytest.raises(DataError, match="is not a workbook that can be read"):
-        load_data(config(tmp_path / "b.xlsx"))
 
 
 def test_without_openpyxl_the_message_says_what_to_install(tmp_path, config, monkeypatch):

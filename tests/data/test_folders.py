@@ -69,12 +69,6 @@ def test_a_saved_dictionary_of_datasets_needs_a_split_that_is_there(tmp_path, co
         load_data(config(tmp_path / "saved", split="tset"))
 
 
-def test_a_damaged_saved_dataset_says_so(tmp_path, config):
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(DataError, match="looks like a saved dataset, but cannot be loaded"):
-        load_data(config(tmp_path))
-
-
 def test_a_folder_in_hub_layout_is_read_as_the_hub_would_give_it(tmp_path, config):
     (tmp_path / "data").mkdir()
     Dataset.from_dict({"question": ["a", "b"], "answer": ["1", "2"]}).to_parquet(tmp_path / "data/train-0-of-1.parquet")
@@ -110,13 +104,6 @@ def test_an_unreachable_hub_id_says_what_was_tried_and_what_to_do(config):
     assert "no file or folder 'some-owner/some-set'" in text
     assert "It was taken for a hub id. The hub could not be reached" in text
     assert "give its folder as data.source" in text
-
-
-def test_a_hub_id_that_is_nearly_a_file_here_names_it(tmp_path, config, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path / "train.jsonl", "one")
-    with pytest.raises(DataError, match=r"Did you mean 'train\.jsonl'\? It was taken for a hub id"):
-        load_data(config("train.json1"))
 
 
 def test_an_unknown_hub_id_is_told_from_an_unreachable_one(config, monkeypatch):

@@ -144,14 +144,6 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, config, name, content, me
         load_data(config(tmp_path / name))
 
 
-def test_a_missing_file_names_the_near_one(tmp_path, config):
-    write(tmp_path / "train.jsonl")
-    with pytest.raises(DataError, match=r"no file or folder .*trian\.jsonl\. Did you mean 'train\.jsonl'\?"):
-        load_data(config(tmp_path / "trian.jsonl"))
-    with pytest.raises(DataError, match=r"its folder .* does not exist, either"):
-        load_data(config(tmp_path / "nowhere" / "train.jsonl"))
-
-
 def test_importing_the_package_is_light():
     import subprocess
     import sys

@@ -465,21 +465,6 @@ def test_dropout_raises_no_alarm(new_trainer: NewTrainer) -> None:
     assert not has_dropout(new_trainer(objective="grpo").model)
 
 
-def test_dropout_of_the_part_that_reads_text_counts() -> None:
-    class Text:
-        attention_dropout = 0.1
-
-    class Pictured(torch.nn.Module):
-        class config:
-            @staticmethod
-            def get_text_config() -> Any:
-                return Text
-
-    assert has_dropout(Pictured())
-    Text.attention_dropout = 0.0
-    assert not has_dropout(Pictured())
-
-
 # --- when, and at what cost -------------------------------------------------------------------------------------------
 
 

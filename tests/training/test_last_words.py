@@ -38,18 +38,6 @@ def test_a_run_of_ones_own_is_told_of_its_own_commands(run: RunDir) -> None:
     assert all(f"--root '{run.path.parent}'" in found[name] for name in ("talk to it", "take it along"))
 
 
-def test_what_is_not_there_is_not_named(run: RunDir) -> None:
-    run.adapter.rmdir()
-    found = said(run, own_config("run.save_completions=false"), stopped="Ctrl-C")
-    assert list(found) == ["report", "go on"]
-    assert found["go on"].startswith("grpo-kit resume own")
-
-
-def test_all_weights_are_no_adapter_and_the_embedded_model_leads_on(run: RunDir) -> None:
-    assert "weights" in said(run, own_config("model.lora=null"))
-    assert "run.yaml" in said(run, load_config("quickstart"))["your own data"]
-
-
 def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
     verbs = {name for name, text in said(run, own_config(), "Ctrl-C").items() if text.startswith("grpo-kit")}
     verbs |= {name for name, text in said(run, own_config()).items() if text.startswith("grpo-kit")}

@@ -12,7 +12,6 @@ from kit.errors import ModelError
 from kit.models import loading as models
 from kit.models.backend import Backend
 from kit.models.loading import adapter, find_model, load_model
-from kit.models.memory import free_memory
 from kit.models.shape import shape_of
 
 CPU = Backend("transformers", "cpu", "")
@@ -66,10 +65,6 @@ def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
     assert small is not None
     assert large is not None
     assert large.parameters == small.parameters + 64 * 1_000_000_000
-
-
-def test_free_memory_is_a_number_of_bytes() -> None:
-    assert free_memory("cpu") > 10 * 1024**2
 
 
 def test_the_adapter_says_what_the_configuration_says() -> None:
@@ -198,37 +193,6 @@ def test_running_out_of_memory_while_loading_is_not_taken_for_a_broken_file(monk
         find_model(config_of(Path("someone/model")), chat=True)
 
 
-def gradients(model: Any, ids: Any) -> dict[str, Any]:
-    model.zero_grad()
-    model.train()
-    model(input_ids=ids, labels=ids).loss.backward()
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
-
-
-def test_an_evaluation_leaves_the_gradients_of_4_bit_weights_alone(model_folder: Path) -> None:
-    """On CPUs with AVX512-BF16, bitsandbytes would repack the weights for a kernel without a backward pass."""
-    import torch
-    from peft import get_peft_model
-
-    from kit.evaluation.heldout import evaluating
-    from kit.models.loading import keep_trainable_in_float32
-
-    config = config_of(model_folder, load_in_4bit=True)
-    loaded = load_model(find_model(config, chat=True), config)
-    torch.manual_seed(0)
-    loaded.peft_config.init_lora_weights = False
-    model = get_peft_model(loaded.model, loaded.peft_config)
-    keep_trainable_in_float32(model)
-    ids = torch.randint(0, 300, (2, 12))
-    before = gradients(model, ids)
-    with evaluating(model, seed=0), torch.no_grad():
-        model(input_ids=ids)
-    after = gradients(model, ids)
-    assert before
-    for name, gradient in before.items():
-        torch.testing.assert_close(after[name], gradient, rtol=1e-5, atol=1e-7)
-
-
 def test_what_trains_is_float32_whatever_it_was(model_folder: Path) -> None:
     import torch
     from peft import get_peft_model
@@ -248,10 +212,3 @@ def test_what_trains_is_float32_whatever_it_was(model_folder: Path) -> None:
 def test_all_weights_in_half_precision_are_refused(model_folder: Path, dtype: str) -> None:
     with pytest.raises(ModelError, match=r"would lose most updates to rounding\. Set model.dtype: auto"):
         find_model(config_of(model_folder, dtype=dtype, lora=None), chat=True)
-
-
-def test_files_kept_at_hand_do_not_count_as_used_memory() -> None:
-    from kit.models.memory import page_cache
-
-    assert page_cache("anon 5\ninactive_file 300\nactive_file 20\nfile 400\n") == 320
-    assert page_cache("anon 5\n") == 0

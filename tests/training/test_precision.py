@@ -112,12 +112,6 @@ def test_weights_are_loaded_in_float32_when_all_train_also_where_auto_is_half_pr
     assert load(tmp_path, lora=None, dtype="auto").model.dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_of_weights_that_train_is_refused(dtype: str, model_folder: Path) -> None:
-    with pytest.raises(ModelError, match=rf"model\.dtype: {dtype} with model\.lora: null .* Set model\.dtype: auto"):
-        load(model_folder, lora=None, dtype=dtype)
-
-
 def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:
     from kit.trainer.arguments import grpo_config
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.generation.multi_turn import readable
 from kit.runner import recording
 from kit.runner.recording import TOKEN_ROWS, CompletionWriter, FailureMonitor, TokenWriter, columns
 
@@ -57,12 +56,6 @@ def test_the_table_has_a_row_a_completion_and_a_column_a_verdict() -> None:
 def test_advantages_per_token_are_shown_as_their_mean() -> None:
     table = columns(rollout(advantages=torch.tensor([[1.0, 3.0], [0.0, -1.0]])))
     assert table["advantage"] == [2.0, -0.5]
-
-
-def test_messages_are_joined_and_nothing_said_is_empty() -> None:
-    assert readable("as it is") == "as it is"
-    assert readable([{"content": "a"}]) == "a"
-    assert readable([{"content": "a"}, {"content": None}, {"content": "b"}]) == "a\nb"
 
 
 def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
@@ -183,16 +176,6 @@ def batches_until_stopped(*shares: float, limit: float = 0.2, batches: int = 99)
 )
 def test_a_run_is_stopped_after_five_bad_batches_in_a_row(shares: list[float], batches: int, stopped: int) -> None:
     assert batches_until_stopped(*shares, batches=batches) == stopped
-
-
-def test_the_message_has_the_share_the_limit_and_the_reason() -> None:
-    watch = FailureMonitor(Rewards(*[0.5] * 5), 0.2, lambda text: None)  # type: ignore[arg-type]
-    for _ in range(4):
-        watch(rollout())
-    with pytest.raises(
-        RewardError, match=r"50% .* more than 20% .*'mine' on completion 2 .*: error: ValueError: planted\. Mend"
-    ):
-        watch(rollout())
 
 
 def test_the_first_failure_is_told_and_only_that() -> None:
