@@ -74,11 +74,7 @@ from kit.trainer.trl_compat import (
     check_arguments,
     check_backend,
     check_base_class,
-    check_on_policy,
-    check_scoring,
-    check_state,
-    check_weight_norm,
-    check_whole_model,
+    check_combination,
 )
 from kit.trainer.value_head import Critic
 
@@ -191,11 +187,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.retry: StepRetry | None = None
         if objective is None:
             return
-        check_whole_model(self)
-        check_scoring(type(self), HookedGRPOTrainer)
-        check_on_policy(objective, self.args)
-        check_state(objective)
-        check_weight_norm(self)
+        check_combination(self, HookedGRPOTrainer)
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
         self.checks = SanityChecks(self) if checked else None

@@ -14,7 +14,6 @@ from kit.trainer.arguments import true_defaults
 
 if TYPE_CHECKING:
     from kit.models.backend import Backend
-    from kit.objective import Objective
 
 # Parameters that the overrides below rely on; TRL may add more, but none of these may go.
 RELIED_ON = {
@@ -75,51 +74,54 @@ def check_backend(base: type, backend: Backend | None) -> None:
     )
 
 
-def check_scoring(trainer: type, ours: type) -> None:
-    """Refuses a subclass that scores rollouts in a way of its own, which updates would not take. Raises `ObjectiveError`."""
-    name = "_get_per_token_logps_and_entropies"
-    if getattr(trainer, name) is not getattr(ours, name):
-        raise ObjectiveError(
-            f"{trainer.__name__} overrides {name}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
-            "that the two would differ. Change trainer.scorer.score instead, which both take."
+def check_combination(trainer: Any, ours: type) -> None:
+    """Refuses what an objective cannot do with this trainer, whose class may derive from `ours`.
+
+    Raises `ObjectiveError`; `EnvironmentUnsupported` for a model that is divided over processes.
+    """
+    objective, args, kind = trainer.objective, trainer.args, type(trainer)
+    scoring = "_get_per_token_logps_and_entropies"
+    later = [
+        name
+        for name, present in (
+            (f"num_iterations={args.num_iterations} (optimisation.iterations)", args.num_iterations > 1),
+            (
+                f"steps_per_generation={args.steps_per_generation} above gradient_accumulation_steps="
+                f"{args.gradient_accumulation_steps}",
+                args.steps_per_generation > args.gradient_accumulation_steps,
+            ),
         )
-
-
-def check_whole_model(trainer: Any) -> None:
-    """Refuses weights that are spread over processes, whose passes all must make alike. Raises `EnvironmentUnsupported`."""
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise EnvironmentUnsupported(
+        if present
+    ]
+    refusals = (
+        (
+            trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
+            EnvironmentUnsupported,
             "An objective makes passes of its own over a model that every process holds as a whole; DeepSpeed and FSDP divide "
-            "it. Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl."
-        )
-
-
-def check_weight_norm(trainer: Any) -> None:
-    """Refuses an objective that reads the norm of LoRA weights where there are none. Raises `ObjectiveError`."""
-    if "weight_norm" in trainer.needs and lora_weight_norm(trainer.model) is None:
-        raise ObjectiveError("A regularizer needs the norm of LoRA weights, but the model has none: set peft_config.")
-
-
-def check_on_policy(objective: Objective, args: Any) -> None:
-    """Refuses a clip without a ratio where steps are made on completions of an older policy. Raises `ObjectiveError`."""
-    if not objective.clip.on_policy:
-        return
-    settings = {
-        f"num_iterations={args.num_iterations} (optimisation.iterations)": args.num_iterations > 1,
-        f"steps_per_generation={args.steps_per_generation} above gradient_accumulation_steps="
-        f"{args.gradient_accumulation_steps}": args.steps_per_generation > args.gradient_accumulation_steps,
-    }
-    found = [name for name, present in settings.items() if present]
-    if found:
-        raise ObjectiveError(
-            f"{objective.clip.title} has no ratio, so with {' and '.join(found)} the steps after the first on the same "
+            "it. Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl.",
+        ),
+        (
+            getattr(kind, scoring) is not getattr(ours, scoring),
+            ObjectiveError,
+            f"{kind.__name__} overrides {scoring}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
+            "that the two would differ. Change trainer.scorer.score instead, which both take.",
+        ),
+        (
+            objective.clip.on_policy and later,
+            ObjectiveError,
+            f"{objective.clip.title} has no ratio, so with {' and '.join(later)} the steps after the first on the same "
             "completions would follow a biased gradient. Make one step on each generation, or choose a clip with a ratio, "
-            "e.g. ppo_clip."
-        )
-
-
-def check_state(objective: Objective) -> None:
-    """Refuses hook state that a checkpoint cannot hold, before the first of them is due. Raises `ObjectiveError`."""
+            "e.g. ppo_clip.",
+        ),
+        (
+            "weight_norm" in objective.needs and lora_weight_norm(trainer.model) is None,
+            ObjectiveError,
+            "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config.",
+        ),
+    )
+    for applies, error, message in refusals:
+        if applies:
+            raise error(message)
     for part, state in objective.state_dict().items():
         try:
             json.dumps(state)

@@ -19,7 +19,7 @@ from kit.scoring.proof import has_dropout
 from kit.trainer import sanity_checks as first_steps
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
-from kit.trainer.trl_compat import check_scoring
+from kit.trainer.trl_compat import check_combination
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
 
@@ -245,10 +245,10 @@ def test_a_term_added_below_the_override_stops_the_first_step_too(new_trainer: N
 
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
-    other = type("Other", (type(trainer),), {"_get_per_token_logps_and_entropies": lambda *_, **__: None})
+    ours = type(trainer)
+    check_combination(derive(trainer), ours)
     with pytest.raises(ObjectiveError, match=r"Other overrides .*Change trainer\.scorer\.score"):
-        check_scoring(other, type(trainer))
-    check_scoring(type("Fine", (type(trainer),), {}), type(trainer))
+        check_combination(derive(trainer, _get_per_token_logps_and_entropies=lambda *_, **__: None), ours)
 
 
 @pytest.mark.parametrize(
