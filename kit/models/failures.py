@@ -237,10 +237,6 @@ class BatchSizeBackoff:
         self.sizes = {work: int(state[work]) for work in KINDS if work in state}
 
 
-Memory = BatchSizeBackoff
-"""The name of before; it goes with the release after 0.1."""
-
-
 def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent) -> None:
     """Files the event, and says what changes and what does not."""
     run.append_event(
