@@ -317,7 +317,6 @@ def test_another_model_is_loaded_before_the_free_memory_is_looked_at(monkeypatch
     monkeypatch.setattr(build, "return_freed_memory", lambda *_: None)
     config = load_config("quickstart")
     parts = SimpleNamespace(config=config, files=SimpleNamespace(parameters=0))
-    job = SimpleNamespace(config=config, parts=parts, folder=None, reporter=SimpleNamespace(say=None), resumption=None)
     with pytest.raises(InterruptedError):
-        build.build(job, 1)  # type: ignore[arg-type]
+        build.load(parts, Path("run"), lambda event: None)  # type: ignore[arg-type]
     assert seen == ["teacher", "budget"]
