@@ -193,6 +193,8 @@ class PolicyLoss:
                 set_rng_state(states[number])  # the same dropout as without a graph
             part, rows = plan.part(number), None if plan.at_once else plan.rows(number)
             outputs, scores = self._outputs(model, part, context)
+            if context.checks is not None:
+                context.checks.attached(outputs.logps)
             arrivals.watch(outputs.logps, rows)
             if not ahead:
                 whole = outputs if rows is None else whole.filled_in(outputs, rows)

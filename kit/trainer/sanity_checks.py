@@ -85,6 +85,14 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 f"padding wrongly, or a logit transform that the fused head leaves out. {SWITCH}"
             )
 
+    def attached(self, logps: Tensor) -> None:
+        """Looks at the log-probabilities of a part, as the scorer gives them."""
+        if not logps.requires_grad:
+            raise ObjectiveError(
+                "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
+                "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
+            )
+
     def after_scoring(self, raw_logps: Tensor, batch: TokenBatch, scale: LossScale) -> None:
         """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
         self.losses += 1
@@ -93,11 +101,6 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
             # the user's own does, time and again, it is taken for a defect.
             learning = open_tokens(self.trainer.objective, batch, of_the_kit=True)
             self.had_advantage = self.had_advantage or bool((batch.advantages * learning).any())
-        if not batch.logps.requires_grad:
-            raise ObjectiveError(
-                "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
-                "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
-            )
         if self.probed:
             return
         expected = logps_gradient(self.trainer.objective, batch, scale)
