@@ -7,10 +7,13 @@ calls. Everything that TRL would trip over in a run is refused before one, with 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kit.config import GenerationConfig
@@ -249,8 +252,7 @@ def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: s
         raise ConfigError(
             "generation.tools and .environment need messages; data.chat: false sends plain text. Set it true."
         )
-    from trl import chat_template_utils as templates
-
+    templates = chat_template_utils()
     if not templates._SUPPORTS_RESPONSE_TEMPLATE and find_spec("jmespath") is None:
         raise EnvironmentUnsupported(
             "Calls of tools are read with jmespath in transformers below 5.13, and it is not installed. Install it with: "
@@ -274,10 +276,23 @@ def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: s
     training_template(tokenizer, source)
 
 
+def chat_template_utils() -> Any:
+    """TRL's module of that name. Before TRL is imported it is read alone, as part of a package without TRL's beginnings.
+
+    A run is checked before its backend is active, and Unsloth can only rewrite a TRL that was not imported yet.
+    """
+    if "trl" in sys.modules:
+        return importlib.import_module("trl.chat_template_utils")
+    spec = find_spec("trl")
+    assert spec is not None
+    package = sys.modules.setdefault("_trl_read_alone", ModuleType("_trl_read_alone"))
+    package.__path__ = list(spec.submodule_search_locations or ())
+    return importlib.import_module("_trl_read_alone.chat_template_utils")
+
+
 def training_template(tokenizer: Any, source: str) -> str | None:
     """The template that TRL renders with in place of the tokenizer's, None where that one serves. Raises `ModelError`."""
-    from trl import chat_template_utils as templates
-
+    templates = chat_template_utils()
     if templates.is_chat_template_prefix_preserving(tokenizer):
         return None
     try:

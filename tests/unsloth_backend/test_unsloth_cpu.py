@@ -85,3 +85,53 @@ def test_the_same_yaml_is_the_same_run_and_goes_on_and_is_evaluated(
     assert "unsloth:" in (folder / "runs" / "unsloth" / "log.txt").read_text()
     assert not list(folder.glob("unsloth_compiled_cache"))
     assert (folder / "runs" / "unsloth" / "eval" / "again.json").is_file()
+
+
+PREPARE = """
+import sys
+from kit.config import load_config, preset_names
+from kit.runner.prepare import prepare
+
+for name in preset_names():
+    asked = load_config(name)
+    model = "embedded-tools" if asked.generation.tools or asked.generation.environment else "embedded"
+    changes = [f"model.name={model}", "model.backend=unsloth-cpu", "model.load_in_4bit=false", "data.chat_template_kwargs={}"]
+    changes += ["model.dtype=float32", "optimisation.optimizer=adamw", "generation.max_completion_tokens=64"]
+    if not asked.data.source.startswith("reasoning-gym:"):
+        changes += ["data.source=rows.jsonl", "data.subset=null", "data.heldout=2"]
+    prepare(load_config(name, changes))
+    assert "trl" not in sys.modules, name
+    print(name)
+"""
+
+
+def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> None:
+    """Unsloth rewrites TRL while it is imported, and not one that is there already."""
+    rows = [{"question": f"What is {one} + 1?", "answer": f"#### {one + 1}"} for one in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "my_rewards.py").write_text(
+        "def short(prompts, completions, **_):\n    return [0.0] * len(completions)\n"
+    )
+    with warm_processes.cold():
+        done = subprocess.run(
+            [sys.executable, "-c", PREPARE],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "calculator" in done.stdout.split()
+    assert len(done.stdout.split()) >= 8
+
+
+def test_a_run_with_tools_starts(folder: Path) -> None:
+    less = ("optimisation.steps=1", "optimisation.batch_size=8", "evaluation.before=false", "evaluation.after=false")
+    with warm_processes.cold():
+        command(
+            folder, "train", "calculator", "-o", "model.backend=unsloth-cpu", "-o", "run.id=tools", "-o", "run.root=runs",
+            *(word for one in less for word in ("-o", one)),
+        )  # fmt: skip
+    assert len(metrics(folder, "tools")) == 1
+    assert json.loads((folder / "runs" / "tools" / "env.json").read_text())["backend"]["name"] == "unsloth-cpu"
