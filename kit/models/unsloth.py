@@ -6,6 +6,7 @@ backend the model is transformers' own, and TRL puts the adapters on, from the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,9 +94,14 @@ def model_arguments(
     return given | dict(with_.fast_inference)
 
 
-def adapter_arguments(adapter: LoraConfig, with_: Loading) -> dict[str, Any]:
-    """Keywords of `FastLanguageModel.get_peft_model`, but for the model. `adapter`: PEFT's description of it."""
+def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[str, Any]:
+    """Keywords of `FastLanguageModel.get_peft_model`, but for the model. `adapter`: PEFT's description of it.
+
+    Unsloth takes `all-linear` for every tower of a multimodal model, and knows no `exclude_modules`: it is told the layers.
+    """
     targets = adapter.target_modules
+    if targets == "all-linear":
+        targets = linear_layers(model, adapter.exclude_modules)
     return {
         "r": adapter.r,
         "lora_alpha": adapter.lora_alpha,
@@ -106,6 +112,20 @@ def adapter_arguments(adapter: LoraConfig, with_: Loading) -> dict[str, Any]:
         "use_gradient_checkpointing": with_.checkpointing,
         "random_state": with_.seed,
     }
+
+
+def linear_layers(model: Any, exclude: str | None = None) -> str:
+    """Regular expression of the names of the linear layers that `all-linear` means to PEFT: all but the head and `exclude`."""
+    import torch
+
+    head = model.get_output_embeddings()
+    names = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head and not re.fullmatch(exclude or "(?!)", name)
+    }
+    alike = {r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in name.split(".")) for name in names}
+    return "|".join(sorted(alike))
 
 
 def load(
@@ -145,7 +165,7 @@ def starting_engine(with_: Loading) -> Iterator[None]:
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:
     """The model with adapters of Unsloth's."""
     with stdout_to_log():
-        return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_))
+        return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_, model))
 
 
 def check_quantized(model: Any, config: ModelConfig, source: str) -> None:

@@ -205,7 +205,7 @@ def test_16_bit_lora_is_asked_for_by_name() -> None:
 
 def test_adapters_are_those_of_the_configuration() -> None:
     adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["v_proj", "q_proj"], use_rslora=True)
-    given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True))
+    given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True), None)
     assert given == {
         "r": 8,
         "lora_alpha": 32,

@@ -98,7 +98,17 @@ def test_the_calls_take_what_they_are_given(worked: Worked) -> None:
     for config in (ModelConfig(), ModelConfig(lora=None)):
         given = model_arguments("m", None, config, torch.float16, Loading(8, fast_inference=engine))
         assert given.keys() <= set(calls["from_pretrained"])
-    assert adapter_arguments(LoraConfig(), Loading()).keys() <= set(calls["get_peft_model"])
+    assert adapter_arguments(LoraConfig(), Loading(), None).keys() <= set(calls["get_peft_model"])
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
+def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
+    """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""
+    found = worked["unsloth"]["towers"][architecture]
+    assert found["kit"] == found["transformers"] != []
+    assert found["with an engine"] == found["kit"]
+    assert not any("vision" in name or "visual" in name for name in found["kit"])
+    assert "Finetuning vision layers is not supported" in found["all-linear with an engine"]
 
 
 def test_the_tokenizer_still_pads_on_the_left(worked: Worked) -> None:

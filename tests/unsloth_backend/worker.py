@@ -235,6 +235,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
             for name in ("from_pretrained", "get_peft_model")
         },
         "log": trained.state.log_history,
+        "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
         "padding_side": bench.tokenizer.padding_side,
@@ -243,6 +244,53 @@ def unsloth(folder: Path) -> dict[str, Any]:
         | {"packing": twice.packing_report}
         | {"ratios": [entry["ratio/abs_log"] for entry in twice.state.log_history if "ratio/abs_log" in entry]},
     }
+
+
+def towers(architecture: str) -> dict[str, Any]:
+    """Layers of a multimodal model that get adapters: by PEFT, and by the code of Unsloth that users of CUDA run."""
+    from unittest import mock
+
+    import torch
+    from peft import get_peft_model
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from unsloth.models.llama import FastLlamaModel
+    from unsloth.models.vision import FastBaseModel
+
+    from kit.config import ModelConfig
+    from kit.model_check.tiny import tiny_config
+    from kit.models.family import adapter_of
+    from kit.models.loading import adapter
+    from kit.models.unsloth import Loading, adapter_arguments
+
+    config = tiny_config(AutoConfig.for_model(architecture), 512)
+    lora = adapter(ModelConfig(), adapter_of(config))
+
+    def adapted(make: Callable[[Any], Any], engine: bool = False) -> Any:
+        model = AutoModelForImageTextToText.from_config(config)
+        model.max_seq_length = 64
+        if engine:
+            model.vllm_engine = model.fast_generate = model.fast_generate_batches = torch.nn.Identity()
+        try:
+            return sorted({name.split(".lora_A")[0] for name, _ in make(model).named_parameters() if ".lora_A" in name})
+        except RuntimeError as error:
+            return str(error)
+
+    def unsloths(model: Any, **other: Any) -> Any:
+        return FastLlamaModel.get_peft_model(model, **adapter_arguments(lora, Loading(), model) | other)
+
+    # Kernels of CUDA; what is said of `all-linear` is said before.
+    with (
+        mock.patch.object(FastBaseModel, "post_patch_model", staticmethod(lambda model, *_, **__: model)),
+        mock.patch.dict(os.environ, {"UNSLOTH_USE_NEW_MODEL": "1"}),
+    ):
+        return {
+            "transformers": adapted(lambda model: get_peft_model(model, lora)),
+            "kit": adapted(unsloths),
+            "with an engine": adapted(unsloths, engine=True),
+            "all-linear with an engine": adapted(
+                lambda model: unsloths(model, target_modules="all-linear"), engine=True
+            ),
+        }
 
 
 def in_a_fork(work: Callable[[], Any]) -> None:
