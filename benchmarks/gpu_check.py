@@ -96,21 +96,24 @@ def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat1
     bits = [*([4] if has("bitsandbytes") else []), 16]
     first, least = models[0], bits[0]
 
-    runs = [Row(1, "train", "ragged", SMALL, one, bits=b, limit=150) for one in backends for b in bits]
+    runs = [Row(1, "train", "ragged", SMALL, one, bits=b, limit=300) for one in backends for b in bits]
     if has("vllm"):
-        runs += [Row(1, "train", "ragged", SMALL, one, more={"engine": "vllm"}, limit=240) for one in backends]
+        runs += [Row(1, "train", "ragged", SMALL, one, more={"engine": "vllm"}, limit=400) for one in backends]
     doctor, quickstart = Row(1, "doctor"), Row(1, "quickstart", limit=240)
 
     ways: list[dict[str, Any]] = [{"loss": "own"}, {}, {"more": {"packing": False}}]
     exact = [Row(2, "update", "ragged", SMALL, bits=b, dtype="float32", **way) for way in ways for b in bits]
-    rounded = [Row(2, "update", "ragged", SMALL, one, loss, b) for one in backends for loss in LOSSES for b in bits]
+    # Of a cold disk come Unsloth's import and Triton's compilation: each process of Unsloth's begins with both.
+    rounded = [
+        Row(2, "update", "ragged", SMALL, one, loss, b, limit=200) for one in backends for loss in LOSSES for b in bits
+    ]
 
     arms = list(itertools.product(backends, LOSSES))
     short = [
-        Row(3, "update", work, model, *arm, least, limit=150, counts=work == "gsm8k")
+        Row(3, "update", work, model, *arm, least, limit=250, counts=work == "gsm8k")
         for model, arm, work in itertools.product(models, arms, ("gsm8k", "reasoning"))
     ]
-    long = [Row(3, "update", "long", model, *arm, least, limit=200) for model, arm in itertools.product(models, arms)]
+    long = [Row(3, "update", "long", model, *arm, least, limit=300) for model, arm in itertools.product(models, arms)]
 
     plans = [
         Row(4, "plan", "gsm8k", first, bits=least, more={"gradient_checkpointing": on}, limit=200)
@@ -129,7 +132,7 @@ def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat1
         Row(5, "update", work, first, bits=least, more=more) for more in differ for work in ("gsm8k", "reasoning")
     ]
     samples = [
-        Row(6, "generate", "gsm8k", one, backend, bits=least, limit=150) for one in models for backend in backends
+        Row(6, "generate", "gsm8k", one, backend, bits=least, limit=250) for one in models for backend in backends
     ]
     everything = [doctor, *runs, quickstart, *exact, *rounded, *short, *long, *plans, *kernels, *variants, *samples]
     return [dataclasses.replace(row, dtype=half) if row.dtype == "bfloat16" else row for row in everything]
