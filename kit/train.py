@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import CallableModule, runner
 from kit.config import RunConfig, load_config
-from kit.models.backend import activate_backend, use_threads
+from kit.models.backend import activate_backend, expand_segments, use_threads
 from kit.models.libraries import load_libraries
 from kit.runs.worker import read_json, serve
 
@@ -47,11 +47,13 @@ def run(
     adopt: the caller has created (or claimed) the run directory for this process.
     until: save and stop after this step, and the evaluation that is due there; a resumed run goes on as if uninterrupted.
     """
+    expand_segments(standby=config.generation.vllm.standby)
     reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
     with logs.collecting():
         reporter.say(f"grpo-kit: run '{config.run.id}'{runner.distributed.note()}")
         load_libraries(config.model)
         previous = runner.resume.load_previous_run(config, adopt=adopt) if resume else None
+        runner.prepare.check_one_gpu()
         threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
         parts = runner.prepare.prepare(config, fresh=not (resume or adopt))
         resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kit.errors import (
     RewardError,
     RunError,
 )
-from kit.runner.prepare import check_environment, prepare, validate
+from kit.runner.prepare import check_environment, check_one_gpu, prepare, validate
 
 
 @pytest.fixture(autouse=True)
@@ -176,22 +177,23 @@ def test_what_the_machine_lacks_is_said_first(
             check_it(tree | {"data": {"source": "nowhere.jsonl"}}, override)
 
 
-def test_several_gpus_asked_for_are_refused_unless_a_launcher_shares_them_out(
-    tree: Any, monkeypatch: pytest.MonkeyPatch
+def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_shares_them_out(
+    tree: Any, attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("LOCAL_RANK", "WORLD_SIZE"):
+    """TRL refuses them once the weights are loaded. Kubernetes' jobs set WORLD_SIZE=1 and share nothing out."""
+    for name in ("LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    with pytest.raises(EnvironmentUnsupported, match="Set CUDA_VISIBLE_DEVICES=1,"):
-        check_environment(load_config(tree))
+    check_environment(load_config(tree))  # of a face: its training process is shown the first one
+    for variables, named in (({}, "0"), ({"WORLD_SIZE": "1"}, "0"), ({"CUDA_VISIBLE_DEVICES": "1,3"}, "1")):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            one = attempt()
+        assert one.code == 2
+        assert f"sees 2 GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in one.message
     monkeypatch.setenv("LOCAL_RANK", "0")
-    check_environment(load_config(tree))
-    monkeypatch.delenv("LOCAL_RANK")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    check_environment(load_config(tree))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # the training process is shown the first one
-    check_environment(load_config(tree))
+    check_one_gpu()
 
 
 # --- the same steps as a run ------------------------------------------------------------------------------------------

@@ -134,6 +134,11 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_reward(config, preset, data, interaction)
     check_checker(config, checker, *trial_samples(config, data, interaction))
     files = find_model(config)
+    if (
+        files.backend.name != choose_backend(config.model).name
+    ):  # for the architecture: what follows asks `config` alone
+        model = config.model.model_copy(update={"backend": files.backend.name})
+        config, engine = resolve(config.model_copy(update={"model": model}), engine, data.train.column_names, objective)
     config = with_learning_rate(config, files.config)
     check_memory(config, files.shape, files.backend.device, objective)
     check_context(config, files)
@@ -166,11 +171,6 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
         raise ConfigError(
             "generation.replay_support with selection.dynamic_sampling, which puts batches together anew without what the "
             "sampler allowed. Set one of them off."
-        )
-    if generation.replay_support and choose_backend(config.model).name == UNSLOTH:
-        raise ConfigError(
-            "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set model.backend: "
-            "transformers, or replay_support: false."
         )
 
 
@@ -369,12 +369,18 @@ def check_environment(config: RunConfig) -> None:
             f"run.report_to: {', '.join(absent)} is not installed. Install it with: pip install {' '.join(absent)}, "
             "or take it out of run.report_to."
         )
-    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    launched = "LOCAL_RANK" in os.environ or "WORLD_SIZE" in os.environ
-    if len(listed) > 1 and not launched and torch.cuda.device_count() > 1:
+
+
+def check_one_gpu() -> None:
+    """Refuses a training process that sees several GPUs, unless a launcher shares them out. Raises `EnvironmentUnsupported`."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count > 1 and "LOCAL_RANK" not in os.environ:
+        listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
         raise EnvironmentUnsupported(
-            f"CUDA_VISIBLE_DEVICES={','.join(listed)} shows {torch.cuda.device_count()} GPUs, and a run trains on one. "
-            f"Set CUDA_VISIBLE_DEVICES={listed[0]}, or leave it unset: the first GPU is then used."
+            f"This process sees {count} GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; "
+            "grpo-kit train and kit.train(...) do so where the variable is unset."
         )
 
 

@@ -242,6 +242,7 @@ def environment() -> dict[str, str]:
 
     A run trains on one GPU. Unless CUDA_VISIBLE_DEVICES is set, or accelerate or torchrun started this process, the child sees
     only the first. A notebook kernel's own variables are left out: with them a child would write escape codes into the cell.
+    Colab's secret HF_TOKEN, which is read in a kernel only, is handed on.
     """
     home = Path(kit.errors.__file__).resolve().parents[1]
     path = os.environ.get("PYTHONPATH", "")
@@ -249,7 +250,11 @@ def environment() -> dict[str, str]:
         path = os.pathsep.join(filter(None, (path, str(home))))
     kernel = KERNEL if "ipykernel" in sys.modules else ()
     inherited = {name: value for name, value in os.environ.items() if name not in kernel}
-    chosen = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"} & os.environ.keys()
+    if "google.colab" in sys.modules and "HF_TOKEN" not in inherited:
+        from huggingface_hub import get_token
+
+        inherited |= {"HF_TOKEN": token} if (token := get_token()) else {}
+    chosen = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK"} & os.environ.keys() or os.environ.get("WORLD_SIZE", "1") != "1"
     device = {} if chosen else {"CUDA_VISIBLE_DEVICES": "0"}
     return inherited | device | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
 

@@ -292,7 +292,69 @@ def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert worker.environment()["CUDA_VISIBLE_DEVICES"] == "0"
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "1")  # as Kubernetes' jobs have it: no launcher
+        assert worker.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,2"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert worker.environment().get("CUDA_VISIBLE_DEVICES") == (value if "," in value else None)
+
+
+def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub reads it in a kernel only."""
+    from types import ModuleType, SimpleNamespace
+
+    from huggingface_hub.utils import _auth
+
+    colab = ModuleType("google.colab")
+    colab.userdata = SimpleNamespace(  # type: ignore[attr-defined]
+        get="secret of {}".format, NotebookAccessError=KeyError, SecretNotFoundError=KeyError, TimeoutException=KeyError
+    )  # fmt: skip
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_auth, "_get_token_from_file_refreshed", lambda: None)
+    monkeypatch.setattr(_auth, "_IS_GOOGLE_COLAB_CHECKED", False)
+    assert "HF_TOKEN" not in worker.environment()
+    for name, module in (("google", ModuleType("google")), ("google.colab", colab), ("google.colab.errors", colab)):
+        monkeypatch.setitem(sys.modules, name, module)
+    colab.Error = KeyError  # type: ignore[attr-defined]
+    monkeypatch.setattr(_auth, "is_google_colab", lambda: True)
+    monkeypatch.setattr(_auth, "is_colab_enterprise", lambda: False)
+    assert worker.environment()["HF_TOKEN"] == "secret of HF_TOKEN"
+    monkeypatch.setenv("HF_TOKEN", "one's own")
+    assert worker.environment()["HF_TOKEN"] == "one's own"
+
+
+ALLOCATOR = """
+import os, sys
+import kit.train
+from kit.config import load_config
+
+def stop(model):
+    print(os.environ.get("PYTORCH_ALLOC_CONF"), "torch" in sys.modules)
+    sys.exit()
+
+sys.modules["kit.train"].load_libraries = stop
+sys.modules["kit.train"].run(load_config("quickstart", sys.argv[1:]), quiet=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "override", "found"),
+    [
+        ({}, "run.seed=0", "expandable_segments:True"),
+        ({}, "generation.vllm.standby=true", "None"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "run.seed=0", "max_split_size_mb:64"),
+    ],
+)
+def test_the_allocators_segments_grow_from_the_start(
+    given: dict[str, str], override: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before torch is imported: the allocator reads it once."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    environment = worker.environment() | given
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATOR, override], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == [found, "False"], done.stderr
