@@ -23,6 +23,8 @@ from kit.data.images import IMAGES
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError
 from kit.models.backend import (
     BFLOAT16,
+    NO_FLOAT32,
+    TRAINS_THE_SAME,
     TRANSFORMERS,
     TRANSFORMERS_INSTEAD,
     UNSLOTH,
@@ -473,6 +475,13 @@ def _of_unsloth(config: RunConfig, backend: Backend, columns: Collection[str]) -
         yield ConfigError(
             f"model.attention: {config.model.attention}, but Unsloth brings an attention of its own. Set model.attention: "
             f"null. {TRANSFORMERS_INSTEAD}"
+        )
+    if backend.name == UNSLOTH and config.model.dtype == "float32":
+        yield ConfigError(f"model.backend: unsloth with {NO_FLOAT32}. Set model.dtype: auto. {TRAINS_THE_SAME}")
+    if backend.name == UNSLOTH and config.generation.replay_support:
+        yield ConfigError(
+            "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set replay_support: "
+            f"false. {TRANSFORMERS_INSTEAD}"
         )
     if backend.name == UNSLOTH and config.generation.temperature >= 10:
         yield ConfigError(

@@ -15,11 +15,14 @@ import importlib.metadata
 import io
 import logging
 import os
+import platform
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from kit.config import EMBEDDED_MODELS, ModelConfig
 from kit.errors import EnvironmentUnsupported, ModelError
@@ -64,6 +67,8 @@ def described(capability: Capability | None, device_name: str) -> str:
 
 log = logging.getLogger("kit")
 TRANSFORMERS, UNSLOTH, UNSLOTH_CPU = "transformers", "unsloth", "unsloth-cpu"
+TESTED_UNSLOTH = "2026.10.9"
+NO_FLOAT32 = "model.dtype: float32, of which Unsloth's trainer makes bfloat16 or float16"
 TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which trains the same configuration."
 # Switches that would change what a run computes without standing in its configuration.
 _NEUTRAL = {
@@ -71,6 +76,7 @@ _NEUTRAL = {
     "UNSLOTH_CPU_FROZEN_BF16": "0",
     "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD": "0",
     "UNSLOTH_GRPO_ROUTING_REPLAY": "0",
+    "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1",  # with standby, too, the engine's share is gpu_memory_utilization
 }
 
 
@@ -81,6 +87,8 @@ class Backend:
     name: str
     device: str
     reason: str
+    computes_in_float32: bool = False
+    """Although float16 was asked for: Unsloth's way with families whose gradients overflow in it."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,13 @@ class Machine:
     unsloth: str | None = None
     """The installed version; None: not installed."""
     processes: int = 1
+
+    @property
+    def old_unsloth(self) -> bool:
+        """Whether the installed version is older than the tested one, and may not be tried."""
+        if self.unsloth is None or os.environ.get("KIT_ALLOW_UNTESTED") == "1":
+            return False
+        return Version(self.unsloth) < Version(TESTED_UNSLOTH)
 
     @property
     def device(self) -> str:
@@ -126,6 +141,12 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
         return Backend(TRANSFORMERS, machine.device, "model.backend: transformers")
     if asked == "auto":
         return _best(config, machine)
+    if machine.old_unsloth:
+        raise EnvironmentUnsupported(
+            f"model.backend: {asked} with Unsloth {machine.unsloth}; the kit was tested with {TESTED_UNSLOTH}. Install that one: "
+            f"pip install 'unsloth=={TESTED_UNSLOTH}' 'unsloth_zoo=={TESTED_UNSLOTH}', or try anyway with KIT_ALLOW_UNTESTED=1. "
+            f"{TRAINS_THE_SAME}"
+        )
     if machine.unsloth is None:
         raise EnvironmentUnsupported(
             f"model.backend: {asked}, but Unsloth is not installed. Install it with: uv sync --inexact --extra unsloth  (or: pip "
@@ -152,10 +173,16 @@ def _best(config: ModelConfig, machine: Machine) -> Backend:
         return Backend(TRANSFORMERS, "cpu", "transformers + PEFT: no GPU that torch can use")
     if machine.unsloth is None:
         return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: Unsloth is not installed")
+    if machine.old_unsloth:
+        return Backend(
+            TRANSFORMERS, "cuda", f"transformers + PEFT: Unsloth {machine.unsloth} is older than {TESTED_UNSLOTH}"
+        )
     if machine.capability < VLLM:
         return Backend(TRANSFORMERS, "cuda", f"transformers + PEFT: Unsloth does not support {machine.gpu}")
     if machine.processes > 1:
         return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: several processes share the batch")
+    if config.dtype == "float32":
+        return Backend(TRANSFORMERS, "cuda", f"transformers + PEFT: {NO_FLOAT32}")
     if config.attention is not None:
         return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: model.attention is set, and Unsloth brings its own")
     return Backend(UNSLOTH, "cuda", f"Unsloth {machine.unsloth} on {machine.gpu}: a GPU, and it is installed")
@@ -201,6 +228,18 @@ def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
 
     place = os.environ.get("UNSLOTH_COMPILE_LOCATION") or str(cache_folder() / "unsloth_compiled_cache")
     return _NEUTRAL | {"UNSLOTH_COMPILE_LOCATION": place, "UNSLOTH_VLLM_STANDBY": "1" if standby else "0"}
+
+
+def expand_segments(*, standby: bool = False) -> None:
+    """Lets torch's allocator on the GPU grow its segments, so that packs of ever other lengths do not fragment its memory.
+
+    Call it before CUDA starts. What the user has set stands; vLLM's sleep (`standby`) needs segments that stay, and WSL and
+    Tegra have no virtual memory on the GPU.
+    """
+    chosen = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys()
+    without = "microsoft" in platform.release().lower() or os.path.exists("/etc/nv_tegra_release")
+    if not (chosen or standby or without):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 @contextmanager
@@ -386,7 +425,24 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
         if config.backend != "auto":
             raise
         return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {error}")
+    if backend.name == UNSLOTH and overflows_in_float16(model_config):
+        import torch
+
+        if torch_dtype(config.dtype, backend.device) is torch.float16:
+            why = f"{model_config.model_type} overflows in float16, so Unsloth computes it in float32, which is slow"
+            return replace(backend, reason=f"{backend.reason}; {why}", computes_in_float32=True)
     return backend
+
+
+FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
+"""Of Unsloth's `FORCE_FLOAT32` those whose experts do not keep them from it anyway; with a comma: the whole of a type."""
+
+
+def overflows_in_float16(model_config: Any) -> bool:
+    """Whether Unsloth takes float32 for this model where it was told float16."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    types = "".join(f"{getattr(one, 'model_type', '')}," for one in (model_config, text))
+    return any(family in types for family in FLOAT32_FAMILIES)
 
 
 def check_architecture(model_config: Any, backend: Backend, source: str) -> None:

@@ -41,7 +41,7 @@ from kit.runner.distributed import announce, gathered, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
 from kit.runner.resume import git_state, inputs, packages, with_history
-from kit.trainer.arguments import changes, grpo_config
+from kit.trainer.arguments import changes, check_precision, grpo_config
 from kit.trainer.engine import engine_settings
 from kit.trainer.savings import at_most
 from kit.trainer.teacher import Teacher
@@ -185,6 +185,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         token_budget=ready.token_budget,
     )
     moved = changes(args, trainer.args)
+    check_precision(moved)
     if notes["token_budget"]:
         trainer.savings_report["token_budget"] = notes["token_budget"]
     at_once = memory.sizes.get("generation") if memory is not None else None
@@ -201,6 +202,10 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
         f"{backend.device} ({backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
     )
+    if backend.computes_in_float32:
+        say(f"Backend: {backend.reason}.")
+    elif args.fp16 and config.model.dtype == "auto":
+        say("Computed in float16: this GPU has no bfloat16.")
     return trainer, memory
 
 

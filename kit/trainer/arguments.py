@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
-from kit.errors import ConfigError
+from kit.errors import ConfigError, ModelError
 from kit.generation.engine import vllm_arguments
 from kit.models.backend import UNSLOTH, Backend, torch_dtype
 from kit.models.memory import micro_batch_size
@@ -69,7 +69,7 @@ def grpo_config(
         full_determinism=False,
         use_cpu=backend.device == "cpu",
         bf16=dtype is torch.bfloat16,
-        fp16=dtype is torch.float16,
+        fp16=dtype is torch.float16 and not backend.computes_in_float32,
         max_steps=optimisation.steps,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulation,
@@ -150,6 +150,19 @@ def changes(asked: Any, in_force: Any) -> dict[str, list[Any]]:
     before, after = asked.to_dict(), in_force.to_dict()
     names = [name for name in before if name != "beta" and before[name] != after.get(name)]
     return {name: [before[name], after.get(name)] for name in names}
+
+
+PRECISION = ("bf16", "fp16", "mixed_precision")
+
+
+def check_precision(changed: dict[str, list[Any]]) -> None:
+    """Refuses a trainer whose backend computes in another precision than asked. Raises `ModelError`. changed: `changes`."""
+    found = [f"{name} {asked} became {is_now}" for name, (asked, is_now) in changed.items() if name in PRECISION]
+    if found:
+        raise ModelError(
+            f"The backend computes in another precision than model.dtype asks for ({', '.join(found)}), so this would be another "
+            "run than the one described. Set model.backend: transformers, or model.dtype: auto."
+        )
 
 
 def _plain(value: Any) -> Any:

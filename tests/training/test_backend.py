@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoConfig
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation.engine import resolve_backend
 from kit.models.backend import (
+    FLOAT32_FAMILIES,
+    TESTED_UNSLOTH,
     Backend,
     Machine,
     activate_backend,
@@ -37,6 +41,7 @@ from kit.models.unsloth import (
     loading,
     model_arguments,
 )
+from kit.trainer.arguments import check_precision, grpo_config
 
 CPU, CPU_BARE = Machine(None, unsloth="2026.10.9"), Machine(None)
 A100, T4 = Machine((8, 0), "A100", "2026.10.9"), Machine((7, 5), "Tesla T4", "2026.10.9")
@@ -58,6 +63,8 @@ TRANSFORMERS = Backend("transformers", "cuda", "")
         (Machine((8, 0), "A100"), {}, "transformers", "cuda"),
         (Machine((8, 0), "A100", "2026.10.9", processes=2), {}, "transformers", "cuda"),
         (A100, {"attention": "eager"}, "transformers", "cuda"),
+        (A100, {"dtype": "float32"}, "transformers", "cuda"),
+        (Machine((8, 0), "A100", "2026.9.1"), {}, "transformers", "cuda"),
     ],
 )
 def test_the_backend_follows_from_the_machine_and_what_is_asked(
@@ -106,7 +113,7 @@ def test_a_t4_has_no_bfloat16() -> None:
 
 
 def resolve(machine: Machine, *overrides: str, columns: Any = ()) -> Any:
-    return resolve_backend(load_config("quickstart", overrides), columns, machine)
+    return resolve_backend(load_config("quickstart", ["model.dtype=auto", *overrides]), columns, machine)
 
 
 ENGINE = "generation.engine=vllm"
@@ -153,6 +160,74 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
         suited(UNSLOTH, ModelConfig(backend="unsloth"), experts)
     check_architecture(SimpleNamespace(num_experts=0), UNSLOTH, "dense")
     check_architecture(experts, UNSLOTH_CPU, "experts")
+
+
+def lists(package: str, file: str, name: str) -> list[str]:
+    """The list of that name in a file of an installed package; nothing is imported."""
+    place = find_spec(package)
+    assert place is not None
+    assert place.submodule_search_locations
+    tree = ast.parse((Path(place.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+    (found,) = (
+        node.value for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name and isinstance(node.value, ast.List)
+        and node.value.elts
+    )  # fmt: skip
+    value: list[str] = ast.literal_eval(found)
+    return value
+
+
+def test_families_that_unsloth_computes_in_float32_where_it_was_told_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a T4. Those that the kit leaves out are mixtures of experts, or make no text."""
+    theirs = {*lists("unsloth", "models/loader.py", "_FORCE_FLOAT32_FALLBACK")}
+    theirs |= {*lists("unsloth_zoo", "model_lists.py", "FORCE_FLOAT32")}
+    others = {one for one in theirs if not any(family.strip(",") in one for family in FLOAT32_FAMILIES)}
+    embeddings = {"embedding_gemma2", "embedding_gemma2_text"}
+    assert others - embeddings == {"glm4_moe", "glm4_moe_lite", "gpt_oss", "qwen3_moe"}
+    assert {*FLOAT32_FAMILIES} <= theirs
+    qwen = AutoConfig.for_model("qwen3_5")
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: T4)
+    found = suited(UNSLOTH, ModelConfig(), qwen)
+    assert (found.name, found.computes_in_float32) == ("unsloth", True)
+    assert "float32" in found.reason
+    assert not suited(UNSLOTH, ModelConfig(), AutoConfig.for_model("qwen3")).computes_in_float32
+    assert not suited(TRANSFORMERS, ModelConfig(), qwen).computes_in_float32
+    given = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
+    assert grpo_config(given, UNSLOTH, Path("run"), [1.0]).fp16 is True
+    assert grpo_config(given, found, Path("run"), [1.0]).fp16 is False, "as the trainer will have it"
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
+    assert not suited(UNSLOTH, ModelConfig(), qwen).computes_in_float32
+
+
+def test_float32_and_an_old_unsloth_are_refused_where_unsloth_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"bfloat16 or float16. Set model\.dtype: auto"):
+        resolve(A100, "model.backend=unsloth", "model.dtype=float32")
+    old = Machine((8, 0), "A100", "2026.9.1")
+    with pytest.raises(EnvironmentUnsupported, match=r"pip install 'unsloth==2026\.10\.9'"):
+        decide(ModelConfig(backend="unsloth"), old)
+    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "1")
+    assert decide(ModelConfig(), old).name == "unsloth"
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert f"unsloth=={TESTED_UNSLOTH}" in extras["unsloth"]
+
+
+def test_a_trainer_that_computes_in_another_precision_is_refused() -> None:
+    check_precision({"learning_rate": [1.0, 2.0]})
+    with pytest.raises(ModelError, match="bf16 False became True"):
+        check_precision({"bf16": [False, True]})
+
+
+def test_the_share_of_an_engine_with_standby_is_the_configured_one() -> None:
+    """Unsloth takes 0.7 to 0.9 of the GPU in its place, but for this switch; plans count the configured one."""
+    place = find_spec("unsloth_zoo")
+    assert place is not None
+    assert place.submodule_search_locations
+    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
+    assert 'standby_util_override = os.getenv("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "0") != "0"' in text
+    assert "if unsloth_vllm_standby and not standby_util_override:" in text
+    assert switches(UNSLOTH, standby=True)["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] == "1"
 
 
 # --- what Unsloth is called with --------------------------------------------------------------------------------------

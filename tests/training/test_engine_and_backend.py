@@ -39,7 +39,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, E
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
 
     def choose(*overrides: str, columns: Any = (), objective: Objective | None = None) -> tuple[RunConfig, Engine]:
-        given = load_config("quickstart", ["generation.engine=auto", *overrides])
+        given = load_config("quickstart", ["model.dtype=auto", "generation.engine=auto", *overrides])
         config, chosen = resolve(given, choose_engine(given), (), objective, A100)
         return resolve(config, chosen, columns, objective, A100) if columns else (config, chosen)
 
@@ -294,3 +294,30 @@ def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_re
 def test_pictures_for_an_engine_that_was_asked_for_are_refused(settled: Callable[..., Any]) -> None:
     with pytest.raises(EnvironmentUnsupported, match=r"generation\.engine: hf"):
         settled("generation.engine=vllm", "model.backend=transformers", columns=["prompt", "images"])
+
+
+def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(
+    tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture of experts trains on transformers where Unsloth is installed, and hands vLLM the adapter alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from kit.model_check.tiny import tiny_config
+    from kit.runner.prepare import prepare
+
+    folder, tokenizer = tmp_path / "experts", AutoTokenizer.from_pretrained(tree["model"]["name"])
+    experts = tiny_config(AutoConfig.for_model("qwen3_moe"), len(tokenizer))
+    AutoModelForCausalLM.from_config(experts).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
+    monkeypatch.setattr(engine, "this_machine", lambda: A100)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
+    monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
+    tree["model"] |= {"name": str(folder), "dtype": "auto"}
+    tree["generation"] |= {"engine": "vllm", "vllm": {"hand_over": "adapter"}}
+    parts = prepare(load_config(tree))
+    assert (parts.files.backend.name, parts.config.model.backend) == ("transformers", "transformers")
+    settings = engine_settings(parts.config, SimpleNamespace(use_vllm=True, bf16=True, fp16=False), print)
+    assert settings is not None
+    assert settings.adapter_alone

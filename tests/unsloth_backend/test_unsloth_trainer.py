@@ -101,6 +101,10 @@ def test_the_calls_take_what_they_are_given(worked: Worked) -> None:
     assert adapter_arguments(LoraConfig(), Loading(), None).keys() <= set(calls["get_peft_model"])
 
 
+def test_a_trainer_that_makes_bfloat16_of_float32_is_refused(worked: Worked) -> None:
+    assert "bf16 False became True" in worked["unsloth"]["float32"]
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
     """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""

@@ -235,6 +235,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
             for name in ("from_pretrained", "get_peft_model")
         },
         "log": trained.state.log_history,
+        "float32": float32_on_a_newer_gpu(bench),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
@@ -291,6 +292,22 @@ def towers(architecture: str) -> dict[str, Any]:
                 lambda model: unsloths(model, target_modules="all-linear"), engine=True
             ),
         }
+
+
+def float32_on_a_newer_gpu(bench: Bench) -> str:
+    """What the kit says of a trainer of Unsloth's that was to compute in float32, where there is bfloat16."""
+    from unittest import mock
+
+    from kit.errors import ModelError
+    from kit.trainer.arguments import changes, check_precision
+
+    with mock.patch("unsloth_zoo.device_type.device_is_bf16_supported", return_value=True):
+        trainer = bench.trainer("grpo")
+    try:
+        check_precision(changes(bench.arguments(), trainer.args))
+    except ModelError as error:
+        return str(error)
+    return "nothing"
 
 
 def in_a_fork(work: Callable[[], Any]) -> None:
