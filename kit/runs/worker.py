@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import queue
@@ -250,13 +251,21 @@ def environment() -> dict[str, str]:
         path = os.pathsep.join(filter(None, (path, str(home))))
     kernel = KERNEL if "ipykernel" in sys.modules else ()
     inherited = {name: value for name, value in os.environ.items() if name not in kernel}
-    if "google.colab" in sys.modules and "HF_TOKEN" not in inherited:
-        from huggingface_hub import get_token
-
-        inherited |= {"HF_TOKEN": token} if (token := get_token()) else {}
+    if "HF_TOKEN" not in inherited and (token := _colab_token()):
+        inherited["HF_TOKEN"] = token
     chosen = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK"} & os.environ.keys() or os.environ.get("WORLD_SIZE", "1") != "1"
     device = {} if chosen else {"CUDA_VISIBLE_DEVICES": "0"}
     return inherited | device | ({"PYTHONPATH": path} if path else {}) | {"PYTHONUNBUFFERED": "1"}
+
+
+@functools.cache
+def _colab_token() -> str | None:
+    """The secret HF_TOKEN of a notebook in Colab, if there is one and the notebook may read it; it is asked for once."""
+    colab = sys.modules.get("google.colab")
+    try:
+        return colab.userdata.get("HF_TOKEN") or None if colab is not None else None
+    except Exception:  # Colab's own: no such secret, no access, no answer
+        return None
 
 
 @contextlib.contextmanager

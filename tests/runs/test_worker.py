@@ -302,28 +302,24 @@ def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.
 
 
 def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub reads it in a kernel only."""
-    from types import ModuleType, SimpleNamespace
+    """huggingface_hub reads it in a kernel only, which it tells by `get_ipython`, and the child is none."""
+    import inspect
+    from types import ModuleType
 
-    from huggingface_hub.utils import _auth
+    from huggingface_hub.utils import _auth, _runtime
 
+    assert "get_ipython()" in inspect.getsource(_runtime).split("def is_google_colab")[0]
+    assert 'userdata.get("HF_TOKEN")' in inspect.getsource(_auth._get_token_from_google_colab)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     colab = ModuleType("google.colab")
-    colab.userdata = SimpleNamespace(  # type: ignore[attr-defined]
-        get="secret of {}".format, NotebookAccessError=KeyError, SecretNotFoundError=KeyError, TimeoutException=KeyError
-    )  # fmt: skip
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_auth, "_get_token_from_file_refreshed", lambda: None)
-    monkeypatch.setattr(_auth, "_IS_GOOGLE_COLAB_CHECKED", False)
-    assert "HF_TOKEN" not in worker.environment()
-    for name, module in (("google", ModuleType("google")), ("google.colab", colab), ("google.colab.errors", colab)):
-        monkeypatch.setitem(sys.modules, name, module)
-    colab.Error = KeyError  # type: ignore[attr-defined]
-    monkeypatch.setattr(_auth, "is_google_colab", lambda: True)
-    monkeypatch.setattr(_auth, "is_colab_enterprise", lambda: False)
-    assert worker.environment()["HF_TOKEN"] == "secret of HF_TOKEN"
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    for secrets, found in (({"HF_TOKEN": "mine"}, "mine"), (ModuleType("without access"), None)):
+        worker._colab_token.cache_clear()
+        colab.userdata = secrets  # type: ignore[attr-defined]
+        assert worker.environment().get("HF_TOKEN") == found
     monkeypatch.setenv("HF_TOKEN", "one's own")
     assert worker.environment()["HF_TOKEN"] == "one's own"
+    worker._colab_token.cache_clear()
 
 
 ALLOCATOR = """
