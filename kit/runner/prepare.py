@@ -15,7 +15,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError
 from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
-from kit.models.backend import UNSLOTH, choose_backend
+from kit.models.backend import choose_backend
 from kit.registry import did_you_mean
 from kit.runs.store import RunStore
 
