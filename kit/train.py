@@ -19,7 +19,7 @@ from kit import CallableModule, runner
 from kit.config import RunConfig, load_config
 from kit.models.backend import activate_backend, expand_segments, use_threads
 from kit.models.libraries import load_libraries
-from kit.runs.worker import read_json, serve
+from kit.runs.worker import leave, read_json, serve
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -116,4 +116,4 @@ def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(main, read=read_request))
+    leave(serve(main, read=read_request))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import kit.errors
 from kit.errors import KitError, RunError
@@ -435,6 +435,9 @@ class Watchdog:
     `prepare` runs first in the thread: what torch keeps by thread (device, number of threads) is set there.
     """
 
+    gave_up = False
+    """Whether a call of this process was given up, whose thread may still be at work."""
+
     def __init__(self, timeout: float, prepare: Callable[[], None] = lambda: None) -> None:
         self.timeout, self.prepare = timeout, prepare
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -459,8 +462,11 @@ class Watchdog:
         try:
             self._calls.put(asked)
             if not asked.ended.wait(self.timeout):
-                self._thread, self._calls = None, queue.SimpleQueue()
                 raise Hung(f"no answer within {self.timeout:g} s")
+        except BaseException:  # an interrupt, too
+            self._thread, self._calls = None, queue.SimpleQueue()
+            Watchdog.gave_up = True
+            raise
         finally:
             if last is not None:
                 faulthandler.cancel_dump_traceback_later()
@@ -480,6 +486,16 @@ class Watchdog:
                 asked.error = error
             asked.ended.set()
             del asked  # else a waiting thread keeps the last call alive, and what it was about
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process. At once where a call was given up: the end of CUDA would wait for its kernel, and keep the GPU."""
+    if Watchdog.gave_up:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _stderr() -> Any | None:

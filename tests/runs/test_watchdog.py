@@ -77,6 +77,30 @@ def test_a_slow_call_within_the_time_is_waited_for() -> None:
     assert Watchdog(30).call(lambda: time.sleep(0.3) or "done") == "done"
 
 
+LEAVES = """
+import atexit, sys, threading, time
+import kit.runs.worker as worker
+from kit.errors import EngineError
+
+atexit.register(time.sleep, 60)  # the end of CUDA, which waits for a kernel that never ends
+
+def job(request, quiet):
+    try:
+        worker.Watchdog(0.2).call(threading.Event().wait)
+    except worker.Hung as error:
+        raise EngineError("it hangs") from error
+
+worker.leave(worker.serve(job, [sys.argv[1]]))
+"""
+
+
+def test_a_process_whose_call_was_given_up_ends_without_waiting_for_it(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text("{}")
+    command = [sys.executable, "-c", LEAVES, str(tmp_path / "request.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stderr.strip()) == (2, "error: it hangs")
+
+
 def test_native_code_that_keeps_pythons_lock_ends_the_process() -> None:
     code = (
         "import ctypes, kit.runs.worker as watchdog; watchdog.LAST_RESORT_SECONDS = 0.3;"

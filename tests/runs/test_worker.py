@@ -327,11 +327,13 @@ import os, sys
 import kit.train
 from kit.config import load_config
 
-def stop(model):
-    print(os.environ.get("PYTORCH_ALLOC_CONF"), "torch" in sys.modules)
-    sys.exit()
+class Torch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("PYTORCH_ALLOC_CONF"), flush=True)
+            os._exit(0)
 
-sys.modules["kit.train"].load_libraries = stop
+sys.meta_path.insert(0, Torch())
 sys.modules["kit.train"].run(load_config("quickstart", sys.argv[1:]), quiet=True)
 """
 
@@ -353,4 +355,4 @@ def test_the_allocators_segments_grow_from_the_start(
     done = subprocess.run(
         [sys.executable, "-c", ALLOCATOR, override], env=environment, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.split() == [found, "False"], done.stderr
+    assert done.stdout.strip() == found, done.stderr
