@@ -5,13 +5,15 @@ Imports TRL, so it is imported once the backend is active: Unsloth has to come b
 
 from __future__ import annotations
 
+import argparse
+import os
 import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from transformers import set_seed
@@ -20,7 +22,7 @@ from kit.data.images import IMAGES
 from kit.errors import EngineError
 from kit.generation.engine import Engine, record, with_engine
 from kit.generation.tools import NOTHING, ToolSetup
-from kit.models.backend import UNSLOTH
+from kit.models.backend import UNSLOTH, is_of_the_kit
 from kit.models.failures import BackoffEvent, BatchSizeBackoff, release, report_backoff
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from kit.runner.resume import PreviousRun, Resumption
     from kit.runs.store import RunDir
 
+AGAIN = "control/again.json"
+"""The request with which a run starts again in a new process."""
 SECRET = ("token", "key", "secret", "password")
 """Words in the names of trainer arguments that are left out of the record."""
 
@@ -273,7 +277,29 @@ def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBack
         reason = str(error)
     release()  # the first model, which the error's traceback has kept until here
     job = fall_back_to_hf(job, reason)
+    if starts_again(parts):
+        start_again(job)
     return job, *build(job, threads)
+
+
+def starts_again(parts: Parts) -> bool:
+    """Whether a failed engine is left by a new process: what it holds of a GPU is given back with certainty only then."""
+    return parts.files.backend.device == "cuda" and is_of_the_kit()
+
+
+def start_again(job: Job) -> NoReturn:
+    """Replaces this process by a new one of the same run, under the same process id."""
+    request = {"config": job.config.model_dump(mode="json"), "adopt": True, "until": job.stop.until}
+    request |= {"resume": job.resumption is not None, "force": job.resumption is not None and job.resumption.forced}
+    job.folder.write_json(AGAIN, request)
+    job.folder.change_status(lambda record: {"state": "starting", "adopted": False})
+    passed = argparse.ArgumentParser()
+    passed.add_argument("--error-file")
+    passed.add_argument("--quiet", action="store_true")
+    told = passed.parse_known_args(sys.argv[1:])[0]
+    file = ["--error-file", told.error_file] if told.error_file else []
+    command = [sys.executable, "-m", "kit.train", str(job.folder.path / AGAIN), *file, *["--quiet"] * told.quiet]
+    os.execv(sys.executable, command)
 
 
 def fall_back_to_hf(job: Job, reason: str) -> Job:

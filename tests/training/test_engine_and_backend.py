@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
 from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
+from kit.runs import worker
+from kit.runs.store import RunDir
 from kit.trainer.engine import engine_settings
 
 A100 = Machine((8, 0), "A100", "2026.10.9")
@@ -294,6 +297,46 @@ def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_re
 def test_pictures_for_an_engine_that_was_asked_for_are_refused(settled: Callable[..., Any]) -> None:
     with pytest.raises(EnvironmentUnsupported, match=r"generation\.engine: hf"):
         settled("generation.engine=vllm", "model.backend=transformers", columns=["prompt", "images"])
+
+
+FAILED_ENGINE = """
+import os, sys
+from unittest import mock
+import kit.runner.build, kit.train
+from kit.generation.engine import Engine
+from kit.runs.worker import serve
+import trl.generation.vllm_generation as vllm
+
+print("first process", os.getpid(), flush=True)
+chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
+with (
+    mock.patch("kit.runner.prepare.choose_engine", lambda *_: chosen),
+    mock.patch.object(vllm, "is_vllm_available", lambda *_: False),
+    mock.patch.object(kit.runner.build, "starts_again", lambda parts: parts.engine.name == "vllm"),
+):
+    serve(kit.train.main)
+print("the first process went on")
+"""
+
+
+def test_a_run_whose_engine_failed_on_a_gpu_goes_on_in_a_new_process(tree: Any, tmp_path: Path) -> None:
+    """Whose weights and CUDA graphs the engine may hold for as long as its process lives."""
+    request, report = tmp_path / "request.json", tmp_path / "error.json"
+    given = load_config(tree, ["generation.engine=auto"])
+    request.write_text(json.dumps({"config": given.model_dump(mode="json")}))
+    command = [sys.executable, "-c", FAILED_ENGINE, str(request), "--error-file", str(report)]
+    with subprocess.Popen(
+        command, env=worker.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        shown = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, shown
+    assert f"first process {process.pid}" in shown
+    assert "transformers' generate instead" in shown
+    assert "the first process went on" not in shown
+    run = RunDir(Path(given.run.root) / "it")
+    assert (run.status()["state"], run.status()["pid"]) == ("finished", process.pid)
+    assert json.loads((run.path / "env.json").read_text())["engine"]["name"] == "hf"
+    assert run.log.read_text().count("died starting") >= 1, "what the first process said stays in the log"
 
 
 def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(
