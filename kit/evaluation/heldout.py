@@ -26,6 +26,8 @@ from kit.generation.prompts import question as question
 from kit.generation.prompts import render as render
 
 if TYPE_CHECKING:
+    import torch
+
     from kit.generation.tools import ToolSetup
     from kit.models.failures import BatchSizeBackoff
     from rewards import Context, Evaluation, Preset, Sample, Score
@@ -73,6 +75,7 @@ class HeldOut:
             self.note = "generated without generation.rollout, which needs the trainer"
             log.warning("The held-out score is %s.", self.note)
         self.asked: dict[str, list[int]] = {}  # ids of the texts that the model was given
+        self.half: torch.dtype | None = None  # what float32 weights compute in, where training passes do
         self.further: dict[str, Any] = {}  # what generate() is given beside its inputs and settings
         self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
@@ -212,7 +215,7 @@ class HeldOut:
     def _generate(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         import torch
 
-        from kit.generation.decoding import fast_decoding
+        from kit.generation.decoding import as_in_training, fast_decoding
         from kit.models.family import placeholders
 
         with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
@@ -242,7 +245,7 @@ class HeldOut:
         batch = batch.to(model.device)
         settings = self._generation_config(sample, ends)
         settings.suppress_tokens = list(placeholders(model.config)) or None
-        with torch.inference_mode(), fast_decoding(model):
+        with torch.inference_mode(), as_in_training(model, self.half), fast_decoding(model):
             output = model.generate(
                 **(batch if with_images else {name: batch[name] for name in ("input_ids", "attention_mask")}),
                 generation_config=settings,

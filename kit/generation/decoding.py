@@ -24,7 +24,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -52,6 +52,17 @@ EVERY_COPY_READ = "_kit_every_copy_read"
 CAME_BACK = "its cache came back as"
 """The reason that holds for every batch of a model."""
 log = logging.getLogger("kit")
+
+
+def as_in_training(model: Any, half: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Inside, float32 weights (all of a model that trains whole) compute in `half`, as a training pass does.
+
+    Weights in fewer bits keep their own precision: bitsandbytes' product for decoding wants no autocast.
+    """
+    weight = model.get_input_embeddings().weight
+    if half is None or weight.dtype != torch.float32:
+        return nullcontext()
+    return torch.autocast(weight.device.type, dtype=half)
 
 
 @contextmanager

@@ -204,6 +204,13 @@ def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
     return torch.float32
 
 
+def autocast_dtype(config: ModelConfig, backend: Backend) -> torch.dtype | None:
+    """What float32 weights compute in where all train on a GPU; None: in the precision of the weights."""
+    if config.lora is not None or backend.device != "cuda" or config.dtype == "float32":
+        return None
+    return torch_dtype(config.dtype, backend.device)
+
+
 def keep_trainable_in_float32(model: Any) -> None:
     """Makes every weight that trains float32, for the reason that `weights_dtype` gives.
 

@@ -50,7 +50,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     from kit.generation.tools import check_turns, load_tools
     from kit.models.backend import use_threads
     from kit.models.failures import BatchSizeBackoff
-    from kit.models.loading import find_model, load_model
+    from kit.models.loading import autocast_dtype, find_model, load_model
     from kit.models.start import put_on
 
     use_threads(config.run.threads, config.model.name)
@@ -67,6 +67,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     memory = BatchSizeBackoff() if config.run.on_out_of_memory == "halve" else None
     settings = (config.evaluation, config.generation)
     heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
+    heldout.half = autocast_dtype(config.model, files.backend)
     name = request.get("name", "again")
     with reporter.bar(f"Held-out score, {name}") as advance:
         result = heldout.score(model, advance, step=step)

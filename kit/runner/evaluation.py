@@ -13,6 +13,7 @@ from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
 from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
+from kit.models.loading import autocast_dtype
 from kit.runner.distributed import world_size
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runner.recording import PhaseProgress
@@ -60,6 +61,7 @@ class HeldOutScores:
             processor=parts.files.processor,
             name=str(parts.config.run.id),
         )
+        self.heldout.half = autocast_dtype(parts.config.model, parts.files.backend)
 
     def __call__(self, model: Any, name: str, step: int) -> dict[str, Any]:
         """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from kit.data.images import IMAGES
 from kit.data.rows import IDS
 from kit.errors import DataError
-from kit.generation.decoding import fast_decoding
+from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
@@ -46,6 +48,8 @@ class Generator:
         """Parts of a generation batch in training."""
         self.fast_decoding = False
         """Generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of the same seed."""
+        self.half: torch.dtype | None = None
+        """What training passes compute in by autocast; None: in the precision of the weights."""
         self.replay_support = False
         """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
         self.engine: Any = None
@@ -134,7 +138,8 @@ class Generator:
                 made += make(prompt_ids[start : rows.stop], seen, own_fields)[0]
             return made, None
 
-        with fast:
+        half = as_in_training(self.policy, self.half) if own else nullcontext()
+        with fast, half:
             if self.backoff is None or not own:
                 return completions(count)
             return self.backoff.attempt("generation", count, completions)

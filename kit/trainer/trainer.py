@@ -178,6 +178,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                     one.padding_side = "left"
         backoff = self.memory if objective is not None else None
         self.generator = Generator(self.family, policy, backoff)
+        self.generator.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
         self.rollout_memory = RolloutMemory()
         self.old_logps = OldLogps(self._weights_now)

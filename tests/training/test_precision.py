@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kit.config import LoraConfig, ModelConfig, load_config
 from kit.errors import ModelError
 from kit.models import loading as models
 from kit.models import memory
 from kit.models.backend import Backend
-from kit.models.loading import LoadedModel, find_model, load_model
+from kit.models.loading import LoadedModel, autocast_dtype, find_model, load_model
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -155,3 +156,20 @@ def test_a_broken_file_whose_message_speaks_of_memory_is_explained(monkeypatch: 
     monkeypatch.setattr(models, "_auto", lambda name: broken)
     with pytest.raises(ModelError, match="could not be loaded"):
         find_model(ModelConfig(name="someone/model"), chat=True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_completions_of_weights_that_all_train_are_made_in_the_precision_of_a_training_pass(
+    new_trainer: Callable[..., Any], whole: bool
+) -> None:
+    """transformers' `generate` knows no autocast of the trainer's: it would multiply in float32."""
+    trainer = new_trainer(objective="grpo", bf16=whole, unchecked=True)
+    seen: set[torch.dtype] = set()
+    layer = next(module for name, module in trainer.model.named_modules() if name.endswith("k_proj"))
+    layer.register_forward_hook(lambda module, given, made: seen.add(made.dtype))
+    trainer.model.eval()
+    trainer._generate_and_score_completions(trainer.train_dataset.to_list()[:1] * 4)
+    assert seen == {torch.bfloat16 if whole else torch.float32}
+    gpu = Backend("transformers", "cuda", "")
+    assert autocast_dtype(ModelConfig(lora=None, dtype="float32"), gpu) is None
+    assert autocast_dtype(ModelConfig(), gpu) is None
