@@ -19,6 +19,7 @@ from kit.export.source import end_ids, open_source
 from kit.generation.multi_turn import Conversation, own_tokens
 from kit.generation.prompts import has_pictures, is_plain, note_opened_thinking
 from kit.models.start import untrained
+from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -64,7 +65,9 @@ class ChatModels:
         settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
         self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
         no_rollout = f"Answers here are {self.answerer.note}; they are not rewarded." if self.answerer.note else None
-        self.note = " ".join(said for said in (note, no_rollout, no_rows) if said)
+        holder = gpu_holder()
+        shared = f"This chat shares {holder}; what it takes, that run may lack." if holder else None
+        self.note = " ".join(said for said in (note, no_rollout, no_rows, shared) if said)
 
     def about(self) -> dict[str, Any]:
         """Run, step, model and device, for the session's `ready` event."""

@@ -77,6 +77,11 @@ class ChatSession:
         return self._worker is not None and self._worker.poll() is None
 
     @property
+    def answering(self) -> bool:
+        """Whether a question is under way."""
+        return bool(self._owners)
+
+    @property
     def pid(self) -> int | None:
         """The process's pid while it runs."""
         return self._worker.pid if self._worker is not None and self.alive else None

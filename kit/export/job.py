@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kit.errors import ConfigError, RunError
 from kit.export import target as places
 from kit.export.request import NOT_VERIFIED, bytes_needed, check_place, check_push
+from kit.runs.lock import held_gpu
 
 if TYPE_CHECKING:
     from kit.export.source import Source
@@ -36,7 +37,7 @@ def export_run(request: dict[str, Any], quiet: bool) -> None:
     from kit.runs.store import RunDir
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
-    with logs.collecting(), logs.written_to(run.log):
+    with held_gpu("an export"), logs.collecting(), logs.written_to(run.log):
         export(run, request, Reporter(quiet))
 
 

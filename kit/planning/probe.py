@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import RunError
+from kit.runs.lock import held_gpu
 from kit.runs.worker import call
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     from kit.runner.prepare import prepare
 
     reporter, logs = Reporter(quiet), LogCapture()
-    with logs.collecting(), explained():
+    with held_gpu("a probe"), logs.collecting(), explained():
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
         use_threads(config.run.threads, config.model.name)

@@ -31,6 +31,7 @@ from kit.generation.prompts import thinking_note
 from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import advantage_kind, group, plain
 from kit.runs.files import to_json
+from kit.runs.lock import held_gpu
 from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
@@ -500,7 +501,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     from kit.runner.console import LogCapture, Reporter
 
     reporter, logs = Reporter(quiet), LogCapture()
-    with logs.collecting():
+    with held_gpu("sampling the base model"), logs.collecting():
         from kit.models.backend import use_threads
         from kit.models.failures import explained
         from kit.models.libraries import load_libraries

@@ -15,6 +15,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import RunError
 from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import read_result, weights_of
+from kit.runs.lock import held_gpu
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -30,7 +31,7 @@ def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
     from kit.runs.store import RunDir
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
-    with logs.collecting(), logs.written_to(run.log):
+    with held_gpu("an evaluation"), logs.collecting(), logs.written_to(run.log):
         return _evaluate(run, request, Reporter(quiet))
 
 

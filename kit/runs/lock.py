@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.errors import RunError
+
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
@@ -110,6 +112,33 @@ class GpuLock:
         return self.folder / f"gpu-{plain}.lock"
 
 
+@contextlib.contextmanager
+def held_gpu(what: str) -> Iterator[None]:
+    """Holds this process's GPUs while `what` (e.g. "an evaluation") uses them. Raises `RunError` where another has one.
+
+    What shared a card with a run unasked could push it out of memory, and so change the run for good.
+    """
+    lock = GpuLock(gpus())
+    holder = lock.take({"what": what, "pid": os.getpid()})
+    if holder is not None:
+        raise RunError(
+            f"There is no GPU for {what}: it would share {holder}. Wait until that has ended or stop it, or name another GPU "
+            "with CUDA_VISIBLE_DEVICES (empty: the CPU)."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def gpu_holder() -> str | None:
+    """Who holds a GPU that this process would use, in words; None: nobody."""
+    lock = GpuLock(gpus())
+    holder = lock.take({"what": "a look at who has it", "pid": os.getpid()})
+    lock.release()
+    return holder
+
+
 def lock_folder() -> Path:
     """Where the locks of GPUs are."""
     return cache_folder() / "locks"
@@ -138,6 +167,7 @@ def _unlock(handle: int) -> None:
 def _holder(path: Path) -> str:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return f"run '{known['run']}' (process {known['pid']})"
+        who = f"run '{known['run']}'" if "run" in known else known["what"]
+        return f"{who} (process {known['pid']})"
     except (OSError, ValueError, LookupError, TypeError):
         return "another run"

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.files import human_size
+from kit.runs.lock import gpus
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
@@ -79,6 +80,14 @@ class Pool:
             known = self._sessions.get(run_id)
         return known[1] if known is not None and known[1].alive else None
 
+    def close_idle(self) -> None:
+        """Ends the sessions that nobody waits for an answer of; the next question loads the model again."""
+        with self._lock:
+            sessions = [session for _, session in self._sessions.values()]
+        for session in sessions:
+            if session.alive and not session.answering:
+                session.close()
+
     def check_memory(self, run: RunDir) -> None:
         """Raises `RunError` where a run is training and the model would not fit beside it."""
         live = [other.id for other, status in self.site.store.statuses() if status["state"] in ALIVE]
@@ -96,9 +105,10 @@ class Pool:
 
     def _check_room(self, live: str, needed: int) -> None:
         free = {"memory": psutil.virtual_memory().available}
-        gpus = Reading().gpus()
-        if gpus and all(figure.isdigit() for figure in gpus[0][2:4]):
-            free["GPU memory"] = (int(gpus[0][3]) - int(gpus[0][2])) * 1024**2
+        cards = Reading().gpus()
+        own = next((int(name) for name in gpus() if name.isdigit() and int(name) < len(cards)), 0)
+        if cards and all(figure.isdigit() for figure in cards[own][2:4]):
+            free["GPU memory"] = (int(cards[own][3]) - int(cards[own][2])) * 1024**2
         for name, room in free.items():
             if room < needed:
                 raise RunError(
@@ -301,6 +311,7 @@ class Screen:
 
     def __init__(self, site: Site) -> None:
         self.site, self.pool = site, Pool(site)
+        site.idle.append(self.pool.close_idle)
 
     def load(self, run_id: Any, which: Any, search: Any) -> Iterator[list[Any]]:
         """Loads the model, and fills the picker: [status, picker]."""

@@ -81,11 +81,12 @@ class Bench:
         return self._worker
 
     def _rest(self) -> None:
-        self._idle = threading.Timer(IDLE_SECONDS, self._leave)
+        self._idle = threading.Timer(IDLE_SECONDS, self.leave)
         self._idle.daemon = True
         self._idle.start()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Ends the child unless it is answering."""
         if self._lock.acquire(blocking=False):
             try:
                 self.close()
@@ -131,6 +132,10 @@ class Benches:
                 self.ask("warm")
 
         threading.Thread(target=work, name="warm", daemon=True).start()
+
+    def close_heavy(self) -> None:
+        """Ends the child that may hold a part of a GPU, unless it is answering."""
+        self._heavy.leave()
 
     def close(self) -> None:
         self._light.close()

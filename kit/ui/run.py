@@ -218,6 +218,7 @@ def go_on(site: Site, run_id: Any, forced: Any) -> str:
         run = site.run(run_id)
         force = forced is True and bool(run.status().get("refused"))
         where = run.where_resumed()  # asked before: the run may write its first checkpoint at any moment from now on
+        site.make_room()
         resume(run.id, site.settings.root, force=force, detach=True)
     except KitError as problem:
         return m.error(problem)

@@ -35,6 +35,14 @@ class Site:
     settings: Settings
     benches: Benches = field(default_factory=Benches)
     jobs: Jobs = field(default_factory=Jobs)
+    idle: list[Callable[[], object]] = field(default_factory=list)
+    """What ends idle processes of screens that hold a part of a GPU."""
+
+    def make_room(self) -> None:
+        """Gives what this server holds of a GPU to a run that is about to start, which plans with what is free."""
+        self.benches.close_heavy()
+        for end in self.idle:
+            end()
 
     @property
     def store(self) -> RunStore:

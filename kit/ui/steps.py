@@ -429,6 +429,7 @@ def begun(site: Site, read: Callable[[], Draft]) -> list[str]:
                 )
             if config.run.id is None:
                 config.run.id = site.store.new_id(draft.preset)
+            site.make_room()
             run = start(config)
     except KitError as problem:
         return [m.error(problem), ""]

@@ -14,8 +14,9 @@ import pytest
 from patience import dead, kill, wait_for
 
 from kit.api import launch as api
+from kit.errors import RunError
 from kit.runs import lock, supervisor
-from kit.runs.lock import GpuLock, exclusive, gpus, lock_folder
+from kit.runs.lock import GpuLock, exclusive, gpu_holder, gpus, held_gpu, lock_folder
 from kit.runs.store import RunDir, RunStore
 
 pytestmark = pytest.mark.survival
@@ -69,6 +70,28 @@ def test_a_second_run_hears_who_has_the_gpu(tmp_path: Path) -> None:
     first.release()
     assert second.take(ME) is None
     second.release()
+
+
+def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, tmp_path: Path) -> None:
+    """Beside a run they would push it out of memory, and its halved sizes stay."""
+    from kit.export.job import export_run
+    from kit.planning import probe, signal
+    from kit.runner.evaluate import evaluate_run
+
+    run = GpuLock(gpus())
+    assert run.take({"run": "a", "pid": 12}) is None
+    request = {"run_dir": str(tmp_path / "runs" / "b"), "config": {}}
+    for job in (probe.job, signal.job, evaluate_run, export_run):
+        with pytest.raises(RunError, match=r"GPU 0, which run 'a' \(process 12\) uses"):
+            job(request, True)
+    run.release()
+    with held_gpu("an evaluation"):
+        other = GpuLock(gpus())
+        assert other.take(ME) == f"GPU 0, which an evaluation (process {os.getpid()}) uses"
+    assert other.take(ME) is None
+    assert "run 'mine'" in str(gpu_holder())
+    other.release()
+    assert gpu_holder() is None
 
 
 def test_of_several_gpus_all_are_taken_or_none(tmp_path: Path) -> None:

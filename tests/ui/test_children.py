@@ -162,3 +162,30 @@ def test_the_page_brings_nothing_heavy() -> None:
     code += "import sys; print('LOADED', *[m for m in ('torch', 'transformers', 'trl', 'unsloth', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rpartition("LOADED")[2].split() == []
+
+
+def test_a_run_that_starts_is_given_what_idle_children_hold_of_a_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.ui.chat import Pool
+    from kit.ui.settings import Settings
+    from kit.ui.site import Site
+
+    class Session:
+        alive = True
+
+        def __init__(self, answering: bool) -> None:
+            self.answering = answering
+
+        def close(self) -> None:
+            self.alive = False
+
+    site = Site(Settings(root=tmp_path))
+    pool, idle, busy = Pool(site), Session(False), Session(True)
+    pool._sessions.update({"idle": ("", idle), "busy": ("", busy)})  # type: ignore[dict-item]
+    site.idle.append(pool.close_idle)
+    first = site.benches._heavy.ask({"question": "who"})
+    site.make_room()
+    assert (idle.alive, busy.alive) == (False, True)
+    assert site.benches._heavy.ask({"question": "who"}) != first
+    site.close()
