@@ -29,7 +29,9 @@ def export(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; else export/FORMAT in the run.")] = None,
     checkpoint: Checkpoint = None,
     quantization: Annotated[str, typer.Option(metavar="TYPE", help="Of GGUF: f16, q8_0, q4_k_m, ...")] = "q4_k_m",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="Of merged weights: auto, float16 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help="Of merged weights: auto, float16, bfloat16 or float32.")
+    ] = "auto",
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="16-bit base to merge into; else the run's.")
     ] = None,

@@ -54,7 +54,8 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
     notes += [note] if note else []
     _check(source, what, request)
     adapter = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-    places.check_space(target, bytes_needed(what, source.files.parameters, adapter, request["quantization"]))
+    needed = bytes_needed(what, source.files.parameters, adapter, request["quantization"], request["dtype"])
+    places.check_space(target, needed)
     reporter.say(f"Exporting {run.id}, weights of step {source.step}, as {name} to {target}")
     for each in notes:
         reporter.say(f"note: {each}")

@@ -117,12 +117,12 @@ def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
     return found.loosest(LIMITS["nf4"]) if base_in_4bit else found
 
 
-def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m") -> int:
+def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m", dtype: str = "auto") -> int:
     """Bytes that an export takes while it is made, the intermediate ones included; a tenth is added for the rest.
 
     `parameters` is the number of weights of the model, `adapter` the size of the trained files in bytes.
     """
-    half = 2 * parameters
+    half = (4 if dtype == "float32" else 2) * parameters
     bits = {"float32": 32, "float16": 16, "bfloat16": 16, "q8_0": 8.5, "q6_k": 6.6, "q5_k_m": 5.7, "q4_k_m": 4.9,
             "q3_k_m": 4.0, "q2_k": 3.4}[precision(quantization)]  # fmt: skip
     gguf = half + parameters * bits / 8 + (half if quantization not in CONVERTED else 0)
@@ -134,7 +134,7 @@ def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "
 
 
 JOB = "kit.export.job"
-DTYPES = ("auto", "float16", "bfloat16")
+DTYPES = ("auto", "float16", "bfloat16", "float32")
 NOT_VERIFIED = ".not-verified"
 """After the name of a folder that is not what was trained."""
 

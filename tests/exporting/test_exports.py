@@ -372,6 +372,12 @@ def test_what_rounding_takes_from_tensors_is_no_fault_where_the_answers_are_righ
     assert any("--dtype float32, or --to adapter" in fault for fault in bad.faults)
 
 
+def test_float32_keeps_what_16_bits_would_round_away(run: RunDir) -> None:
+    result = export(run, "merged-16bit", prompts=2, dtype="float32")
+    assert (result["stored"], result["verification"]["faults"]) == ("float32", [])
+    assert {tensor.dtype for tensor in load_file(Path(result["path"]) / WEIGHTS).values()} == {torch.float32}
+
+
 def test_updates_are_those_of_peft(source: Source) -> None:
     model = source.load()
     layer = model.base_model.model.model.layers[0].mlp.down_proj
