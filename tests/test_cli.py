@@ -95,7 +95,7 @@ def test_config_schema_is_json() -> None:
 
 
 def test_lists_name_what_there_is() -> None:
-    assert "quickstart" in run("config", "presets")
+    assert "quickstart" in run("config", "show")
     listed = run("reward", "list")
     assert "gsm8k-reasoning" in listed
     assert "other packages by `python`." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"

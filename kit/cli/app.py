@@ -169,7 +169,6 @@ app.command()(cli_runs.stop)
 app.command()(cli_runs.resume)
 app.command("eval")(cli_runs.evaluate)
 app.command()(cli_runs.report)
-app.command()(cli_runs.note)
 app.command()(cli_runs.share)
 app.command()(cli_chat.export)
 app.command()(cli_chat.chat)
@@ -244,16 +243,16 @@ def config_schema() -> None:
 
 
 @config_app.command("show")
-def config_show(config: ConfigArgument, override: Overrides = None) -> None:
-    """Print CONFIG with every default written out."""
-    typer.echo(_load(config, override or []).to_yaml(), nl=False)
-
-
-@config_app.command("presets")
-def config_presets() -> None:
-    """List the configurations that come with the kit."""
+def config_show(
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a preset's name.")] = None,
+    override: Overrides = None,
+) -> None:
+    """Print CONFIG with every default written out; without CONFIG list the presets."""
     from kit.config import find_config, preset_names
 
+    if config is not None:
+        typer.echo(_load(config, override or []).to_yaml(), nl=False)
+        return
     print_table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
 
 

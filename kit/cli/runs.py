@@ -254,26 +254,6 @@ def report(
     typer.echo(Run(run_id, root).report(output))
 
 
-def note(
-    run_id: Id,
-    text: Annotated[str | None, typer.Argument(help="A paragraph to add; without it the notes are shown.")] = None,
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Remove what was noted; a text given then stands alone.")
-    ] = False,
-    root: Root = Path("runs"),
-) -> None:
-    """Show or add notes on a run. They are kept in its folder and stand in its report."""
-    from kit.runs.store import RunStore
-
-    run = RunStore(root).open(run_id)
-    before = run.read_notes()
-    if text is None and not clear:
-        typer.echo(before or f"No notes yet. Add some with: grpo-kit note {run.id} TEXT{run.root_option}")
-        return
-    run.write_notes("\n\n".join(filter(None, ["" if clear else before, text])), seen=before)
-    typer.echo(f"noted: {run.notes}" if text else f"removed: {run.notes}")
-
-
 def share(
     run_id: Id,
     to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a folder for any static host.")] = None,

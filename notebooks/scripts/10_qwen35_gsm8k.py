@@ -59,7 +59,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # ## The configuration
 #
 # The preset `qwen35-gsm8k` as it is: LoRA of rank 32, 8 problems with 8 completions each a step, `dapo`, the reward for the right
-# number and a little for the layout. `grpo-kit config presets` lists its neighbours `gemma4-gsm8k` and `granite4-gsm8k`: change
+# number and a little for the layout. `grpo-kit config show` lists its neighbours `gemma4-gsm8k` and `granite4-gsm8k`: change
 # the name below for one of them. flash-linear-attention and causal-conv1d make the recurrent layers quicker where they are
 # installed.
 
