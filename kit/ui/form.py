@@ -431,8 +431,7 @@ def _put_aside(draft: Draft | None) -> list[Any]:
     number = len(draft.changes)
     several = number != 1
     words = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
-    label = "Bring them back" if several else "Bring it back"
-    return [m.page(m.note(words, "warn")), gr.Button(visible=True, value=label)]
+    return [m.page(m.note(words, "warn")), gr.Button(visible=True)]
 
 
 def changed(draft: Draft, key: Key, value: Any) -> Draft:

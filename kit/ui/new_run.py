@@ -93,11 +93,11 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
         start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
         note = gr.HTML(elem_id="start-said")
         place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
-    with gr.Accordion("YAML and command: every setting", open=False, elem_id="yaml-fold") as fold:
-        command = gr.Textbox(
-            label="The same on the command line", lines=1, max_lines=4, interactive=False, buttons=["copy"],
-            elem_id="command",
-        )  # fmt: skip
+    command = gr.Textbox(
+        label="The same on the command line", lines=1, max_lines=3, interactive=False, buttons=["copy"],
+        elem_id="command",
+    )  # fmt: skip
+    with gr.Accordion("YAML: every setting", open=False, elem_id="yaml-fold") as fold:
         yaml = gr.Code(language="yaml", lines=12, max_lines=28, interactive=True, elem_id="yaml", label="run.yaml")
         take = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)

@@ -38,7 +38,10 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Mark
     sentence = m.tag("div", f"{title}: {_sentence(key, before, after, change)}", class_="big")
     gap = [_value(key, end, signed=True).replace(" %", "") for end in (change.value, change.low, change.high)]
     unit = " points" if key == "greedy_accuracy" else ""
-    sure = m.tag("p", f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval).", class_="dim")
+    sure = Markup("")
+    if not change.paired or change.better + change.worse:
+        words = f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval)."
+        sure = m.tag("p", words, class_="dim")
     picture = _picture(key, {"before": before[key], "after": after[key]})
     return m.tag("div", sentence + sure + picture, class_=f"verdict {level}") + _answers(before, after)
 

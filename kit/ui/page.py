@@ -52,6 +52,10 @@ def head() -> str:
     return f"<style>{PHONE.read_text(encoding='utf-8')}</style>"
 
 
+TITLE = """() => {
+  const run = new URLSearchParams(location.search).get('run');
+  document.title = [run, 'SCREEN', 'grpo-kit'].filter(Boolean).join(' · ');
+}"""
 SCREENS = (
     ("New run", "new", new_run.build),
     ("Run", "run", run.build),
@@ -69,4 +73,6 @@ def build(site: Site) -> gr.Blocks:
     for title, path, screen in SCREENS:
         with blocks.route(title, f"/{path}"):
             screen(site, blocks)
+            # A run that the address names stands first, so that tabs of a browser can be told apart.
+            blocks.load(None, [], [], js=TITLE.replace("SCREEN", title))
     return blocks

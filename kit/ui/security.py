@@ -260,8 +260,10 @@ def with_headers(send: Send, path: str, body: Body) -> Send:
 
 async def refuse(send: Send, refusal: Refusal) -> None:
     """The answer in place of the one asked for."""
-    body = refusal.text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    lost = refusal.status == 404  # by a person, perhaps
+    body = (f'<!doctype html><p>{refusal.text} <a href="/">Home</a></p>' if lost else refusal.text).encode()
+    kind = b"text/html" if lost else b"text/plain"
+    headers = [(b"content-type", kind + b"; charset=utf-8"), (b"content-length", str(len(body)).encode())]
     await send(
         {"type": "http.response.start", "status": refusal.status, "headers": [*headers, *HEADERS, *refusal.headers]}
     )

@@ -143,6 +143,8 @@ def make_app(settings: Settings) -> Any:
     add_files(app, settings.root)
     blocks = build(site)
     blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
+    # Gradio looks for work a thousand times a second, 5 % of a core while nobody asks for anything; it has no option for that.
+    blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.05, 0.2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
         mounted = gr.mount_gradio_app(

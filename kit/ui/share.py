@@ -153,6 +153,7 @@ class Share:
         hidden = any(part.startswith(".") for part in path.parts[len(base.parts) :])
         if (
             path == base
+            or name.startswith("~")
             or not path.is_relative_to(base)
             or hidden
             or path.is_relative_to(self.site.store.root.resolve())

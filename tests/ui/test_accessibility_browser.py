@@ -21,7 +21,7 @@ from kit.ui.new_run import STEPS
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 __all__ = ["tab"]
 TABS = {"/new": tuple(STEPS), "/run": tuple(name.capitalize() for name in run.TABS)}
-INNER = {"3 Reward Lab": ("Let it write", "Try to cheat", "Signal check", "Play")}
+INNER = {"2 Reward": ("Let it write", "Try to cheat", "Signal check")}
 """Tabs within a tab, but the first, which is open."""
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]},
@@ -51,7 +51,7 @@ def test_no_screen_has_a_violation(made: Any, tab: Callable[..., Tab], screen: s
     one = tab(made, screen if screen in ("/", "/new", "/compare") else f"{screen}?run=one", 390, "dark")
     one.add_style_tag(content="* {transition: none !important}")  # colours that fade in are another contrast meanwhile
     found: list[str] = []
-    folded = {"1 Model": ("#yaml-fold", "#yaml .cm-line"), "4 Settings": ("#objective-before", "#before-shown svg")}
+    folded = {"1 Data": ("#yaml-fold", "#yaml .cm-line")}
     for width, scheme in ((390, "dark"), (1280, "light")):
         look(one, width, scheme)
         found += violations(one)

@@ -52,7 +52,7 @@ def test_empty_states(page: Any, tab: Callable[..., Tab]) -> None:
         one = tab(page, path)
         sees(one, text)
         fits_a_phone(one)
-        one.close()  # a browser keeps six connections to a server, and each tab needs one for itself
+        one.close()
 
 
 def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
@@ -63,23 +63,23 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
     path.write_text("topic,task,right\n" + "".join(f"sum,What is {i} + {i}?,{2 * i}\n" for i in range(40)))
     new = tab(page)
     sees(new, "No runs yet")
-    press(new, "Bring my data")
-    new.wait_for_url("**/new?step=2")
+    new.get_by_role("button", name=re.compile("^My data")).click()
+    new.wait_for_url("**/new?step=1")
     new.go_back()
-    press(new, "Open the example")
+    new.get_by_role("button", name=re.compile("^Look at a finished run")).click()
     new.wait_for_url("**/run?run=example")
     sees(new, "24 of 24")
     new.get_by_role("link", name="New run").click()
     expect(new.locator("#command textarea")).to_have_value(re.compile("train my-data"))
 
-    choose(new, "key-model-name", "embedded")
-    sees(new, "fits this machine")
-    press(new, "Next: Data →")
     new.locator("#drop-data input[type=file]").set_input_files(path)
-    sees(new, "No column can be told to be the prompt")
-    for role, column in (("prompt", "task"), ("reference", "right")):
-        choose(new, f"key-data-{role}_column", column)
-        expect(new.locator("#command textarea")).to_have_value(re.compile(f'data.{role}_column="{column}"'))
+    sees(new, "prompt 'task', right answers 'right', reward gsm8k-reasoning; the right answers in 'right' are numbers")
+    expect(new.locator("#command textarea")).to_have_value(re.compile('reference_column="right"'))
+    step(new, "3 Model and training")
+    choose(new, "key-model-name", "embedded")
+    expect(new.locator("#command textarea")).to_have_value(re.compile("model.name"))
+    step(new, "1 Data")
+    new.get_by_text("Limits, other column names, tasks").click()
     held = new.locator("#key-data-heldout textarea").first
     held.fill("8")
     held.blur()
@@ -90,7 +90,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
     assert 'data.source="runs/.uploads/mine.csv"' in new.locator("#command textarea").input_value()
     assert sorted(one.name for one in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
 
-    press(new, "Next: Reward Lab →")
+    step(new, "2 Reward")
     press(new, "Fill in examples for this row")
     sees(new, "rewards differ: this group teaches")
     sees(new, "accuracy read:")
@@ -99,26 +99,19 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
     sees(new, re.compile(r"None of \d+ hacks"))
     press(new, "Audit on my rows")
     sees(new, "No attack is paid on any of 12 rows")
+    new.get_by_text("Parameters and weights").click()
     new.locator("#reward-weight-0 input[type=range]").focus()
     new.keyboard.press("ArrowRight")
     expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'))
-    sees(new, "All shaping together moves the total by at most 0.31")
-    step(new, "Play")
-    press(new, "Begin")
-    sees(new, "what the model is asked")
-    new.locator("#play-answer textarea").fill("<answer>0</answer>")
-    press(new, "Give this answer")
-    sees(new, "What you would be rewarded")
-
-    press(new, "Next: Settings →")
+    sees(new, "The other parts can add 0.31")
+    step(new, "3 Model and training")
     for key, value in QUICK.items():
         fill(new, key, value)
-    press(new, "Next: Plan & start →")
     name = new.locator("#run-name textarea, #run-name input").first
     name.fill("way")
     name.blur()
-    press(new, "Check and plan")
-    sees(new, "Everything checked; it can be started.")
+    sees(new, "Scored the first row")
+    sees(new, re.compile("^Fits: "))
     press(new, "Start")
     new.wait_for_url("**/run?run=way")
     run = new
@@ -131,9 +124,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
     sees(run, "Held-out problems solved")
     step(run, "Completions")
     sees(run, re.compile(r"Step 2: \d of 2 groups teach"))
-    run.get_by_role("button", name="this prompt over time").first.click()
-    sees(run, re.compile("One prompt, "))
-    run.get_by_role("link", name="Export it").click()
+    run.get_by_role("link", name="Export").last.click()
     run.wait_for_url("**/export?run=way")
     sees(run, "Room on the disk")
     expect(run.locator("#export-weights input")).to_have_value("the run's result")
@@ -217,14 +208,15 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     for one in (second, third):
         one.locator("#run-resume").wait_for()
     stopped_at = status(again, "long")["step"]
-    step(third, "Checkpoints")
-    sees(third, "resume goes on here")
+    step(third, "More")
+    third.get_by_text("Checkpoints", exact=True).click()
+    sees(third, "Resume continues from here")
     third.locator("#run-resume").click()
     sees(third, "goes on from its last whole checkpoint")
     wait_for(lambda: status(again, "long").get("step", 0) > stopped_at)
     sees(third, "running")
     third.locator("#run-now").click()
-    sees(third, "What was learned since the last checkpoint is lost")
+    sees(third, "It saves first where it can")
     third.locator("#run-now-no").click()
     assert status(again, "long")["state"] == "running"
     third.goto(again.url)
@@ -275,7 +267,7 @@ def test_charts_of_ten_thousand_steps_and_the_keyboard(page: Any, tab: Callable[
         ".map(p => (p.getAttribute('d') || '').split(/[ML]/).length))"
     )
     assert shown <= 1 + 2 * 500
-    assert one.locator("#run-charts svg").count() >= 10
+    assert one.locator("#run-charts svg").count() == 5
     fits_a_phone(one)
 
 
@@ -298,25 +290,19 @@ def test_the_explorer_filters_searches_and_pages(page: Any, tab: Callable[..., T
     sees(one, "finished")
     step(one, "Completions")
     sees(one, "Step 20: 1 of 2 groups teach")
-    one.locator("#completions-back").click()
+    slider = one.locator("#completions-step input[type=number]")
+    slider.fill("5")
+    slider.press("Enter")
     sees(one, "Step 5: 5 of 6 groups teach")
     expect(one.locator("#completions-shown .group")).to_have_count(3)
     one.locator("#completions-page input").fill("2")
     one.locator("#completions-page input").press("Enter")
     sees(one, "Step 5, group 4")
-    choose(one, "completions-mode", "List of all steps")
-    choose(one, "completions-keep", "reward failed")
-    sees(one, re.compile(r"completions in 6 steps"))
-    expect(one.locator("#completions-shown .completion:not(:has(.chip.timeout))")).to_have_count(0)
-    expect(one.locator("#completions-shown .completion")).not_to_have_count(0)
-    choose(one, "completions-keep", "all")
     one.locator("#completions-search textarea, #completions-search input").first.fill("3 + 4")
     one.locator("#completions-search textarea, #completions-search input").first.press("Enter")
     sees(one, "4 completions in 6 steps")
     expect(one.locator("#completions-shown mark").first).to_have_text("3 + 4")
     one.locator("#completions-shown summary").first.press("Enter")  # by keyboard
-    one.get_by_role("button", name="this prompt over time").first.press("Enter")
-    sees(one, "One prompt, 1 time")
 
 
 def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab: Callable[..., Tab]) -> None:
@@ -336,17 +322,17 @@ def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab:
              {"role": "tool", "name": "add", "content": "2"}]  # fmt: skip
     rows = [row | {"turns": json.dumps(calls) if place else None} for place, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(rows), run.completions / "step-00020.parquet")
-    one = tab(page, "/run?run=sides&tab=machine")
+    one = tab(page, "/run?run=sides&tab=more")
     sees(one, "Generation takes the most")
-    expect(one.locator("#run-machine svg")).to_have_count(3)
-    expect(one.locator("#run-machine svg").first.locator("path[style*='fill-opacity:.75']")).to_have_count(6)
+    stacked = one.locator("#run-more svg[aria-label^='Time a step']")
+    expect(stacked.locator("path[style*='fill-opacity:.75']")).to_have_count(6)
     step(one, "Completions")
     sees(one, "1. model")
     sees(one, "add(a=1)")
     choose(one, "completions-colour", "entropy")
     sees(one, "entropy: 0.1 to 1.2")
-    step(one, "Share")
-    one.wait_for_url("**tab=share**")
+    one.goto(f"{page.url}/export?run=sides")
+    one.get_by_text("Report, notes, publish the run").click()
     box = one.locator("#share-notes textarea")
     box.fill("a note of one's own")
     press(one, "Save notes")
@@ -354,9 +340,8 @@ def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab:
     assert run.read_notes() == "a note of one's own"
     sees(one, "What will be published")
     one.reload()
+    one.get_by_text("Report, notes, publish the run").click()
     expect(box).to_have_value("a note of one's own")
-    step(one, "Objective")
-    sees(one, "the clip's bound is active")
     one.set_viewport_size({"width": 390, "height": 900})
     assert one.evaluate("document.documentElement.scrollWidth") <= 390
 
