@@ -342,8 +342,9 @@ class Form:
         tree = section.nested().model_dump(mode="json")
         fresh = [shown(key, lookup(tree, key.name.removeprefix(f"{section.name}."))) for key, _ in below]
 
-        def fill(on: Any, *boxes: Any) -> list[Any]:
-            return [new if on and old in (None, "") else gr.skip() for old, new in zip(boxes, fresh, strict=True)]
+        def fill(on: Any, *boxes: Any) -> Any:
+            found = [new if on and old in (None, "") else gr.skip() for old, new in zip(boxes, fresh, strict=True)]
+            return found if len(found) > 1 else found[0]
 
         made = [one for _, one in below]
         switch.input(fill, [switch, *made], made, **QUIET)
