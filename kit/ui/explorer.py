@@ -364,8 +364,8 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
     explorer.inputs = [chosen, step, keep, search, page, before, colour]
     explorer.outputs = [step, page, shown, further, reached]
     look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | QUIET
-    for event in (keep.input, colour.input, search.submit, search.blur, step.release):
-        event(lambda: [1, 0], [], [page, before], **QUIET).then(**look)
+    for event in (keep.input, colour.input, search.submit, search.blur, step.input):  # of the slider also by keyboard
+        event(lambda: [1, 0], [], [page, before], trigger_mode="always_last", **QUIET).then(**look)
     page.submit(**look)
     page.blur(**look)
     further.click(lambda at: [at, 1], [reached], [before, page], **QUIET).then(**look)
