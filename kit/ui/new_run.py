@@ -111,7 +111,7 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
     starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
     start.click(None, [], [note], js=f"() => {json.dumps(starting)}")
     form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
-            trigger_mode="once", show_progress="hidden")  # fmt: skip
+            trigger_mode="once", show_progress="hidden", show_progress_on=[])  # fmt: skip
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
     return faults, state, command, yaml
 
