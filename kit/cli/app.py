@@ -93,9 +93,21 @@ def quickstart(
     override: Overrides = None,
     run_id: RunId = None,
     detach: Detach = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="On SmolLM2-135M instead, which learns to turn a sentence into JSON: ten minutes."),
+    ] = False,
 ) -> None:
     """Run all of it on the embedded model: a few minutes, no GPU."""
-    _train("quickstart", override, detach, seed=seed, steps=steps, objective=objective, run_id=run_id)
+    _train(
+        "quickstart-real" if real else "quickstart",
+        override,
+        detach,
+        seed=seed,
+        steps=steps,
+        objective=objective,
+        run_id=run_id,
+    )
 
 
 @app.command()

@@ -29,6 +29,7 @@ from kit.config.loading import apply_override, explain, read_yaml
 from kit.config.sections import (
     EMBEDDED,
     EMBEDDED_MODELS,
+    SMOLLM2,
     DataConfig,
     EvaluationConfig,
     GenerationConfig,
@@ -49,6 +50,7 @@ from kit.registry import did_you_mean
 __all__ = [
     "EMBEDDED",
     "EMBEDDED_MODELS",
+    "SMOLLM2",
     "DataConfig",
     "EvaluationConfig",
     "GenerationConfig",

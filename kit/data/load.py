@@ -66,7 +66,11 @@ def load_data(config: DataConfig) -> DataSplit:
     mapping = map_columns(source.columns, config)
     result = collect_rows(source, mapping, config)
     refuse_bad_rows(result, mapping, config)
-    sides = split_rows(result.keys, result.contents, config.heldout, config.seed)
+    if source.heldout is None:
+        sides = split_rows(result.keys, result.contents, config.heldout, config.seed)
+    else:
+        first = len(result.rows) - source.heldout
+        sides = Sides(list(range(first)), list(range(first, len(result.rows))), [])
     known = {ours: source.features[theirs] for theirs, ours in mapping.extras.items() if theirs in source.features}
     dataset, notes = build_dataset(result.rows, known, chat=config.chat)
     info = _info(config, source, mapping, result, sides)

@@ -214,6 +214,8 @@ class Source:
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+    heldout: int | None = None
+    """The last so many records are the held-out side. None: the held-out rows are chosen by a hash."""
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import DataConfig
 from kit.data.excel import read_excel
 from kit.data.rows import Fault, Record, Source
+from kit.data.sentences import SENTENCES, read_sentences
 from kit.errors import DataError
 from kit.registry import did_you_mean
 
@@ -34,6 +35,8 @@ def read_source(config: DataConfig) -> Source:
         from kit.data.tasks import read_task
 
         return read_task(config.source.removeprefix(TASK_PREFIX), config)
+    if config.source == SENTENCES:
+        return read_sentences(config)
     path = Path(config.source).expanduser()
     try:
         if path.is_dir():

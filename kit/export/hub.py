@@ -88,7 +88,9 @@ def _sentence(source: Source, what: str, base: str, quantization: str | None) ->
         "ollama": f"GGUF file ({quantization}) and Modelfile made from",
     }[what]
     recipe = source.config.objective.recipe
-    return f"{kind} {_shown(base)}, fine-tuned with GRPO ({recipe}); weights of step {source.step}."
+    origin = _env(source).get("model_origin") if base == source.run_name else None
+    end = f" {origin}" if origin else ""
+    return f"{kind} {_shown(base)}, fine-tuned with GRPO ({recipe}); weights of step {source.step}.{end}"
 
 
 def _scores(source: Source) -> str:
@@ -160,11 +162,17 @@ def _training(source: Source) -> str:
     return "\n".join(lines) + (f"\n\nTrained with {versions}." if versions else "")
 
 
-def _versions(source: Source) -> str:
+def _env(source: Source) -> dict[str, Any]:
+    """What env.json says of the run; empty where it cannot be read."""
     try:
-        found = json.loads(source.run.env.read_text(encoding="utf-8"))["packages"]
-    except (OSError, ValueError, KeyError):
-        return ""
+        found: dict[str, Any] = json.loads(source.run.env.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _versions(source: Source) -> str:
+    found = _env(source).get("packages", {})
     return ", ".join(
         f"{name} {found[name]}" for name in ("grpo-kit", "trl", "transformers", "peft", "torch") if name in found
     )

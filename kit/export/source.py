@@ -77,7 +77,7 @@ class Source:
         from kit.models.embedded import source_of
         from kit.models.loading import load_model
 
-        files = replace(self.files, source=source_of(self.start), revision=self.start_revision)
+        files = replace(self.files, source=source_of(self.start, self.start_revision), revision=self.start_revision)
         return load_model(files, self.config.model).model.eval()
 
     def note(self, text: str) -> None:
@@ -281,7 +281,7 @@ def starting_weights(source: Source, trained: Mapping[str, Any]) -> dict[str, An
     from kit.models.embedded import source_of
 
     try:
-        model = load_plain(source, source_of(source.start), revision=source.start_revision)
+        model = load_plain(source, source_of(source.start, source.start_revision), revision=source.start_revision)
     except KitError as error:
         source.note_no_start(error)
         return None

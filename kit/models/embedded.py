@@ -22,12 +22,18 @@ AGAIN = (
 )
 
 
-def source_of(name: str) -> str:
-    """The folder of an embedded model, its files checked; any other `model.name` is its own source.
+def source_of(name: str, revision: str | None = None) -> str:
+    """The folder or hub id that a `model.name` is loaded from.
 
-    Raises `ModelError` naming the file that is missing, unreadable, not the one that was shipped, or was put there.
+    Embedded models are checked, GGUF files converted at their first use; any other name is its own source. Raises
+    `ModelError` for a file that is missing, damaged, not the one that was shipped, or of an unsupported kind.
     """
-    return str(checked(MODELS / name)) if name in EMBEDDED_MODELS else name
+    if name in EMBEDDED_MODELS:
+        return str(checked(MODELS / name))
+    from kit.models.gguf import converted, file_of
+
+    file = file_of(name, revision)
+    return name if file is None else str(converted(file))
 
 
 def checked(folder: Path) -> Path:

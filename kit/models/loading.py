@@ -98,7 +98,7 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     backend = choose_backend(config)
     check_quantization(config, backend)
     weights_dtype(config, backend)
-    source = source_of(config.name)
+    source = source_of(config.name, config.revision)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     check_folder(source)
     start = find_start(config)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
+from kit.models.cache import built_once
 
 if TYPE_CHECKING:
     import torch
@@ -246,17 +245,7 @@ def with_merged(files: Any, config: ModelConfig) -> Any:
     if start is None or start.mode != "merge":
         return files
     stamp = f"{files.source} {files.revision} {start.sha256()}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-kit" / "merged"
-    place = root / hashlib.sha256(stamp.encode()).hexdigest()[:16]
-    if not place.is_dir():
-        half = place.with_name(f"{place.name}.{os.getpid()}")
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
-        _merge(files, config, start, half)
-        try:
-            half.rename(place)
-        except OSError:  # another process was first
-            shutil.rmtree(half)
+    place = built_once("merged", stamp, lambda folder: _merge(files, config, start, folder))
     return replace(files, source=str(place), revision=None)
 
 

@@ -237,7 +237,7 @@ def read_config(model: ModelConfig) -> Any:
 
     from kit.models.embedded import source_of
 
-    name = source_of(model.name)
+    name = source_of(model.name, model.revision)
     try:
         return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -270,7 +270,7 @@ def tokenizer_of(config: RunConfig) -> Any:
     from kit.models.embedded import source_of
     from kit.models.loading import load_tokenizer
 
-    source = source_of(config.model.name)
+    source = source_of(config.model.name, config.model.revision)
     keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
     return load_tokenizer(source, chat=config.data.chat, chat_template=config.model.chat_template, **keywords)
 

@@ -130,7 +130,7 @@ def summary(record: Record) -> Markup:
     else:
         words += f" after {number(step, 9)} of {number(total, 9)} steps" if is_number(total) else f" after {step} steps"
     end = f"This run {words}." + (f" Reason: {_sentence(reason)}" if reason else "")
-    return section("summary", kind, end, record.faults, alerts(record), figures(record))
+    return section("summary", kind, end, record.faults, alerts(record), figures(record), record.env.get("model_origin"))
 
 
 def alerts(record: Record) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from kit.generation.engine import Engine, record, with_engine
 from kit.generation.tools import NOTHING, ToolSetup
 from kit.models.backend import UNSLOTH, is_of_the_kit
 from kit.models.failures import BackoffEvent, BatchSizeBackoff, release, report_backoff
+from kit.models.gguf import origin_note
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
 from kit.models.memory import (
@@ -160,6 +161,9 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     args, backend, memory, notes = ready.args, ready.model.backend, ready.backoff, ready.notes
     engine = record(config, parts.engine, backend.name)
     stands_on = environment(backend, threads, args, config.run.seed, engine)
+    if (start := origin_note(parts.files.source)) is not None:
+        stands_on["model_origin"] = start
+        say(start)
     stands_on |= {"inputs": inputs(parts)}
     stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
     folder.write_json("env.json", stands_on)

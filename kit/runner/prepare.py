@@ -462,12 +462,15 @@ def validate(config: RunConfig) -> list[str]:
     Raises `KitError` for anything that would keep the run from starting.
     """
     from kit.generation.prompts import thinking_note
+    from kit.models.gguf import origin_note
     from kit.models.learning_rate import notes as learning_notes
     from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
     found, asked = prepare(config), config
     config, data, preset, files = found.config, found.data, found.preset, found.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
+    if (start := origin_note(files.source)) is not None:
+        notes.append(f"model: {start}")
     if files.shape is not None:
         device = files.backend.device
         work = planned_workload(

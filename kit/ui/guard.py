@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import rewards
-from kit.config import EMBEDDED, RunConfig, load_config, preset_names
+from kit.config import EMBEDDED, SMOLLM2, RunConfig, load_config, preset_names
+from kit.data.sentences import SENTENCES
 from kit.errors import ConfigError
 from kit.objective.recipes import recipe_names
 from kit.registry import did_you_mean
@@ -155,10 +156,10 @@ def _listed(settings: Settings) -> str:
 
 
 def _check_files(config: RunConfig, settings: Settings) -> None:
-    if config.model.name != EMBEDDED:
+    if config.model.name not in (EMBEDDED, SMOLLM2):
         _check_source("model.name", config.model.name, settings)
     kind, colon, _ = config.data.source.partition(":")
-    if colon and kind != "reasoning-gym":
+    if colon and kind != "reasoning-gym" and config.data.source != SENTENCES:
         raise ConfigError(
             f"data.source: '{config.data.source[:200]}' names a package or a program, and the page runs neither. Give a "
             "reasoning-gym task, a file or a hub id; or use the command line."

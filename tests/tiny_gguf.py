@@ -1,0 +1,90 @@
+"""A tiny GGUF file as llama.cpp's converter writes one: architecture llama, byte-pair tokenizer, ChatML template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MERGES = ["Ġ Ġ", "i s"]
+HIDDEN, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 2, 96
+
+
+def vocabulary() -> list[str]:
+    """Special tokens, one token a byte, and two merges."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return [*SPECIAL, *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES)]
+
+
+def tiny_llama(seed: int = 0) -> Any:
+    """A random Llama of 0.1M weights, its head tied to its embedding."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(LlamaConfig(
+            vocab_size=len(vocabulary()), hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=1024, tie_word_embeddings=True,
+            rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}, initializer_range=0.1,
+        ))  # fmt: skip
+
+
+def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str = "llama", **changes: Any) -> Path:
+    """Writes `model` with matrices of the type `kind`; `changes` replace metadata of the tokenizer (None: left out)."""
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
+
+    writer = GGUFWriter(path, architecture)
+    writer.add_name("Tiny")
+    writer.add_license("mit")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    tokens = changes.pop("tokens", None) or vocabulary()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
+    writer.add_token_merges(MERGES)
+    ids = {"bos": 1, "eos": 2, "pad": 2, "unk": 0} | changes
+    for name, number in ids.items():
+        if number is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    writer.add_chat_template(TEMPLATE)
+    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}  # fmt: skip
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        short = name.removeprefix("model.").removesuffix(".weight")
+        if short.startswith("layers."):
+            _, layer, part = short.split(".", 2)
+            short = f"blk.{layer}.{names[part]}"
+        short = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(short, short)
+        values = weight.detach().float()
+        if short.endswith(("attn_q", "attn_k")):  # llama.cpp keeps the two halves of a rotated pair side by side
+            heads = HEADS if short.endswith("attn_q") else KV_HEADS
+            values = values.reshape(heads, 2, -1, HIDDEN).swapaxes(1, 2).reshape(values.shape)
+        array = values.contiguous().numpy()
+        if array.ndim == 2 and kind != "F32":
+            quantised = GGMLQuantizationType[kind]
+            writer.add_tensor(f"{short}.weight", quantize(array, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(f"{short}.weight", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
