@@ -140,9 +140,10 @@ def make_trainer(
         engine=engine_settings(config, args, say),
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
+        fast_decoding=True,
         **{"skip_flat_groups": config.optimisation.skip_flat_groups} | interaction.trainer_arguments() | keywords,
     )
-    trainer.generator.chunks, trainer.generator.fast_decoding = config.generation.chunks, True
+    trainer.generator.chunks = config.generation.chunks
     trainer.generator.replay_support = config.generation.replay_support
     trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH

@@ -39,15 +39,20 @@ Turn = Callable[..., tuple[Any, Any]]
 
 class Generator:
     """Makes the completions of one run. family: what is known of the model. policy: the bare model. backoff: completions at
-    once, after running out of memory; None: all.
+    once, after running out of memory; None: all. fast_decoding: generate on a CPU with `kit.generation.decoding`.
     """
 
-    def __init__(self, family: FamilyAdapter, policy: Any, backoff: BatchSizeBackoff | None = None) -> None:
-        self.family, self.policy, self.backoff = family, policy, backoff
+    def __init__(
+        self,
+        family: FamilyAdapter,
+        policy: Any,
+        backoff: BatchSizeBackoff | None = None,
+        *,
+        fast_decoding: bool = False,
+    ) -> None:
+        self.family, self.policy, self.backoff, self.fast_decoding = family, policy, backoff, fast_decoding
         self.chunks = 1
         """Parts of a generation batch in training."""
-        self.fast_decoding = False
-        """Generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of the same seed."""
         self.half: torch.dtype | None = None
         """What training passes compute in by autocast; None: in the precision of the weights."""
         self.replay_support = False

@@ -103,6 +103,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
     selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
+    fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
 
     A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
     a factor would be ignored, and is refused. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
@@ -128,6 +129,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         reuse_old_logps: bool = True,
         selection: SelectionConfig | None = None,
         teacher: Teacher | None = None,
+        fast_decoding: bool = False,
         **keywords: Any,
     ) -> None:
         if objective is not None and not isinstance(objective, Objective):
@@ -149,7 +151,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with making_engine(GRPOTrainer, engine):
             super().__init__(model, reward_funcs, args, *rest, **keywords)
         self.aux_loss_enabled = balances_experts(self)
-        self._build_parts(packing=packing, share_prompts=share_prompts, checked=first_step_checks)
+        self._build_parts(packing, share_prompts, first_step_checks, fast_decoding)
         self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
         self.selection = DynamicSampling(self, selection.dynamic_sampling) if selection is not None else None
         if self.selection is not None and self.selection.config is not None:
@@ -157,7 +159,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if engine is not None and engine.compared:
             self.add_callback(SamplerAlarm(engine.tell))
 
-    def _build_parts(self, *, packing: bool, share_prompts: bool, checked: bool) -> None:
+    def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """What the methods below hand over to. Raises `ObjectiveError` for what the objective needs and is not there."""
         objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
         theirs = is_unsloths(type(self))
@@ -177,7 +179,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 if one is not None and hasattr(one, "padding_side"):
                     one.padding_side = "left"
         backoff = self.memory if objective is not None else None
-        self.generator = Generator(self.family, policy, backoff)
+        self.generator = Generator(self.family, policy, backoff, fast_decoding=fast_decoding)
         self.generator.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
         self.rollout_memory = RolloutMemory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -264,3 +265,23 @@ def _model_and_data(folder: Path) -> dict[str, Any]:
         "tokenizer": AutoTokenizer.from_pretrained(folder),
         "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}] * 8),
     }
+
+
+def test_pages_name_arguments_and_attributes_that_the_trainer_has() -> None:
+    from trl import GRPOTrainer
+
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    known = set(inspect.signature(HookedGRPOTrainer.__init__).parameters) | set(
+        inspect.signature(GRPOTrainer.__init__).parameters
+    )
+    sources = "".join(inspect.getsource(inspect.getmodule(each)) for each in (HookedGRPOTrainer, GRPOTrainer))
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for call in re.findall(r"HookedGRPOTrainer\(([^()]*)\)", text):
+            found += [(page.name, name) for name in re.findall(r"(\w+)=", call) if name not in known]
+        if page.name != "coming-from.md":  # keys of other programs
+            for name in re.findall(r"(?<![\w/.])trainer\.(?!py\b)([a-z_]\w*)", text):
+                found += [] if hasattr(HookedGRPOTrainer, name) or f"self.{name} =" in sources else [(page.name, name)]
+    assert found == []
