@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.cli.tables import print_table
+from kit.runs.files import one_line
 
 if TYPE_CHECKING:
     from kit.model_check.check import Findings
@@ -120,7 +121,7 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
     for name, state in found["savings"].items():
         typer.echo(f"{name}: {state}")
-    for note in found["notes"]:
+    for note in [*found["notes"], *filter(None, [found["busy"]])]:
         typer.echo(f"note: {note}")
 
 
@@ -134,6 +135,11 @@ def _show_signal(found: dict[str, Any]) -> None:
         ["whole run (estimate)", _duration(found["hours"])],
     ]  # fmt: skip
     print_table([f"{found['prompts']} prompts x {found['k']}", "value [95 % interval]"], rows)
+    for sample in found["samples"]:
+        reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
+        typer.echo(f"Sampled answer to: {one_line(sample['prompt'], 160)}")
+        typer.echo(f"  {one_line(sample['completion'], 300)}")
+        typer.echo(f"  reward {reward}. {sample['why']}")
     verdict = found["verdict"]
     typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
     if verdict["change"]:

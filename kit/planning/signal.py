@@ -17,8 +17,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ FAILING = 0.2
 """Share of completions that a reward fails on, above which the verdict is about the reward. run.max_failure_share's default."""
 TRUNCATED = 0.3
 """Share of completions cut at the limit: these earn nothing for answers that they had no room for."""
+NEVER = 0.1
+"""Share of right answers, of which the whole interval lies below: next to none."""
 MALFORMED = 0.5
 """Share of completions whose format keeps a reward from reading them."""
 INFORMATIVE = 0.25
@@ -54,6 +56,8 @@ EASY, HARD = 0.75, 0.25
 SLOW = 0.5
 """Share of a step's time that is spent on rewards."""
 MOST_PROMPTS = 4096
+SAMPLES = 3
+"""Sampled answers that are shown, of as many prompts."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,17 @@ class Signal:
     step_seconds: float  # a step, rewards included
     config: RunConfig
     failure: str | None = None
+    ended_right: Estimate | None = (
+        None  # share of right ones among completions that ended by themselves; None: not known
+    )
     rows: int | None = None  # prompts that there are; None: not known
     room: int | None = None  # tokens that the context leaves to a completion; None: not known
+
+    @property
+    def cut_in_vain(self) -> bool:
+        """Whether so many are cut that it would be said, and a longer limit would not help: what ended is never right."""
+        ended = self.ended_right
+        return self.truncated.low > TRUNCATED and ended is not None and ended.value == 0 and ended.high < NEVER
 
     @property
     def group(self) -> int:
@@ -105,8 +118,14 @@ def judge(signal: Signal) -> Verdict:
     for decide in (_failing, _truncated, _malformed, _spread):
         found = decide(signal)
         if found is not None:
-            return found
-    return _learns(signal)
+            break
+    else:
+        found = _learns(signal)
+    if not signal.cut_in_vain:
+        return found
+    cut = _share(signal.truncated)
+    vain = f"; {cut} are cut at the limit, but none of those that ended is right: a longer one would not help"
+    return replace(found, because=found.because + vain)
 
 
 def _failing(signal: Signal) -> Verdict | None:
@@ -119,6 +138,8 @@ def _failing(signal: Signal) -> Verdict | None:
 
 def _truncated(signal: Signal) -> Verdict | None:
     limit = signal.config.generation.max_completion_tokens
+    if signal.cut_in_vain:
+        return None
     if signal.truncated.low <= TRUNCATED:
         change = longer_completions(signal.config, signal.room)
         return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED, change)
@@ -297,7 +318,8 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     """The check on a loaded model; see `check`."""
     config, available = parts.config, len(parts.data.train)
     chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
-    sampled = _base_model(parts, chosen.to_list(), k).sample(model, progress)
+    base = _base_model(parts, chosen.to_list(), k)
+    sampled = base.sample(model, progress)
     lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     prompt = _mean([float(length) for length in lengths])
     completion = _mean([float(len(ids)) for ids, _ in sampled.completions])  # those of tools are scored, too
@@ -305,7 +327,41 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
     found = describe(config, sampled, k, update, rows=available, room=room)
+    found["samples"] = [_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
     return found | {"thinking": thinking_note(parts.files) if config.data.chat else None}
+
+
+def _sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any]:
+    """Completion `number` with its prompt, reward and statuses, and in words what became of it."""
+    prompt, drawn = base.prompts[number // base.config.k], sampled.completions[number]
+    statuses = {name: row[number] for name, row in sampled.verdict.statuses.items()}
+    right = None if sampled.correct is None else bool(sampled.correct[number])
+    return {
+        "prompt": plain(prompt),
+        "completion": plain(base._completion(prompt, drawn)),
+        "reward": sampled.verdict.totals[number],
+        "statuses": statuses,
+        "why": why(statuses, right, cut=drawn[1]),
+    }
+
+
+STATUS_WORDS = {
+    "ok": "found what it looks for",
+    "wrong": "could read the answer, and it is not right",
+    "format": "found no answer in the format that it reads",
+    "not_applicable": "does not apply to this row",
+    "timeout": "took too long",
+    "error": "failed",
+    "infra": "could not be asked",
+}
+"""What a reward's status says of a completion."""
+
+
+def why(statuses: Mapping[str, str], right: bool | None, *, cut: bool) -> str:
+    """What became of a completion, in plain words."""
+    said = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
+    verdict = "" if right is None else "Right: " if right else "Not right: "
+    return f"{verdict}{'; '.join(said)}{'; it was cut at the token limit' if cut else ''}."
 
 
 def _base_model(parts: Parts, rows: list[dict[str, Any]], k: int) -> BaseModel:
@@ -373,6 +429,7 @@ def describe(
         step_seconds=step,
         config=config,
         failure=first_failure(verdict) if verdict.failure_share else None,
+        ended_right=_ended_right(sampled),
         rows=rows,
         room=room,
     )
@@ -389,7 +446,7 @@ def describe(
         "zero_spread_share": Estimate(1 - spread.value, 1 - spread.high, 1 - spread.low)._asdict(),
         "note": _group_note(k, group_size),
         "truncated_share": signal.truncated._asdict(),
-        "format_share": signal.malformed._asdict(),
+        "wrong_format_share": signal.malformed._asdict(),
         "failure_share": signal.failures._asdict(),
         "failure": signal.failure,
         "completion_tokens_mean": sum(tokens) / count,
@@ -400,6 +457,14 @@ def describe(
         "hours": sum(whole.values()) / 3600,
         "estimated": ["seconds.update", "seconds.step", "hours"],
     }
+
+
+def _ended_right(sampled: Sampled) -> Estimate | None:
+    """Share of right answers among the completions that ended by themselves; None where nothing says, or none ended."""
+    if sampled.correct is None:
+        return None
+    ended = [right for right, (_, cut) in zip(sampled.correct, sampled.completions, strict=True) if not cut]
+    return wilson(sum(ended), len(ended)) if ended else None
 
 
 def _passes(hits: list[int] | None, k: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ RATES = {
     "spread_share": "groups whose rewards differ: what GRPO learns from",
     "zero_spread_share": "groups without a lesson",
     "truncated_share": "cut at the token limit",
-    "format_share": "not in the asked format",
+    "wrong_format_share": "not in the asked format",
     "failure_share": "reward failed",
 }
 

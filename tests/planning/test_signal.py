@@ -14,7 +14,7 @@ import pytest
 
 import rewards
 from kit.config import load_config
-from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
+from kit.planning.signal import BaseModel, Sampled, chance_of_spread, check, describe, draw, measure
 from kit.runs.worker import Outcome
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
@@ -139,6 +139,32 @@ def test_completions_that_are_cut_are_named_before_anything_else(loaded: Any) ->
     assert 3.5 < found["completion_tokens_mean"] <= 4
 
 
+def test_cut_completions_are_not_the_verdict_where_no_answer_would_be_right(loaded: Any) -> None:
+    parts, _ = loaded
+    prompts, k = 40, 8
+    for rule, wanted in ((never, "too hard"), (sometimes, "truncated")):
+        preset_ = preset(rule)
+        texts = [f"{number}" for number in range(prompts * k)]
+        verdict = preset_.score(rewards.build_samples(["?"] * len(texts), texts))
+        # Half of the completions are cut, the others ended by themselves: with `never` none of these is right.
+        completions = [([1, 2, 3], number % 2 == 0) for number in range(prompts * k)]
+        correct = [rule is sometimes and number % 4 == 1 for number in range(prompts * k)]
+        found = describe(parts.config, Sampled(completions, verdict, correct, 1.0, 0.01), k, 0.1, rows=prompts)
+        assert found["verdict"]["verdict"] == wanted
+        assert ("none of those that ended is right" in found["verdict"]["because"]) == (rule is never)
+
+
+def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: Any) -> None:
+    found = verdict_of(loaded, unreadable, max_completion_tokens=4)
+    assert len(found["samples"]) == 3
+    for sample in found["samples"]:
+        assert sample["prompt"]
+        assert sample["completion"]
+        assert (sample["reward"], sample["statuses"]) == (0.0, {"rule": "format"})
+        assert sample["why"].startswith("Not right: rule found no answer in the format that it reads")
+        assert sample["why"].endswith("it was cut at the token limit.")
+
+
 def test_a_constant_reward_gives_no_signal(loaded: Any) -> None:
     found = verdict_of(loaded, constant, checker=None)
     assert found["verdict"]["verdict"] == "no signal"
@@ -209,7 +235,7 @@ def test_spread_is_that_of_training_groups(loaded: Any) -> None:
 def test_completions_in_the_wrong_format_are_named(loaded: Any) -> None:
     found = verdict_of(loaded, unreadable)
     assert found["verdict"]["verdict"] == "wrong format"
-    assert found["format_share"]["value"] == 1.0
+    assert found["wrong_format_share"]["value"] == 1.0
 
 
 def test_a_slow_reward_is_named_with_its_time(loaded: Any) -> None:

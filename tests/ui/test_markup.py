@@ -124,7 +124,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "spread_share",
         "zero_spread_share",
         "truncated_share",
-        "format_share",
+        "wrong_format_share",
         "failure_share",
     )
     found = {name: {"value": 0.1, "low": 0.05, "high": 0.2} for name in shares} | {
