@@ -62,6 +62,8 @@ GPU_LAYER_SECONDS = 0.9e-3
 CPU_LAYER_SECONDS = 0.5e-3
 CPU_BANDWIDTH = 8e9  # bytes a second
 CPU_EFFICIENCY = 0.5
+BUSY = 0.8
+"""Share of a core below which a thread that never waits has to share it."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,44 @@ def speed_of(gpu: Gpu) -> Speed:
     return Speed(GPU_EFFICIENCY * gpu.teraflops * 1e12, 0.6 * gpu.bandwidth * 1e9, GPU_LAYER_SECONDS)
 
 
-def cpu_speed() -> Speed:
-    """The arithmetic of this CPU, measured in some 50 ms."""
+@dataclass(frozen=True)
+class CpuSpeed(Speed):
+    """A CPU's speed as if nothing else ran, and the share of its time that this process got while it was measured."""
+
+    share: float
+
+    @property
+    def note(self) -> str | None:
+        """What to know of a time on a machine that is busy; None on one that is not."""
+        if self.share > BUSY:
+            return None
+        return (
+            f"this machine is busy: one thread got {self.share:.0%} of a core while it was measured. The time is that of an "
+            "idle machine; beside other programs a step takes longer"
+        )
+
+
+def cpu_speed(compute_bytes: int = 4) -> CpuSpeed:
+    """The arithmetic of this CPU, in float32 or (2 bytes) bfloat16, on the threads that torch would use.
+
+    Measured on one thread by the time that it was running, so that other programs do not make it slower.
+    """
     import torch
 
-    left = torch.ones(512, 512)
-    torch.mm(left, left)
-    started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < 0.05:
+    threads = torch.get_num_threads()
+    left = torch.ones(512, 512, dtype=torch.bfloat16 if compute_bytes == 2 else torch.float32)
+    torch.set_num_threads(1)
+    try:
         torch.mm(left, left)
-        count += 1
-    rate = count * 2 * 512**3 / (time.perf_counter() - started)
-    return Speed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS)
+        began, running, count = time.perf_counter(), time.thread_time(), 0
+        while (spent := time.thread_time() - running) < 0.1:
+            torch.mm(left, left)
+            count += 1
+        share = spent / (time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    rate = threads * count * 2 * 512**3 / spent
+    return CpuSpeed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS, share)
 
 
 def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:
@@ -118,7 +146,8 @@ def _token(shape: ModelShape, work: Workload, speed: Speed) -> float:
 def _update(shape: ModelShape, work: Workload, speed: Speed) -> float:
     """Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing."""
     per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
-    return per_weight * shape.parameters * work.batch * work.tokens / speed.flops
+    prompt = work.prompt / work.group if work.packed else work.prompt  # in packs, once for a group
+    return per_weight * shape.parameters * work.batch * (prompt + work.completion) / speed.flops
 
 
 START_SECONDS = 20.0
@@ -152,7 +181,7 @@ def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
     other = parts.teacher.shape if parts.teacher is not None else None
     teacher = teacher_load(config, device, parts.objective, prompt, other)
     work = replace(workload(config, device, parts.objective, prompt, teacher=teacher), completion=completion)
-    speed = cpu_speed() if device == "cpu" else speed_of(this_gpu(torch.cuda.get_device_name()))
+    speed = cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(this_gpu(torch.cuda.get_device_name()))
     seconds = estimate(shape, work, speed, config.optimisation.iterations)
     return seconds["scoring"] + seconds["update"]
 

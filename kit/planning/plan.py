@@ -14,7 +14,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
-from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
+from kit.planning.gpus import CpuSpeed, Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
 
 if TYPE_CHECKING:
     from kit.config.sections import ModelConfig
@@ -296,8 +296,10 @@ def plan(
     memory = found.memory(place)
     fits = memory.peak <= room
     changes = None if fits else fixes(config, lambda c: found.memory(place, c), room, device)
-    speed = speed_of(gpu) if gpu else cpu_speed() if device == "cpu" else speed_of(_present())
-    seconds = estimate(found.shape, found.work(place), speed, config.optimisation.iterations)
+    work = found.work(place)
+    speed = speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(_present())
+    busy = speed.note if isinstance(speed, CpuSpeed) else None
+    seconds = estimate(found.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     whole = run_seconds(config, seconds["step"], completion)
     return {
@@ -314,6 +316,7 @@ def plan(
         "hours": sum(whole.values()) / 3600,
         "time_is": "estimated",
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
+        "busy": busy,
         "savings": planned(config, found.objective),
     }
 

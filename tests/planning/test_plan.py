@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from kit.models import memory as fit
 from kit.models.memory import GIB, TeacherLoad, certain_bytes, check_memory, note, plan_memory, workload
 from kit.models.shape import ModelShape
 from kit.objective import Objective
-from kit.planning.gpus import Speed, estimate, find_gpu
+from kit.planning.gpus import CpuSpeed, Speed, cpu_speed, estimate, find_gpu
 from kit.planning.plan import Place, plan, replaced, subject
 
 GRPO = Objective.from_spec("grpo")
@@ -284,3 +288,26 @@ def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypa
     assert seen["args"].generation_kwargs == {"min_tokens": tokens}  # min_new_tokens is no argument of SamplingParams
     assert isinstance(seen["engine"], EngineSettings)
     assert seen["processing_class"] is processor
+
+
+def test_the_cpu_is_as_fast_as_when_idle_on_a_busy_machine_and_that_is_said() -> None:
+    quiet = min(cpu_speed().flops for _ in range(3))
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        time.sleep(0.5)
+        busy = cpu_speed()
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert 1 / 1.5 < busy.flops / quiet < 1.5
+    assert busy.note is not None
+    assert "this machine is busy" in busy.note
+    assert CpuSpeed(1.0, 1.0, 1.0, share=0.95).note is None
+
+
+def test_an_update_reads_a_prompt_once_for_a_group_where_completions_are_packed(shape: ModelShape, tree: Any) -> None:
+    work = replace(workload(load_config(tree), "cpu", GRPO, 100), prompt=100, completion=20, group=4, teacher=None)
+    speed = Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0)
+    whole, packed = (estimate(shape, replace(work, packed=packed), speed)["update"] for packed in (False, True))
+    assert packed / whole == pytest.approx((100 / 4 + 20) / 120)
