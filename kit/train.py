@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kit import CallableModule, runner
@@ -34,7 +33,6 @@ def run(
     resume: bool = False,
     force: bool = False,
     adopt: bool = False,
-    until: int | None = None,
 ) -> RunDir:
     """Trains as configured and returns the run directory. Raises `KitError` for errors that the user can correct.
 
@@ -45,7 +43,6 @@ def run(
     resume: continue the run directory of that id.
     force: resume although data, configuration or packages have changed.
     adopt: the caller has created (or claimed) the run directory for this process.
-    until: save and stop after this step, and the evaluation that is due there; a resumed run goes on as if uninterrupted.
     """
     expand_segments(standby=config.generation.vllm.standby)
     reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
@@ -61,7 +58,6 @@ def run(
         # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
         with runner.lifecycle.lifecycle(folder, logs, reporter) as stop, backend:
-            stop.until = until
             if resumption is not None:
                 runner.resume.truncate_to_checkpoint(resumption, reporter.say)
             folder.write_text("config.yaml", parts.config.to_yaml())
@@ -88,7 +84,7 @@ def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
             trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
             trainer.add_callback(trackers)
             trainer.add_callback(runner.recording.Together(stop, folder))
-            with runner.recording.flushed(trainer), suppress(runner.evaluation.TurnOver):
+            with runner.recording.flushed(trainer):
                 runner.resume.train_on(trainer, job.resumption)
         folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
@@ -103,7 +99,7 @@ def main(request: dict[str, Any], quiet: bool) -> None:
         runner.follower.follow()
         return
     ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
-    folder = run(load_config(request["config"]), quiet=quiet, until=request.get("until"), **ways)
+    folder = run(load_config(request["config"]), quiet=quiet, **ways)
     if folder.status()["state"] == "stopped":
         raise KeyboardInterrupt
 

@@ -56,7 +56,7 @@ def share(config: RunConfig) -> float:
 def launch_into(started: list[RunConfig]) -> Launch:
     """In the place of `kit.api.launch`: notes the configuration, and leaves a finished run at once."""
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         started.append(config)
         rng = np.random.default_rng(0)
         make_run(Path(config.run.root), str(config.run.id), draw(rng, 50, share(config)), config=config)
@@ -86,7 +86,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, bad: Callable[[RunConfig], Outcome 
     """Trials for which `bad` has an outcome end so; the others go on as before."""
     fine = api.launch
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> Any:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Any:
         outcome = bad(config)
         return (None, outcome) if outcome else fine(config, quiet=quiet)
 
@@ -292,7 +292,7 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
     seen: list[tuple[int, float]] = []
     ready = threading.Event()
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         run = RunStore(tmp_path).create("t")
         for name, step, of in (("before", 0, 0.1), ("step-00010", 10, 0.3), ("after", 20, 0.5)):
             run.write_json(f"eval/{name}.json", {"step": step, "k": 2, "greedy_accuracy": {"value": of}})
@@ -404,7 +404,7 @@ def test_a_missing_package_is_named_with_its_command(
 def test_a_trial_for_real(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: Any) -> None:
     import kit.train
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         try:
             kit.train.run(load_config(config), quiet=True)
         except KeyboardInterrupt:

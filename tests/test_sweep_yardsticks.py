@@ -35,7 +35,7 @@ def silent(_: str) -> None:
 
 
 def launching(monkeypatch: pytest.MonkeyPatch, make: Callable[[RunConfig], Any]) -> None:
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         make(config)
         return None, Outcome(DONE)
 

@@ -50,14 +50,11 @@ def train(
     return run
 
 
-def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[Run | None, Outcome]:
-    """Runs a prepared configuration, and says how it ended; the run is None when it never got a directory.
-
-    until: save and stop after this step; `relaunch` goes on.
-    """
+def launch(config: RunConfig, *, quiet: bool = False) -> tuple[Run | None, Outcome]:
+    """Runs a prepared configuration, and says how it ended; the run is None when it never got a directory."""
     assert config.run.id is not None, "resolve_config() gives every run an id"
     folder = RunDir(Path(config.run.root) / config.run.id)
-    request = {"config": config.model_dump(mode="json"), "until": until}
+    request = {"config": config.model_dump(mode="json")}
     make = functools.partial(_make, config)
     try:
         with _shown(folder, quiet or folder.path.exists()) as on_line:  # a taken id is refused, and its run is another
@@ -131,9 +128,8 @@ def relaunch(
     detached: bool = False,
     overrides: Sequence[str] = (),
     quiet: bool = False,
-    until: int | None = None,
 ) -> tuple[Run, Outcome]:
-    """What `resume` does, up to a step, and how it ended. Raises `RunError` where there is nothing to go on with."""
+    """What `resume` does, and how it ended. Raises `RunError` where there is nothing to go on with."""
     from kit.config import load_config
 
     run = Run(run_id, root)
@@ -152,7 +148,7 @@ def relaunch(
             f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
         )
     config.run.id, config.run.root = run_id, str(root)
-    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True, "until": until}
+    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
     folder.claim("starting", force=force, face=True)
     try:
         if detached:

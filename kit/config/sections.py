@@ -442,8 +442,8 @@ class EvaluationConfig(Section):
     """Sampled completions a problem for pass@1 and pass@k (unbiased estimator, arXiv 2107.03374)."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of those samples."""
-    seed: int | None = 0
-    """Seed of those samples, the same at every evaluation; null: one of its own for each run and step."""
+    seed: int = 0
+    """Seed of those samples, the same at every evaluation."""
     batch_size: Annotated[int, Field(ge=1)] = 128
     """Completions generated at once."""
     checker: str | None = None

@@ -59,9 +59,7 @@ class HeldOut:
         memory: BatchSizeBackoff | None = None,
         interaction: ToolSetup | None = None,
         processor: Any = None,
-        name: str = "",
     ) -> None:
-        self.name = name  # of the run; only seeds are made of it
         self.processor = processor  # what prompts with pictures are made of
         self.rows = list(rows)[: config.prompts]
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
@@ -105,8 +103,7 @@ class HeldOut:
         """
         started, k = time.perf_counter(), self.config.k
         total = len(self.prompts) * (1 + k)
-        seed = self.config.seed if self.config.seed is not None else own_seed(self.name, step)
-        with evaluating(model, seed):
+        with evaluating(model, self.config.seed):
             greedy = self._complete(model, self.prompts, False, progress, 0, total)
             repeated = [prompt for prompt in self.prompts for _ in range(k)]
             sampled = self._complete(model, repeated, True, progress, len(self.prompts), total)
@@ -116,7 +113,7 @@ class HeldOut:
         return {
             "problems": len(self.rows),
             "step": step,
-            "seed": seed,
+            "seed": self.config.seed,
             "checker": self.checker_name,
             "k": k,
             "temperature": self.config.temperature,
@@ -353,11 +350,6 @@ def problem_id(row: dict[str, Any]) -> str:
     told += [digest(row[IMAGES])] if has_pictures(row) else []
     content = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def own_seed(name: str, step: int) -> int:
-    """A seed for the evaluation of one run at one step: its samples are independent of those of other runs and steps."""
-    return int(hashlib.sha256(f"{name} {step}".encode()).hexdigest()[:8], 16) % 2**31
 
 
 def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:

@@ -294,7 +294,7 @@ def starts_again(parts: Parts) -> bool:
 
 def start_again(job: Job) -> NoReturn:
     """Replaces this process by a new one of the same run, under the same process id."""
-    request = {"config": job.config.model_dump(mode="json"), "adopt": True, "until": job.stop.until}
+    request = {"config": job.config.model_dump(mode="json"), "adopt": True}
     request |= {"resume": job.resumption is not None, "force": job.resumption is not None and job.resumption.forced}
     job.folder.write_json(AGAIN, request)
     job.folder.change_status(lambda record: {"state": "starting", "adopted": False})

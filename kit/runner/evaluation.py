@@ -14,22 +14,16 @@ from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
 from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.models.loading import autocast_dtype
-from kit.runner.distributed import world_size
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runner.recording import PhaseProgress
 from kit.runner.resume import earlier_scores
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
-from kit.runs.worker import TURN
 
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
     from kit.runner.build import Job
     from rewards import Preset
-
-
-class TurnOver(Exception):
-    """Ends a turn of a resumed run before its first step: only the evaluation was missing."""
 
 
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
@@ -59,7 +53,6 @@ class HeldOutScores:
             memory,
             parts.interaction,
             processor=parts.files.processor,
-            name=str(parts.config.run.id),
         )
         self.heldout.half = autocast_dtype(parts.config.model, parts.files.backend)
 
@@ -137,27 +130,14 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
             self._evaluate(model, state, control)
         self._mark_best(state, self.policy.decision(step))
         self.policy.file_best(self.policy.decision(step).standing.best_trained)
-        # The checkpoint of this step is there. Of several processes only this one knows; they end after the next step.
-        if world_size() == 1 and self._ends_turn(step):
-            raise TurnOver
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
-        if self._ends_turn(state.global_step):
-            control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.policy.config.every:
             self.policy.file_best(self.policy.decision(state.global_step).standing.best_trained)
-
-    def _ends_turn(self, step: int) -> bool:
-        """Whether this turn of the run is over at that step; then it is noted as the reason to stop."""
-        if self.stop.until is None or step < self.stop.until or self.stop.asked():
-            return False
-        self.stop.reason = f"{TURN}{step}"
-        self.policy.run.write_status("stopping", step=step)
-        return True
 
     def _is_due(self, step: int, state: Any) -> bool:
         every = self.policy.config.every

@@ -128,7 +128,6 @@ class StopSignal:
         self.echo = 0.0  # seconds in which a launcher passes on a signal that this process has heard itself
         self.ended: str | None = None  # why training ended before its last step, although nobody asked
         self.step: int | None = None  # the last one that was done, for the final status
-        self.until: int | None = None  # the step after which this turn of the run is over, its evaluation included
 
     def asked(self) -> bool:
         """Whether the run was asked to stop."""

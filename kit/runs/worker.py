@@ -33,8 +33,6 @@ from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
 REQUEST, ERROR = "request.json", "error.json"
-TURN = "its turn was until step "
-"""Beginning of the reason of a run that stopped and saved because it was started for so many steps only."""
 ROOM_FOR_ERROR = 16384
 """Bytes reserved on disk for the error that a job reports."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

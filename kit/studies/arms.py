@@ -20,7 +20,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.checker import check_metric
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
-from kit.runs.worker import STOPPED, TURN, USER_ERROR, Outcome
+from kit.runs.worker import STOPPED, USER_ERROR, Outcome
 from kit.studies.compare import FOLDER, at_a_glance, compare_runs, file_page
 from kit.studies.scores import last_evaluation, method
 
@@ -199,10 +199,10 @@ def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any
     return result
 
 
-def run_once(config: RunConfig, *, quiet: bool, abandoned: Path, until: int | None = None) -> KitError | None:
+def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | None:
     """Trains, or goes on where an earlier attempt ended; returns the error if it failed. Raises `KeyboardInterrupt`.
 
-    An attempt that cannot be resumed is moved to `abandoned`, and the run starts again. `until`: stops after that step.
+    An attempt that cannot be resumed is moved to `abandoned`, and the run starts again.
     """
     from kit.api import launch as api
 
@@ -211,17 +211,15 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path, until: int | No
         state = run.status()["state"]
         if state in ALIVE:
             return RunError(f"{run.id} is running in another process; wait for it, or stop it: grpo-kit stop {run.id}")
-        if state != "failed" and (outcome := _resumed(run, str(config.run.root), quiet, until)) is not None:
+        if state != "failed" and (outcome := _resumed(run, str(config.run.root), quiet)) is not None:
             return _ended(run, outcome)
         target = abandoned / run.id
         target.parent.mkdir(parents=True, exist_ok=True)
         run.path.rename(next(free for free in _numbers(target) if not free.exists()))
-    return _ended(run, api.launch(config, quiet=quiet, until=until)[1])
+    return _ended(run, api.launch(config, quiet=quiet)[1])
 
 
 def _ended(run: RunDir, outcome: Outcome) -> KitError | None:
-    if outcome.code == STOPPED and str(run.status().get("reason")).startswith(TURN):
-        return None
     if outcome.code == STOPPED and not stopped_by_hand(run):
         raise KeyboardInterrupt
     return RunError("it was stopped by hand") if outcome.code == STOPPED else outcome.error
@@ -234,12 +232,12 @@ def stopped_by_hand(run: RunDir) -> bool:
     return asked or str(status.get("reason")).startswith("control/stop")
 
 
-def _resumed(run: RunDir, root: str, quiet: bool, until: int | None) -> Outcome | None:
+def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:
     """How an earlier attempt ended after it was resumed; None where it cannot be resumed and starts again."""
     from kit.api import launch as api
 
     try:
-        _, outcome = api.relaunch(run.id, root, quiet=quiet, until=until)
+        _, outcome = api.relaunch(run.id, root, quiet=quiet)
     except KitError:
         return None
     return None if outcome.code == USER_ERROR and run.status()["state"] != "failed" else outcome

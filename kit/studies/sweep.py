@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
@@ -27,9 +24,8 @@ from kit.runs.metrics import last_step, result_of, step_of
 from kit.runs.store import RunDir
 from kit.runs.worker import STOPPED
 from kit.studies.arms import stopped_by_hand
-from kit.studies.race import Race
-from kit.studies.sweep_config import SweepConfig, base_config, metric_of, trial_config
-from kit.studies.sweep_study import DATABASE, RACE, Proposal, Result, Study, folder_of
+from kit.studies.sweep_config import SweepConfig, metric_of, trial_config
+from kit.studies.sweep_study import DATABASE, Proposal, Result, Study, folder_of
 
 Tell = Callable[[str], None]
 POLL_SECONDS = 0.5
@@ -45,9 +41,6 @@ def carry_out(sweep: SweepConfig, root: Path, tell: Tell = print, *, quiet: bool
     time. Raises `RunError` when no trial has a score.
     """
     study, metric = Study(sweep, root), metric_of(sweep)
-    if sweep.race:
-        Race(study, sweep, root, ended, tell, quiet=quiet).run()
-        return finish(study)
     for run in study.retry_dead():
         tell(f"{run} had died; its values are tried again")
     while study.remaining():
@@ -225,16 +218,7 @@ def collect(study: Study) -> dict[str, Any]:
         "remaining": study.remaining(),
         "differs": study.differs,
         "trials": rows,
-        **({"race": of_race(study, rows)} if study.sweep.race else {}),
     }
-
-
-def of_race(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The looks of a race so far, and the steps that its arms were trained for, with those of training all to the end."""
-    path = study.folder / RACE
-    noted = read_result(path) if path.is_file() else {"error": study.sweep.race_error, "looks": []}
-    spent = sum(int(row["step"] or 0) for row in rows)
-    return noted | {"steps": spent, "steps_of_all": len(rows) * base_config(study.sweep).optimisation.steps}
 
 
 def write_best(source: Path, target: Path, best: Mapping[str, Any]) -> None:
@@ -275,8 +259,6 @@ def write_page(study: Study, results: Mapping[str, Any]) -> Path:
     figures = [("held-out score", f"{best['value']:.4f}"), ("run", best["run"])]
     figures += [(key, short(value)) for key, value in best["params"].items()]
     drawn = [charts.lines(history(results), "Score by trial", "trial", "held-out score")]
-    if results.get("race"):
-        drawn += race_charts(results["race"])
     if importances:
         drawn.append(charts.bars(list(importances.items()), "Importance: share of the variance explained (fANOVA)"))
     sections = [
@@ -289,24 +271,6 @@ def write_page(study: Study, results: Mapping[str, Any]) -> Path:
     subtitle = f"{len(results['trials'])} trials, {study.sweep.sampler.name} sampler, pruner {study.sweep.pruner.name}"
     write_atomic(path, page(f"Sweep {study.name}", sections, subtitle=subtitle))
     return path
-
-
-def race_charts(found: Mapping[str, Any]) -> list[Markup]:
-    """Score and evidence of each arm by step; an arm's line ends where it was dropped."""
-    looks, error = found["looks"], found["error"]
-    arms = looks[0]["scores"] if looks else {}
-
-    def line(name: str, change: Callable[[float], float]) -> dict[str, list[tuple[float, float]]]:
-        return {arm: [(look["step"], change(look[name][arm])) for look in looks if arm in look[name]] for arm in arms}
-
-    against = f"Evidence against being the best (log10; dropped at {math.log10(1 / error):.1f})"
-    words = f"{found['steps']} of {found['steps_of_all']} steps were trained"
-    return [
-        charts.lines(
-            line("scores", float), f"Score by step: {words}", "optimiser step", "held-out score", smooth=False
-        ),
-        charts.lines(line("evidence", math.log10), against, "optimiser step", "log10", smooth=False),
-    ]
 
 
 def history(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:

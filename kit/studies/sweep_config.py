@@ -124,13 +124,9 @@ class SweepConfig(Section):
     trials: Annotated[int, Field(ge=1)] = 20
     """Trials in all, those of earlier starts included."""
     metric: str = "auto"
-    """The held-out score to raise; auto: what evaluation.metric says, in a race pass@1."""
+    """The held-out score to raise; auto: what evaluation.metric says."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     pruner: PrunerConfig = Field(default_factory=PrunerConfig)
-    race: bool = False
-    """All trials train in turns, a stretch between two held-out scores each, and those that are worse are dropped."""
-    race_error: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """race: the chance at most that a trial is dropped that was the best, or as good, at every look."""
     space: Annotated[dict[str, Range], Field(min_length=1)]
     """What is searched: a range for each `section.key`."""
     parallel: Annotated[int, Field(ge=1)] = 1
@@ -200,40 +196,6 @@ def check(sweep: SweepConfig) -> None:
             f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none: set evaluation.every "
             "under overrides (optimiser steps between scores), or pruner: {name: none}."
         )
-    if sweep.race:
-        _check_race(sweep, base)
-
-
-def _check_race(sweep: SweepConfig, base: RunConfig) -> None:
-    """Raises `ConfigError` for what the test of a race cannot be right for."""
-    scores, metric = base.evaluation, metric_of(sweep)
-    if sweep.sampler.name == "tpe":
-        raise ConfigError(
-            "race: true draws all trials before any has a score: set sampler: {name: random} or {name: grid}."
-        )
-    if sweep.pruner.name != "none":
-        raise ConfigError(
-            f"race: true ends trials itself, and pruner {sweep.pruner.name} would, too: leave pruner out."
-        )
-    if not scores.every or base.optimisation.steps <= scores.every:
-        raise ConfigError(
-            f"race: true compares held-out scores during {base.optimisation.steps} steps, and evaluation.every is "
-            f"{scores.every}: set it under overrides to a fraction of the steps, such as a tenth."
-        )
-    if any(key in ("optimisation", "optimisation.steps") for key in sweep.space):
-        raise ConfigError(
-            "space.optimisation.steps: arms of a race are compared at equal steps; set it under overrides."
-        )
-    if metric.startswith("greedy"):
-        raise ConfigError(
-            f"race: true tests with completions that are sampled anew at each look, and metric {metric} has none: choose "
-            "pass@1, pass@k or maj@k."
-        )
-    if scores.patience is not None or scores.alarm in ("stop", "rollback"):
-        raise ConfigError(
-            "race: true ends arms itself, and compares them at equal steps: set evaluation.patience=null and "
-            "evaluation.alarm=warn under overrides."
-        )
 
 
 def _check_yardstick(key: str, base: RunConfig, metric: str) -> None:
@@ -264,9 +226,7 @@ def _check_yardstick(key: str, base: RunConfig, metric: str) -> None:
 
 
 def metric_of(sweep: SweepConfig) -> str:
-    """The held-out score that is raised; of a race the sampled one, unless the file says which."""
-    if sweep.race and sweep.metric == "auto":
-        return "pass@1"
+    """The held-out score to raise."""
     return base_config(sweep).evaluation.metric if sweep.metric == "auto" else sweep.metric
 
 
@@ -292,5 +252,4 @@ def trial_config(sweep: SweepConfig, values: Mapping[str, Any], run_id: str, roo
     """The configuration of one trial. Raises `ConfigError` for values that do not go together."""
     changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     names = [f"run.id={json.dumps(run_id)}", f"run.root={json.dumps(str(root))}"]
-    names += ["evaluation.seed=null"] if sweep.race else []
     return load_config(sweep.config, [*sweep.overrides, *changes, *names])

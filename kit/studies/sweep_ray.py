@@ -39,8 +39,6 @@ def carry_out_on_ray(sweep: SweepConfig, root: Path, address: str, tell: Tell = 
 
     Raises `EnvironmentUnsupported` without Ray, `RunError` when the cluster cannot be reached or no trial has a score.
     """
-    if sweep.race:
-        raise ConfigError("race: true takes turns on this machine: leave --ray out, or race: true.")
     ray, tune = import_ray()
     study = Study(sweep, root.resolve())
     for run in study.retry_dead():

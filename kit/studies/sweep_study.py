@@ -18,7 +18,7 @@ from kit.studies.sweep_config import Categorical, Integer, SweepConfig, Uniform,
 
 ATTEMPTS = 3
 """How often the values of a trial whose process died are tried, the first time included."""
-FOLDER, DATABASE, PLAN, RACE = "sweeps", "study.db", "sweep.json", "race.json"
+FOLDER, DATABASE, PLAN = "sweeps", "study.db", "sweep.json"
 MAY_GROW = ("trials", "parallel", "resources")
 
 
@@ -42,8 +42,6 @@ class Proposal:
     run_id: str
     values: dict[str, Any]
     trial: Any
-    told: bool = False
-    """How it ended is known, of an earlier start of a race."""
 
 
 class Study:
@@ -86,37 +84,8 @@ class Study:
         values = {key: _decoded(self.sweep.space[key], value) for key, value in trial.params.items()}
         return Proposal(trial.number, run_id, values, trial)
 
-    def arms(self) -> list[Proposal]:
-        """All trials of a race, in their order: those of an earlier start, which go on, and new ones up to their number.
-
-        Raises `RunError` while another process runs this race.
-        """
-        found = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
-        for trial in found:
-            if (
-                trial.state.name == "RUNNING"
-                and self._lives(trial)
-                and trial.user_attrs["worker"]["pid"] != os.getpid()
-            ):
-                raise RunError(f"Process {trial.user_attrs['worker']['pid']} runs the race '{self.name}' already.")
-        arms = [self._again(trial) for trial in found]
-        while self.remaining():
-            arms.append(self.ask())
-        return arms
-
-    def _again(self, found: Any) -> Proposal:
-        """A trial of an earlier start, as `ask` handed it out, and this process's from now on."""
-        trial, told = found, found.state.name != "RUNNING"
-        if not told:
-            trial = self.optuna.trial.Trial(self.study, found._trial_id)
-            trial.set_user_attr("worker", {"pid": os.getpid(), "created": create_time(), "host": socket.gethostname()})
-        values = {key: _decoded(self.sweep.space[key], value) for key, value in found.params.items()}
-        return Proposal(found.number, f"{self.name}-t{found.number:04d}", values, trial, told)
-
     def report(self, proposal: Proposal, step: int, value: float) -> bool:
         """Notes a score during training; True when the trial should end."""
-        if proposal.told or step in self.study.get_trials(deepcopy=False)[proposal.number].intermediate_values:
-            return False  # known from an earlier start of a race
         proposal.trial.report(value, step)
         return bool(proposal.trial.should_prune())
 
@@ -273,10 +242,8 @@ def _content(sweep: SweepConfig) -> dict[str, Any]:
 
 
 def _searched(sweep: SweepConfig) -> dict[str, Any]:
-    """The sweep's own part of it. A race's error rate is about the trials that it began with, so their number stays; a sweep
-    that is no race says nothing of races, like those of earlier versions."""
-    left_out = set(MAY_GROW) - {"trials"} if sweep.race else {*MAY_GROW, "race", "race_error"}
-    content: dict[str, Any] = json.loads(sweep.model_dump_json(exclude=left_out))
+    """The sweep's own part of it."""
+    content: dict[str, Any] = json.loads(sweep.model_dump_json(exclude=set(MAY_GROW)))
     return content
 
 

@@ -30,7 +30,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs by id in the order of their start; each is written at once, better with a higher clip."""
     started: list[str] = []
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         started.append(str(config.run.id))
         share = 0.8 if "eps-high" in str(config.run.id) else 0.5
         make_run(Path(config.run.root), str(config.run.id), draw(np.random.default_rng(config.run.seed), 60, share),
@@ -83,7 +83,7 @@ def test_an_interrupted_run_goes_on_in_its_directory(
     RunStore(tmp_path).create("it-baseline-s0").write_status("interrupted")
     resumed: list[str] = []
 
-    def relaunch(run_id: str, root: str, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def relaunch(run_id: str, root: str, *, quiet: bool = False) -> tuple[None, Outcome]:
         resumed.append(run_id)
         (tmp_path / run_id).rename(tmp_path / "gone")
         make_run(tmp_path, run_id, draw(np.random.default_rng(0), 60, 0.5))
@@ -121,7 +121,7 @@ def test_a_live_run_is_left_alone(tmp_path: Path, launched: list[str]) -> None:
 def failing(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], Outcome | None]) -> None:
     fine = api.launch
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> Any:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Any:
         outcome = bad(str(config.run.id))
         return (None, outcome) if outcome else fine(config, quiet=quiet)
 
@@ -249,7 +249,7 @@ def test_the_verb_trains_and_compares_for_real(
 ) -> None:
     import kit.train
 
-    def launch(config: RunConfig, *, quiet: bool = False, until: int | None = None) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
         kit.train.run(load_config(config), quiet=True)
         return None, Outcome(DONE)
 

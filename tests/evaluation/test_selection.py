@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
+from kit.config import EvaluationConfig
 from kit.errors import RunError
 from kit.evaluation.results import (
     Mark,
@@ -18,6 +20,7 @@ from kit.evaluation.results import (
     value_of,
     weights_of,
 )
+from kit.runner.lifecycle import StopSignal
 from kit.runs.store import RunDir, RunStore
 
 KEY = "greedy_accuracy"
@@ -166,3 +169,21 @@ def test_a_rollback_leaves_behind_what_only_training_needs(run: RunDir) -> None:
     decision: Any = SimpleNamespace(standing=SimpleNamespace(best_trained=Mark(10, 0.9)))
     roll_back(policy, decision, 30)
     assert {path.name for path in run.adapter.iterdir()} == model
+
+
+def test_a_resumed_run_makes_the_evaluation_that_a_stop_had_cut_short(run: RunDir) -> None:
+    from kit.runner.evaluation import EvaluationCallback, EvaluationPolicy
+
+    made: list[int] = []
+
+    def score(model: Any, name: str, step: int) -> dict[str, Any]:
+        made.append(step)
+        result = {"step": step, "seconds": 1.0, "greedy_accuracy": {"value": 0.5}}
+        run.write_json(f"eval/{name}.json", result)
+        return result
+
+    config = EvaluationConfig(every=3)
+    callback = EvaluationCallback(EvaluationPolicy(run, config, "greedy_accuracy", print), score, StopSignal(run))
+    for step in (3, 3, 4):
+        callback.on_train_begin(None, TrainerState(global_step=step, max_steps=40), TrainerControl())
+    assert made == [3]

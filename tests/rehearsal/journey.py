@@ -209,6 +209,22 @@ def put_back(fault: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stopped_after_a_step() -> Iterator[None]:
+    """Inside, a run saves and stops after its first step and the evaluation that is due there."""
+    from kit.runner.evaluation import EvaluationCallback
+
+    step_end = EvaluationCallback.on_step_end
+
+    def stopping(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        step_end(self, args, state, control, **rest)
+        self.stop.reason = "control/stop"
+        control.should_save = control.should_training_stop = True
+
+    with mock.patch.object(EvaluationCallback, "on_step_end", stopping):
+        yield
+
+
 def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
     """Trains to the first checkpoint, resumes to the end, exports; says what came of it."""
     case = CASES[name]
@@ -224,7 +240,8 @@ def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
 
         engine_stand_in.LLM.made.clear()
         with gpu.within("train"), remembered() as trainers:
-            kit.train.run(config, quiet=True, until=1)
+            with stopped_after_a_step():
+                kit.train.run(config, quiet=True)
             run = kit.train.run(config, quiet=True, resume=True)
         exported = export(run, case.export)
         from safetensors.torch import load_file
