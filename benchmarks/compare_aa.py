@@ -97,8 +97,6 @@ def short(found: dict[str, Any]) -> dict[str, Any]:
 @cache
 def import_all() -> None:
     """What a run imports is imported here, before the forks."""
-    import matplotlib.backends.backend_agg  # noqa: F401
-
     from kit.runner.prepare import prepare
 
     prepare(load_config("quickstart", SHORT))

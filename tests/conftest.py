@@ -184,7 +184,7 @@ def attempt(
 ) -> Iterator[Callable[..., Attempt]]:
     """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`.
 
-    Without curves.png, and without report.html unless `draw=True`: a second of drawing, which is another's test.
+    Without report.html unless `draw=True`: a second of drawing, which is another's test.
     """
     import kit.runner.console
     import kit.train
@@ -194,7 +194,6 @@ def attempt(
 
     monkeypatch.chdir(tmp_path)
     draw_report = kit.runner.console.draw_report
-    monkeypatch.setattr("kit.runner.console.draw_curves", lambda *_: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*overrides: str, draw: bool = False) -> Attempt:

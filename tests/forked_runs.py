@@ -110,7 +110,7 @@ def warm_up() -> None:
     import kit.runner.console
     import kit.trainer.trainer  # the class, while the process is young
 
-    kit.runner.console.draw_curves = kit.runner.console.draw_report = lambda *_, **__: None  # which is another's test
+    kit.runner.console.draw_report = lambda *_, **__: None  # which is another's test
     gc.collect()
     gc.freeze()
 

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import warm_processes
 import yaml
 
 import kit
@@ -58,7 +57,6 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
     with pytest.MonkeyPatch.context() as patch, terminal_into(root / "shown.txt"):
         patch.setenv("HF_TOKEN", "hf_planted_secret")
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv(warm_processes.CURVES, "drawn")
         return kit.train(
             "quickstart", steps=3, seed=3, objective="dr_grpo", run_id="first", overrides=[*FEW, f"run.root={root}"]
         )
@@ -168,11 +166,10 @@ def test_quickstart_writes_its_configuration_out_in_full(quickstart: kit.Run) ->
 
 
 @pytest.mark.slow
-def test_quickstart_leaves_a_log_a_picture_and_a_checkpoint(quickstart: kit.Run) -> None:
+def test_quickstart_leaves_a_log_and_a_checkpoint(quickstart: kit.Run) -> None:
     log = (quickstart.path / "log.txt").read_text()
     assert "Training  3/3" in log
     assert "greedy accuracy: " in log
-    assert (quickstart.path / "curves.png").stat().st_size > 10_000
     assert (quickstart.path / "checkpoint-3" / "trainer_state.json").is_file()
     assert "checkpoint" in [event["kind"] for event in quickstart.events()]
     assert not (quickstart.path / ".reserve").exists()
@@ -202,7 +199,7 @@ def test_a_run_is_scored_again_from_what_it_left(quickstart: kit.Run, tmp_path: 
     after = quickstart.evaluations()["after"]
     assert (tmp_path / "shown.txt").read_text() == ""
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
-    assert len(quickstart.plot(tmp_path / "figure.png").axes) >= 3
+    assert "Reward on training prompts" in quickstart.plot()
 
 
 def test_a_run_is_not_scored_on_data_that_has_changed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ line, environment, folder, open files, session and signals that were asked for; 
 an interpreter does. Its pid, exit code and streams are what `Popen` says they are, and what it starts itself is warm as well.
 
 What differs: the server, not the caller, is its parent (`os.getppid()` says the caller, or 1 once that is gone), and it is
-collected as soon as it has ended. `curves.png`, half of what a short run costs, is drawn only with `CURVES` in the environment.
+collected as soon as it has ended.
 Where modules would be others (an environment that libraries read while they are imported, a module of the same name in the
 folder), the process is a cold one; so are all inside `cold()`.
 """
@@ -41,12 +41,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PLACE = "GRPO_KIT_TESTS_WARM"
 """Environment variable: the folder of the server's socket and log. `none` switches all of this off."""
-CURVES = "GRPO_KIT_TESTS_CURVES"
 MODULES = ("kit.", "ipykernel_launcher", "accelerate.commands.accelerate_cli")
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code with which a worker of pytest-xdist begins (execnet's `popen_bootstrapline`)."""
 PRELOADED = (
-    "accelerate", "alembic.command", "datasets", "gradio", "math_verify", "matplotlib.figure", "optuna",
+    "accelerate", "alembic.command", "datasets", "gradio", "math_verify", "optuna",
     "pandas", "peft", "pyarrow.parquet", "rewards", "torch", "transformers.models.qwen3.modeling_qwen3",
     "trl.trainer.grpo_trainer", "kit.chat.answering", "kit.cli.app", "kit.evaluation.heldout", "kit.runner.build",
     "kit.runner.console", "kit.runner.evaluation", "kit.runner.prepare", "kit.runner.recording", "kit.runner.resume",
@@ -383,19 +382,12 @@ def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) 
 
 def _begin_anew() -> None:
     """What a fork has from its parent, and a process of its own makes anew."""
-    import matplotlib
     import numpy
     import torch
 
-    import kit.runner.console
-
     tempfile.tempdir = None
-    if CURVES not in os.environ:
-        kit.runner.console.draw_curves = lambda *_: None
     os.fsync = lambda handle: None  # as in tests/conftest.py
     numpy.random.seed()
-    if backend := os.environ.get("MPLBACKEND"):
-        matplotlib.rcParams["backend"] = backend
     threads = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(int(threads) if threads.isdigit() else len(os.sched_getaffinity(0)))
     if PLACE in os.environ:

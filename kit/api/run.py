@@ -20,7 +20,7 @@ from kit.runs.worker import STOPPED, call
 if TYPE_CHECKING:
     from array import array
 
-    from matplotlib.figure import Figure
+    from kit.report.charts import Figure
 
 POLL_SECONDS = 0.2
 EVALUATOR = "kit.runner.evaluate"
@@ -91,7 +91,7 @@ class Run:
     def plot(self, path: str | Path | None = None) -> Figure:
         """Reward, held-out accuracy, completion length, KL and entropy over steps, as far as there are any.
 
-        Saves the figure to `path` when given (.png, .svg, .pdf). Raises `RunError` when there is nothing to draw yet.
+        A notebook shows the SVG picture; `path` (.svg) saves it. Raises `RunError` when there is nothing to draw yet.
         """
         from kit.report.charts import draw
 

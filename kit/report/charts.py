@@ -1,10 +1,7 @@
-"""Charts of what `kit.report.panels` chooses: `svg` for documents, `draw` for a figure of matplotlib.
+"""Charts as SVG: `svg` draws a panel that `kit.report.panels` chooses, `figure` puts the charts of a run into one picture.
 
-SVG stands in reports, cards in notebooks, comparisons and sweeps. It needs no script, follows light and dark by the page's CSS
-variables with a light fallback, and has a title and a description in words; all texts are escaped.
-
-`Run.plot` and curves.png need matplotlib, which alone can make PNG, PDF and axes to work on. It would not do for documents: of
-a run of 5,000 steps its SVG is 1.6 MB and takes 2 s; from here it is 136 KB and takes 0.05 s.
+The charts stand in reports, notebooks, comparisons and sweeps. They need no script, follow light and dark by the page's CSS
+variables with a light fallback, and have a title and a description in words; all texts are escaped.
 
 The page draws in the browser (kit/ui/charts.js) what kit/ui/curves.py packs, so that one can point at a step: 234 stretches a
 curve of that run are 33 KB and 7 ms a poll. As SVG they would be 77 KB and 30 ms; within the page's 40 KiB, 60 points a curve.
@@ -12,13 +9,11 @@ curve of that run are 33 KB and 7 ms a poll. As SVG they would be 77 KB and 30 m
 
 from __future__ import annotations
 
-import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -39,17 +34,14 @@ from kit.report.panels import (
     trend,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 170.0, 48.0, 12.0, 30.0, 38.0
 COLORS = ("#2563a8", "#c2570c", "#2e7d4f", "#7c4db3", "#b3322f", "#5b6472")
 LETTER = 6.1
 """Mean width of a letter of the legend, in units of the drawing."""
-FIGURE_WIDTH, FIGURE_HEIGHT = 4.6, 3.0  # of a panel with its labels, in inches
-FIGURE_LEFT, FIGURE_BELOW, FIGURE_ABOVE = 0.75, 0.5, 0.3  # for labels left and below, and for the title of the whole
-MARKERS = "osD^v<"
+FIGURE_STYLE = (
+    ".figure text{fill:#576172}.figure .heading{fill:#1c2430}.figure .grid{stroke:#dfe3e8}.figure .axis{stroke:#576172}"
+    ".figure .mark{stroke:#576172;stroke-dasharray:4 3}"
+)
 
 
 @dataclass(frozen=True)
@@ -387,94 +379,47 @@ def _trim(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Path | None) -> Figure:
-    """The figure of one run. Raises `RunError` when there is nothing to draw, or `path` cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+class Figure(Markup):
+    """Several charts in one SVG picture. A notebook shows it."""
 
+    def __repr__(self) -> str:
+        return f"<Figure of {str(self).count('<svg ') - 1} charts>"
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+def figure(title: str, charts: Sequence[Markup]) -> Figure:
+    """A picture of charts below a title, in rows of two or three, on white; it needs no style sheet."""
+    columns = 2 if len(charts) <= 4 else 3
+    heights = [float(re.findall(r'viewBox="0 0 \S+ (\S+)"', chart)[0]) for chart in charts]
+    placed, top = Markup(), 28.0
+    for first in range(0, len(charts), columns):
+        for column, chart in enumerate(charts[first : first + columns]):
+            size = f'<svg x="{column * WIDTH:g}" y="{top:g}" width="{WIDTH:g}" height="{heights[first + column]:g}" '
+            placed += Markup(str(chart).replace("<svg ", size, 1))
+        top += max(heights[first : first + columns]) + 8
+    head = Markup(
+        '<svg class="figure" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}" '
+        'font-family="system-ui,sans-serif"><style>{2}</style><rect width="100%" height="100%" fill="#fff"/>'
+        '<text x="8" y="19" class="heading" font-size="15" font-weight="600">{3}</text>'
+    ).format(WIDTH * min(columns, len(charts)), top, FIGURE_STYLE, title)
+    return Figure(head + placed + Markup("</svg>"))
+
+
+def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Path | None = None) -> Figure:
+    """The curves of one run, written to `path` if given. Raises `RunError` when there are none, or for a path to no SVG file."""
     shown = panels(columns_of(metrics), evaluations)
     if not shown:
         raise RunError(f"{title} has no metrics yet; there is nothing to draw.")
-    columns = min(len(shown), 2 if len(shown) <= 4 else 3)
-    rows = -(-len(shown) // columns)
-    width, height = FIGURE_WIDTH * columns, FIGURE_HEIGHT * rows + FIGURE_ABOVE
-    figure = _shown_by_notebooks()(figsize=(width, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11, color="#1f2937", y=1 - 0.1 / height)
-    # Fixed places: matplotlib's own layouts measure every text again and again, most of the time that a figure takes.
-    figure.subplots_adjust(
-        left=FIGURE_LEFT / width, right=1 - 0.15 / width,
-        bottom=FIGURE_BELOW / height, top=1 - (FIGURE_ABOVE + 0.3) / height,
-        wspace=(FIGURE_LEFT + 0.15) / (FIGURE_WIDTH - FIGURE_LEFT - 0.15),
-        hspace=(FIGURE_BELOW + 0.3) / (FIGURE_HEIGHT - FIGURE_BELOW - 0.3),
-    )  # fmt: skip
-    for place, panel in enumerate(shown, start=1):
-        _axes_of(figure.add_subplot(rows, columns, place), panel)
+    drawn = figure(title, [svg(panel) for panel in shown])
     if path is not None:
+        if Path(path).suffix.lower() != ".svg":
+            raise RunError(
+                f"The figure cannot be saved to {path}: it is an SVG picture. Choose a name that ends in .svg."
+            )
         try:
-            figure.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:
+            Path(path).write_text(drawn, encoding="utf-8")
+        except OSError as error:
             raise RunError(f"The figure cannot be saved to {path}: {error}") from error
-    return figure
-
-
-@cache
-def _shown_by_notebooks() -> type[Figure]:
-    """A figure that a notebook shows as a picture also where nobody has imported pyplot."""
-    from matplotlib.figure import Figure
-
-    class RunFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            picture = io.BytesIO()
-            self.savefig(picture, format="png", dpi=110)
-            return picture.getvalue()
-
-    return RunFigure
-
-
-def _axes_of(axes: Axes, panel: Panel) -> None:
-    series = [one.finite() for one in panel.series]
-    if panel.stacked:
-        sums = panel.stack()
-        for place, one in enumerate(sums):
-            floor = sums[place - 1].y if place else 0.0
-            axes.fill_between(one.x, floor, one.y, color=COLORS[place], alpha=0.75, linewidth=0, label=one.name)
-        series = sums
-    for place, one in enumerate(series if not panel.stacked else ()):
-        color, (x, low, high) = COLORS[place % len(COLORS)], one.band()
-        if one.dots:
-            axes.errorbar(
-                one.x, one.y, yerr=_beyond(one), color=color, marker=MARKERS[place % len(MARKERS)], markersize=4, capsize=3,
-                linewidth=1.2, label=one.name,
-            )  # fmt: skip
-            continue
-        if len(x) > 1:
-            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-        mean = trend(one.y) if panel.smooth else None
-        look: dict[str, Any] = (
-            {"linewidth": 1.8, "label": one.name} if mean is None else {"linewidth": 0.8, "alpha": 0.35}
-        )
-        axes.plot(one.x, one.y, color=color, marker="o" if len(one.y) == 1 else None, **look)
-        if mean is not None:
-            axes.plot(one.x, mean, color=color, linewidth=1.8, label=one.name)
-    axes.set_title(panel.title, fontsize=10, y=1.0)  # fixed, or every tick above the axes is measured for it
-    axes.set_xlabel("optimiser step", fontsize=9)
-    axes.set_ylabel(panel.label, fontsize=9)
-    # Both ends are stretched to what the panel asks for, never cut.
-    bottom, top = axes.get_ylim()
-    lowest = min(float(part.min()) for one in series for part in (one.y, one.band()[1]) if len(part))
-    reach = [end for end in (panel.low, panel.high) if end is not None]
-    axes.set_ylim(min([bottom if panel.low is None else lowest, *reach]), max([top, *reach]))
-    axes.grid(True, color="#e5e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=8)
-
-
-def _beyond(one: Series) -> Numbers | None:
-    """(2, points): how far the intervals reach below and above; 0 where a point has none."""
-    if one.low is None or one.high is None:
-        return None
-    beyond: Numbers = np.nan_to_num(np.maximum(0.0, np.stack([one.y - one.low, one.high - one.y])))
-    return beyond
+    return drawn

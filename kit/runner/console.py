@@ -20,7 +20,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kit.config import EMBEDDED_MODELS
-from kit.errors import RunError
 from kit.evaluation.results import read_best
 from kit.runs.files import clock, disk_errors, one_line
 
@@ -137,14 +136,13 @@ class Reporter:
             self.scores(ends)
         for name, score in ends.items():
             self.samples(f"Held-out completions, {name} (greedy)", score["samples"])
-        curves = draw_curves(run, scores)
         if best := best_line(run):
             self.say(best)
         if stopped is not None:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")
         self.say(f"\nEverything of this run lies in {run.path}")
-        for hint in hints(run, config, curves, stopped):
+        for hint in hints(run, config, stopped):
             self.say(f"  {hint}")
 
     def scores(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
@@ -169,19 +167,6 @@ class Reporter:
             self.console.print(f"  {text}{reward}{reference}")
 
 
-def draw_curves(run: RunDir, scores: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """Draws `curves.png` into the run directory, if there was a step. Failing to draw it is logged, not raised."""
-    from kit.report.charts import draw
-
-    path = run.path / "curves.png"
-    try:
-        draw(run.id, run.metrics(), scores, path)
-    except RunError as error:
-        log.warning("no curves: %s", error)
-        return None
-    return path
-
-
 def draw_report(run: RunDir, **ending: Any) -> Path | None:
     """Writes `report.html` of a run whose status is about to say `ending`. Failing to write it is logged, not raised."""
     try:
@@ -194,12 +179,11 @@ def draw_report(run: RunDir, **ending: Any) -> Path | None:
         return None
 
 
-def hints(run: RunDir, config: RunConfig, curves: Path | None, stopped: str | None = None) -> list[str]:
+def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
     """The files of a run, and the commands that continue from it: a label and a text in a line each."""
     root, trained = run.root_option, run.adapter.is_dir()
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
     found = [
-        ("curves", curves),
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)"),
         ("completions", parquet if config.run.save_completions else None),
         ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),

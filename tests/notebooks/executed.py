@@ -44,7 +44,7 @@ def _of_cell(source: str, outputs: list[dict[str, Any]]) -> Iterator[str]:
         yield "it raised"
     if not may_fail and re.search(r"^(error|Error|Traceback)\b", printed, re.MULTILINE):
         yield f"it printed an error: {printed.strip().splitlines()[-1]}"
-    if lines and lines[-1].endswith(".plot()") and "image/png" not in kinds:
+    if lines and lines[-1].endswith(".plot()") and "image/svg+xml" not in kinds:
         yield "there is no picture"
     if lines and TABLE.match(lines[-1]) and "text/html" not in kinds:
         yield "there is no table"

@@ -38,7 +38,7 @@ def executed(folder: Path, source: str, *outputs: dict[str, Any]) -> Path:
 GOOD = [
     ("!grpo-kit plan a.yaml", stream("weights 3 GiB\n")),
     ("!grpo-kit objective check b || echo refused", stream("error: it leaks\nrefused\n")),
-    ("run.plot()", shown(text_plain="<Figure>", image_png="aGk=")),
+    ("run.plot()", shown(text_plain="<Figure>", **{"image/svg+xml": "<svg/>"})),
     ("import pandas as pd\npd.DataFrame([1])", shown(text_plain="0", text_html="<table></table>")),
     ("run = kit.train('a')", shown(text_html="<b>The run ran to its end.</b>")),
     ("run = kit.start('a')\nrun.status['state']", shown(text_plain="'queued'")),

@@ -68,7 +68,7 @@ def test_a_card_follows_the_run_in_one_place_and_nothing_else_is_printed(kernel:
     (result,) = of_kind(kernel.run("run"), "execute_result")
     assert "ran to its end" in result["data"]["text/html"]
     (figure,) = of_kind(kernel.run("run.plot()"), "execute_result")
-    assert "image/png" in figure["data"]
+    assert "image/svg+xml" in figure["data"]
 
 
 def test_an_interrupt_of_the_cell_saves_a_checkpoint_and_returns_the_run(kernel: Kernel, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -314,7 +315,7 @@ def test_notebook_figure_draws_the_same_panels(make_run: Make) -> None:
     import kit
 
     run = make_run()
-    drawn = [axes.get_title() for axes in kit.Run("one", run.path.parent).plot().axes]
+    drawn = re.findall("<title>([^<]+)</title><desc>", kit.Run("one", run.path.parent).plot())
     document = render(read(run))
     assert len(drawn) >= 12
     for title in drawn:
