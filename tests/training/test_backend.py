@@ -128,6 +128,7 @@ ENGINE = "generation.engine=vllm"
         (P100, ["model.backend=unsloth", ENGINE], "7.0 or newer, not P100.*engine: hf"),
         (A100, ["model.backend=unsloth", ENGINE, "model.lora=null"], "Keep model.lora"),
         (A100, ["model.backend=unsloth", ENGINE, "model.revision=abc"], "give its folder"),
+        (A100, ["model.backend=unsloth", ENGINE, "model.adapter=sft"], "model.reference: none"),
         (A100, ["model.backend=unsloth", "model.attention=eager"], "model.attention: null"),
         (A100, ["model.backend=unsloth", "generation.temperature=12"], "10 and above"),
         (CPU, ["optimisation.gradient_checkpointing=unsloth"], "gradient_checkpointing: true"),
@@ -139,6 +140,18 @@ def test_what_a_backend_refuses_is_refused_with_the_alternative(
     overrides = ["model.lora.rank=16", *overrides] if "model.lora=null" not in overrides else overrides
     with pytest.raises(KitError, match=words):
         resolve(machine, *overrides)
+
+
+def test_unsloths_engine_is_handed_every_adapter_of_the_model() -> None:
+    """That of the reference policy among them, whose keys vLLM refuses: hence a refusal before the run."""
+    place = find_spec("unsloth_zoo")
+    assert place is not None
+    assert place.submodule_search_locations
+    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
+    assert 'k.replace(".default", ""):v for k, v in items if ".lora_A." in k or ".lora_B." in k' in text
+    given = resolve(A100, ENGINE, "model.adapter=sft")
+    assert given.model.backend == "transformers", "auto takes what serves it"
+    assert resolve(A100, ENGINE, "model.adapter=sft", "model.reference=none").model.backend == "auto"
 
 
 def test_an_engine_under_unsloth_needs_no_newer_gpu_than_it_says() -> None:
