@@ -259,7 +259,7 @@ def config_show(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a preset's name.")] = None,
     override: Overrides = None,
 ) -> None:
-    """Print CONFIG with every default written out; without CONFIG list the presets."""
+    """Print CONFIG with every default, or list the presets."""
     from kit.config import find_config, preset_names
 
     if config is not None:
