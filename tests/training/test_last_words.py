@@ -26,7 +26,7 @@ def own_config(*overrides: str) -> RunConfig:
 
 
 def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str, str]:
-    lines = hints(run, config, None, stopped)
+    lines = hints(run, config, stopped)
     return {line[:15].strip(): line[15:] for line in lines}
 
 
