@@ -95,7 +95,9 @@ def quickstart(
     detach: Detach = False,
     real: Annotated[
         bool,
-        typer.Option("--real", help="On SmolLM2-135M instead, which learns to turn a sentence into JSON: ten minutes."),
+        typer.Option(
+            "--real", help="On SmolLM2-135M instead, trained to turn a sentence into JSON: many minutes on a CPU."
+        ),
     ] = False,
 ) -> None:
     """Run all of it on the embedded model: a few minutes, no GPU."""
