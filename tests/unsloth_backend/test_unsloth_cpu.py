@@ -99,6 +99,7 @@ for name in preset_names():
     changes += ["model.dtype=float32", "optimisation.optimizer=adamw", "generation.max_completion_tokens=64"]
     if not asked.data.source.startswith("reasoning-gym:"):
         changes += ["data.source=rows.jsonl", "data.subset=null", "data.heldout=2"]
+        changes += ["reward.preset=gsm8k-reasoning", "reward.params={}"]
     prepare(load_config(name, changes))
     assert "trl" not in sys.modules, name
     print(name)
