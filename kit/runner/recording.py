@@ -313,6 +313,9 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 def keep_heldout(run: RunDir, rows: Dataset) -> None:
     """Writes the held-out rows into the run, so that chat, scores and exports need the data no more."""
     if is_first():
+        from datasets import disable_progress_bars
+
+        disable_progress_bars()  # of the writing of one small file, in the middle of the run's own lines
         rows.to_parquet(run.heldout)
 
 
