@@ -168,10 +168,6 @@ def test_the_quantiles_are_those_of_the_code() -> None:
     quantiles = [name for name in patterns() if name.startswith("ratio/p")]
     assert quantiles == [f"ratio/p{100 * level:02.0f}" for level in RATIO_QUANTILES]
 
-    from kit.ui.objective import QUANTILES
-
-    assert tuple(QUANTILES.values()) == RATIO_QUANTILES  # of the page
-
 
 # --- the hook of one's own -------------------------------------------------------------------------------------------
 

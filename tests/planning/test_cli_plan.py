@@ -52,7 +52,7 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
         "verdict": {"verdict": "too hard", "because": "pass@1 is 0%", "change": "Take easier problems"},
         "prompts": 6, "k": 4, "pass@1": rate, "spread_share": rate, "tokens_per_second": 10.0, "hours": 1.0,
         "reward_latency_ms": {"p50": 1.0, "p95": 2.0},
-        "seconds": {"rollout": 1.0, "reward": 1.0, "update": 1.0, "step": 3.0},
+        "seconds": {"rollout": 1.0, "reward": 1.0, "update": 1.0, "step": 3.0}, "samples": [],
     }  # fmt: skip
 
     def fake(config: Any, **given: Any) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def test_a_process_that_has_half_a_group_generates_all_of_it(prompts: int, calls
         made.append(len(prompt_ids))
         return [[row[0]] for row in prompt_ids], None
 
-    generator = Generator(SimpleNamespace(rule=lambda name: "slice"), None)
+    policy = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(2, 2))
+    generator = Generator(SimpleNamespace(rule=lambda name: "slice"), policy)
     generator.chunks = 2
     state = RolloutState([{}] * prompts)
     given = [[row] for row in range(prompts)]
