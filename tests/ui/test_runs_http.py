@@ -318,7 +318,7 @@ def test_what_a_log_and_an_alert_hold_is_text(page: Any) -> None:
         for name, value in parts.items():
             if isinstance(value, str) and name not in (
                 "charts",
-                "machine",
+                "more",
                 "yaml",
             ):  # JSON for a script, YAML for its box
                 assert "<script" not in value, name
