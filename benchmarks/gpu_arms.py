@@ -182,7 +182,6 @@ class Bench:
         from kit.models.loading import find_model, keep_trainable_in_float32, load_model
         from kit.models.unsloth import loading
         from kit.trainer.arguments import changes, grpo_config
-        from kit.trainer.savings import switches
 
         self.folder = folder
         config = load_config(configuration(row, model, folder, longest))
@@ -194,6 +193,11 @@ class Bench:
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
         settings = config.optimisation
         ours = {"objective": "dapo", "packing": settings.packing, "share_prompts": settings.share_prompts}
+        ours |= {
+            "skip_flat_groups": settings.skip_flat_groups,
+            "token_budget": settings.token_budget,
+            "fast_decoding": True,
+        }
         self.trainer = trainer_class(row.loss, on_gpu=loaded.backend.device == "cuda")(
             loaded.model,
             random_models.placed_ids,
@@ -201,10 +205,8 @@ class Bench:
             train_dataset=Dataset.from_dict({"prompt": ["1 + 2 ="] * 64}),
             processing_class=loaded.tokenizer,
             peft_config=loaded.peft_config,
-            **(ours | switches(config) if row.loss == "ours" else {}),
+            **(ours if row.loss == "ours" else {}),
         )
-        if row.loss == "ours":
-            self.trainer.generator.fast_decoding = True  # as in a run
         self.changed = changes(args, self.trainer.args)
         self.base = GRPOTrainer.__name__
         keep_trainable_in_float32(self.trainer.model)

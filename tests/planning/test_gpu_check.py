@@ -184,6 +184,22 @@ def test_one_varlen_call_is_the_attention_of_a_pack(gpu_check: Any, monkeypatch:
         torch.testing.assert_close(varlen(q, k, v, groups), wanted)
 
 
+def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(gpu_check: Any, tmp_path: Path) -> None:
+    """Rows of other processes on a GPU: here TRL's own loss, then ours within a budget that parts its micro-batches."""
+    import random_models
+    from gpu_arms import Desk
+
+    random_models.build_model("tiny", tmp_path)
+    like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "model": "tiny"}
+    own = gpu_check.Row(2, "update", loss="own", **like)
+    ours = gpu_check.Row(2, "update", more={"token_budget": 40}, **like)
+    desk = Desk([own, ours], tmp_path)
+    answers = {row.loss: desk.answer(row) for row in (own, ours)}
+    assert [gpu_check.wrong(row, answers[row.loss]) for row in (own, ours)] == [None, None]
+    assert 0 < answers["ours"]["gradient_off"] < 1e-5
+    assert answers["ours"]["savings"]["token_budget"] == "on"
+
+
 # --- how it is done ---------------------------------------------------------------------------------------------------
 
 

@@ -65,7 +65,6 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
         from kit.models.loading import find_model, keep_trainable_in_float32, load_model
         from kit.models.unsloth import loading
         from kit.trainer.arguments import grpo_config
-        from kit.trainer.savings import switches
 
         config = load_config({
             "model": {
@@ -106,7 +105,7 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
                 memory=BatchSizeBackoff(),
                 packing=settings.packing,
                 share_prompts=settings.share_prompts,
-                **switches(config),
+                skip_flat_groups=settings.skip_flat_groups,
             )
             keep_trainable_in_float32(trainer.model)
             ragged(trainer)
