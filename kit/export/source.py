@@ -19,7 +19,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.export.request import ROUGHNESS
-from kit.models.failures import first_line
+from kit.models.failures import first_line, raise_fatal
 from kit.models.start import Start, find_start, put_on, stack, with_merged
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ def load_plain(source: Source, place: str, **keywords: Any) -> Any:
     try:
         return auto_class(source.files.config).from_pretrained(place, **{**how, **keywords})
     except (OSError, ValueError, RuntimeError) as error:
+        raise_fatal(error)
         raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error
 
 
@@ -399,11 +400,11 @@ def quantize(source: Source, merged: Path, place: Path, dtype: str) -> None:
     from transformers import GenerationConfig
 
     from kit.models.backend import quantization_config
+    from kit.models.loading import place_of
 
     precision, device = getattr(torch, dtype), source.files.backend.device
     how = {"dtype": precision, "quantization_config": quantization_config(precision, device)}
-    if device == "cuda":
-        how["device_map"] = {"": torch.cuda.current_device()}
+    how["device_map"] = place_of(device, quantized=True)
     model = load_plain(source, str(merged), **how)
     model.generation_config = GenerationConfig.from_pretrained(merged)
     model.save_pretrained(place)

@@ -197,6 +197,8 @@ def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Pat
     import torch
     from transformers import AutoTokenizer, GenerationConfig
 
+    from kit.models.loading import keep_differentiable, place_of
+
     device = source.files.backend.device
     if gguf is not None:
         from kit.export.gguf import open_gguf
@@ -207,11 +209,11 @@ def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Pat
         model = put_on(source.load_base(), folder)
         return model, tokenizer, []
     # Computed as the source is, from the numbers as they are stored.
-    how = {"dtype": getattr(torch, measured.computed), "output_loading_info": True}
+    how: dict[str, Any] = {"dtype": getattr(torch, measured.computed), "output_loading_info": True}
+    if what == "merged-4bit":
+        how["device_map"] = place_of(device, quantized=True)
     model, info = load_plain(source, str(folder), **how)
     if what == "merged-4bit" and device == "cpu":
-        from kit.models.loading import keep_differentiable
-
         keep_differentiable(model)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     if device == "cuda" and what != "merged-4bit":

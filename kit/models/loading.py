@@ -27,7 +27,7 @@ from kit.models.backend import (
     without_unsloth,
 )
 from kit.models.embedded import source_of
-from kit.models.failures import OUT_OF_MEMORY, first_line
+from kit.models.failures import OUT_OF_MEMORY, first_line, raise_fatal
 from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
 from kit.models.shape import ModelShape, shape_of
 from kit.models.start import Start, find_start, peft_config, with_merged
@@ -164,10 +164,8 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
         keywords["attn_implementation"] = attention
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
-    if files.backend.device == "cuda":
-        import torch
-
-        keywords["device_map"] = {"": torch.cuda.current_device()}
+    if (place := place_of(files.backend.device, quantized=config.load_in_4bit)) is not None:
+        keywords["device_map"] = place
     keywords["output_loading_info"] = True
     model, info = _load(files.source, "its weights", auto_class(files.config).from_pretrained, keywords)
     if missing := sorted(info["missing_keys"]):
@@ -176,6 +174,18 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
             "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
         )
     return model
+
+
+def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
+    """`device_map` of a model that is loaded onto "cuda" or "cpu"; None: transformers loads it onto the CPU by itself.
+
+    Quantised weights it takes to a GPU wherever there is one.
+    """
+    import torch
+
+    if device == "cuda":
+        return {"": torch.cuda.current_device()}
+    return {"": "cpu"} if quantized else None
 
 
 def capped_attention(config: Any) -> str | None:
@@ -375,7 +385,8 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
     except ImportError as error:
         raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
     except Exception as error:  # readers of files raise what they like; what is not about the files passes
-        if isinstance(error, (MemoryError, KitError)) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
+        raise_fatal(error)
+        if isinstance(error, KitError) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
             raise
         raise ModelError(_why(source, what, error)) from error
 

@@ -174,6 +174,8 @@ def put_on(model: Any, adapter: Path, start: Start | None = None) -> Any:
     """`model` with a trained adapter as it was trained, to generate with. Raises `ModelError` where they do not fit."""
     from peft import PeftModel
 
+    from kit.models.failures import raise_fatal
+
     try:
         policy = PeftModel.from_pretrained(model, str(adapter))
         if start is not None and start.mode != "merge":
@@ -183,6 +185,7 @@ def put_on(model: Any, adapter: Path, start: Start | None = None) -> Any:
             policy.set_adapter(TRAINED)
         return policy.eval().requires_grad_(False)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
+        raise_fatal(error)
         raise ModelError(f"{adapter}: the adapter cannot be put on its base model ({error}).") from error
 
 

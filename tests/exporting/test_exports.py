@@ -351,6 +351,62 @@ def test_an_export_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
     assert any("verified on the CPU" in note for note in on_a_gpu.notes)
 
 
+def test_a_4_bit_export_that_does_not_fit_the_gpu_is_loaded_onto_the_cpu(
+    run: RunDir, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside a GPU transformers takes 4-bit weights there unless it is told otherwise."""
+    from transformers import AutoModelForCausalLM
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+
+    pytest.importorskip("bitsandbytes")
+    place = tmp_path / "four"
+    export(run, "merged-4bit", out=place, verify=False)
+    real, places = AutoModelForCausalLM.from_pretrained, []
+
+    def loaded(path: str, **how: Any) -> Any:
+        if path == str(place):
+            places.append(Bnb4BitHfQuantizer.update_device_map(None, how.get("device_map")))
+            if len(places) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        with monkeypatch.context() as none:
+            none.setattr(torch.cuda, "is_available", lambda: False)
+            return real(path, **how)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    backend = replace(source.files.backend, device="cuda")
+    on_a_gpu = replace(source, files=replace(source.files, backend=backend), notes=[])
+    verdict = verify(on_a_gpu, measured, place, "merged-4bit", "nf4")
+    assert places == [{"": 0}, {"": "cpu"}]
+    assert not any("cannot be loaded" in fault for fault in verdict.faults)
+    assert any("verified on the CPU" in note for note in on_a_gpu.notes)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), torch.AcceleratorError("CUDA error: device-side assert triggered")],
+)
+def test_a_full_or_dead_gpu_is_not_taken_for_broken_files(
+    source: Source, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from kit.export.source import load_plain
+    from kit.models.start import put_on
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    base = source.load_base()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(PeftModel, "from_pretrained", fail)
+    for load in (lambda: load_plain(source, source.base), source.load_base, lambda: put_on(base, source.weights)):
+        with pytest.raises(type(error)):
+            load()
+
+
 def test_what_rounding_takes_from_tensors_is_no_fault_where_the_answers_are_right(
     merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
