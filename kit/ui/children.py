@@ -38,6 +38,7 @@ class Bench:
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
+        self._leaving = False
 
     def ask(self, request: Mapping[str, Any], seconds: float = SECONDS) -> Any:
         """The answer. Raises the `KitError` that the child reports, `RunError` when it ends or takes too long."""
@@ -48,6 +49,8 @@ class Bench:
         finally:
             self._rest()
             self._lock.release()
+            if self._leaving:
+                self.leave()
 
     def _ask(self, request: Mapping[str, Any], seconds: float) -> Any:
         worker = self._alive()
@@ -86,9 +89,11 @@ class Bench:
         self._idle.start()
 
     def leave(self) -> None:
-        """Ends the child unless it is answering."""
+        """Ends the child, one that is answering once it has answered."""
+        self._leaving = True
         if self._lock.acquire(blocking=False):
             try:
+                self._leaving = False
                 self.close()
             finally:
                 self._lock.release()
@@ -134,7 +139,7 @@ class Benches:
         threading.Thread(target=work, name="warm", daemon=True).start()
 
     def close_heavy(self) -> None:
-        """Ends the child that may hold a part of a GPU, unless it is answering."""
+        """Ends the child that may hold a part of a GPU, as `Bench.leave` does."""
         self._heavy.leave()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import json, sys, time, os
 for line in sys.stdin:
     asked = json.loads(line)["question"]
     if asked == "hang": time.sleep(60)
+    if asked == "slow": time.sleep(1)
     if asked == "die": os._exit(3)
     if asked == "wrong": print(json.dumps({"error": "no such row", "kind": "DataError"}), flush=True); continue
     if asked == "odd": print(json.dumps({"error": "odd", "kind": "__class__"}), flush=True); continue
@@ -91,6 +93,22 @@ def test_one_that_hangs_is_ended_and_the_next_question_has_another(child: Bench)
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert child.ask({"question": "who"}) != first
+
+
+def test_one_that_is_to_go_while_it_answers_goes_when_it_has(child: Bench) -> None:
+    """A run that is about to start plans with what is free then."""
+    first = child.ask({"question": "who"})
+    told: list[int] = []
+    thread = threading.Thread(target=lambda: told.append(child.ask({"question": "slow"})))
+    thread.start()
+    while not child._lock.locked():
+        time.sleep(0.01)
+    child.leave()
+    thread.join()
+    assert told == [first]
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert child.ask({"question": "who"}) == child.ask({"question": "who"}) != first
 
 
 def test_one_that_dies_is_told_and_replaced(child: Bench) -> None:
