@@ -132,8 +132,12 @@ def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
 
 
 def needed_bytes(config: RunConfig, weights: int) -> int:
-    """Bytes that base and adapter take while they answer."""
-    size = 0.6 if config.model.load_in_4bit else BYTES_A_WEIGHT.get(str(config.model.dtype), 4)
+    """Bytes that both sides take while they answer: one model and its adapter, or two where every weight was trained."""
+    size: float = BYTES_A_WEIGHT[config.model.dtype] if gpus() or config.model.dtype != "auto" else 4
+    if config.model.lora is None:
+        size = 2 * 4
+    elif config.model.load_in_4bit:
+        size = 0.6
     return int(ROOM_LEFT * (weights * size + PROCESS_BYTES))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from made_runs import batch, make
 
+from kit.config import load_config
 from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
@@ -379,6 +380,26 @@ def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monk
     monkeypatch.setattr(site.benches, "ask", unknown)
     with pytest.raises(RunError, match="cannot be told"):
         pool.check_memory(run)
+
+
+@pytest.mark.parametrize(
+    ("cards", "model", "size"),
+    [
+        ([], {}, 4),
+        (["0"], {}, 2),
+        (["0"], {"dtype": "float32"}, 4),
+        (["0"], {"load_in_4bit": True}, 0.6),
+        (["0"], {"lora": None}, 8),
+    ],
+    ids=["CPU", "GPU", "float32", "4-bit", "all weights"],
+)
+def test_a_chat_takes_what_it_loads(
+    monkeypatch: pytest.MonkeyPatch, cards: list[str], model: dict[str, Any], size: float
+) -> None:
+    """A model in the precision of the device; where all weights were trained, two of them, in float32."""
+    monkeypatch.setattr(chat, "gpus", lambda: cards)
+    config = load_config({"model": {"name": "embedded", **model}})
+    assert chat.needed_bytes(config, 10**9) == int(chat.ROOM_LEFT * (size * 10**9 + chat.PROCESS_BYTES))
 
 
 def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
