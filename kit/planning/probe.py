@@ -216,7 +216,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process."""
-    from kit.models.backend import use_threads
+    from kit.models.backend import expand_segments, use_threads
     from kit.models.failures import explained
     from kit.models.libraries import load_libraries
     from kit.runner.console import LogCapture, Reporter
@@ -226,6 +226,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
     with held_gpu("a probe"), logs.collecting(), explained():
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
+        expand_segments(standby=config.generation.vllm.standby)  # as a run does: what is reserved depends on it
         use_threads(config.run.threads, config.model.name)
         load_libraries(config.model)
         parts = prepare(config, fresh=False)

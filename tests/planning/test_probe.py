@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,26 @@ def test_a_probe_trains_the_trainer_of_a_run(
     assert different <= {"policy_loss.skip_flat"}  # the probe's rows may all be flat
     assert seen["probe"]["memory"] == {"generation": 2}
     assert seen["probe"]["scorer.offload"] is True
+
+
+def test_a_probe_reserves_memory_as_a_run_does(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads the allocator's settings when CUDA starts, which `prepare` may do."""
+    from kit.planning import probe
+    from kit.runner import prepare
+
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    seen: list[str | None] = []
+
+    def prepared(*_: Any, **__: Any) -> Any:
+        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        raise Reached
+
+    monkeypatch.setattr(prepare, "prepare", prepared)
+    with pytest.raises(Reached):
+        probe.job({"config": load_config(tree).model_dump(mode="json"), "folder": str(tmp_path)}, True)
+    assert seen == ["expandable_segments:True"]
