@@ -47,6 +47,7 @@ import random_models  # noqa: E402
 from gpu_arms import GPU_LOST, LIMITS, WORKS, Row, configuration  # noqa: E402
 
 from kit.runs.files import write_atomic  # noqa: E402
+from kit.runs.lock import gpu_holder  # noqa: E402
 
 TURN = 120.0
 """Seconds of a stage, after which the next one has its turn; the row in progress is finished."""
@@ -471,6 +472,12 @@ def main() -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():
         print(NEEDS_CUDA, file=sys.stderr)
+        return 2
+    elif not given.describe and (holder := gpu_holder()) is not None:
+        print(
+            f"The figures would be of a shared GPU, and runs would wait for {holder}. Wait, or stop it.",
+            file=sys.stderr,
+        )
         return 2
     if given.describe:
         print(json.dumps(describe()))

@@ -366,3 +366,25 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     assert generated["completion_tokens"] == 8 * 16  # random weights end nothing
     names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, found, strict=True)}
     assert all(name in gpu_check.table({"rows": names}) for name in names)
+
+
+def test_a_gpu_that_a_run_holds_is_not_checked(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of the check would wait until the limit of their row, and every figure would be of what the run leaves."""
+    import torch
+
+    from kit.runs import lock
+
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(lock, "gpus", lambda: ["0"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "machine", lambda: pytest.fail("the GPU was used"))
+    monkeypatch.setattr("sys.argv", ["gpu_check.py"])
+    held = lock.GpuLock(["0"])
+    assert held.take({"run": "mine", "pid": 1}) is None
+    try:
+        assert gpu_check.main() == 2
+    finally:
+        held.release()
+    assert "run 'mine'" in capsys.readouterr().err
