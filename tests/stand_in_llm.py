@@ -72,19 +72,20 @@ def vllm_stands_in() -> Iterator[type[LLM]]:
 
 @contextmanager
 def one_gpu() -> Iterator[SimpleNamespace]:
-    """Inside, a real `Accelerator` is that of a machine with one GPU. `devices`: those that torch was set to; `waits`: a
-    mock of the default stream's `synchronize`."""
+    """Inside, a real `Accelerator` is that of a machine with one GPU. `devices`: those that torch was set to; `at_work`: streams
+    of it that nobody has waited for."""
     import torch
     from accelerate import state
 
     import kit.generation.vllm  # noqa: F401  with all that asks for the real GPU while it is imported
 
-    seen = SimpleNamespace(devices=[], waits=mock.Mock())
-    stream = SimpleNamespace(synchronize=seen.waits)
+    seen = SimpleNamespace(devices=[], at_work=set())
+    default = SimpleNamespace(synchronize=lambda: seen.at_work.discard("default"))
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
-        mock.patch.object(torch.cuda, "default_stream", return_value=stream),
+        mock.patch.object(torch.cuda, "default_stream", return_value=default),
+        mock.patch.object(torch.cuda, "synchronize", seen.at_work.clear),
         mock.patch.object(torch._C, "_cuda_setDevice", seen.devices.append, create=True),
         mock.patch.object(state, "check_cuda_p2p_ib_support", return_value=True),
     ):

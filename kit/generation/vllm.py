@@ -177,10 +177,10 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
     def _asked(self, doing: str, do: Callable[[], Result]) -> Result:
         def work() -> Result:
-            if self.accelerator.device.type == "cuda":
-                # vLLM gives its thread a stream of its own, which waits for nothing that the optimiser still writes.
-                torch.cuda.default_stream().synchronize()
-            return do()
+            self._wait_for_all_streams()
+            result = do()
+            self._wait_for_all_streams()
+            return result
 
         try:
             return self._watchdog.call(work)
@@ -188,6 +188,16 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             raise
         except Exception as error:
             raise engine_failure(error, doing, self.settings) from error
+
+    def _wait_for_all_streams(self) -> None:
+        """Orders the work of this thread and of the trainer's, each way.
+
+        vLLM moves every thread that it works in to a CUDA stream of its own; Unsloth starts it in the trainer's thread, so
+        that the optimiser does not write on the default stream either. What the engine reads must have been written, and
+        weights that Unsloth folds the adapter into must have been put back.
+        """
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
 
 
 def supports(ids: list[list[int]], logps: list[list[float | None]]) -> list[torch.Tensor]:

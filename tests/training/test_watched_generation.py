@@ -43,15 +43,29 @@ def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, ne
     assert LLM.last.asleep == {"weights", "kv_cache"}
 
 
-def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_model: Callable[[], Any]) -> None:
-    """vLLM's thread has a CUDA stream of its own, which is not ordered behind that of the optimiser."""
+@pytest.mark.parametrize("stream", ["default", "of the trainer's thread"])
+def test_weights_are_read_once_the_optimiser_has_written_them(
+    stream: str, gpu: Any, new_model: Callable[[], Any]
+) -> None:
+    """vLLM's threads have CUDA streams of their own, the trainer's among them where Unsloth has started it there."""
     generation = watched(new_model())
-    before, model = gpu.waits.call_count, generation.model
-    waits: list[int] = []
-    model.named_parameters = lambda read=model.named_parameters: (waits.append(gpu.waits.call_count), read())[1]
+    gpu.at_work.add(stream)
+    model = generation.model
+    while_read: list[set[str]] = []
+    model.named_parameters = lambda read=model.named_parameters: (while_read.append(set(gpu.at_work)), read())[1]
     generation.sync_weights()
-    assert waits
-    assert min(waits) > before
+    assert while_read
+    assert not any(while_read)
+
+
+def test_the_trainer_goes_on_once_the_engine_has_put_the_weights_back(gpu: Any, new_model: Callable[[], Any]) -> None:
+    """Unsloth's engine shares the trainer's weights; it takes a folded adapter out of them on its own stream."""
+    generation = watched(new_model())
+    generation.sync_weights()
+    generate = generation.llm.generate
+    generation.llm.generate = lambda *given, **more: (gpu.at_work.add("the engine's"), generate(*given, **more))[1]
+    rollout(generation)
+    assert not gpu.at_work
 
 
 def test_what_fails_inside_a_call_of_a_call_is_told_once(gpu: Any, new_model: Callable[[], Any]) -> None:
