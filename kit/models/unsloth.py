@@ -6,13 +6,14 @@ backend the model is transformers' own, and TRL puts the adapters on, from the s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import KitError, ModelError
+from kit.errors import EngineError, KitError, ModelError
 from kit.models.backend import UNSLOTH, Backend, active_backend, fast_language_model, stdout_to_log, switched, switches
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ def load(
     with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)
         with starting_engine(with_):
+            standby = os.environ.get("UNSLOTH_VLLM_STANDBY") == "1"
             model, _ = fast.from_pretrained(**given)
+            check_engine(model, with_, standby=standby)
         check_quantized(model, config, source)
     return model
 
@@ -160,6 +163,27 @@ def starting_engine(with_: Loading) -> Iterator[None]:
         share = float(with_.fast_inference["gpu_memory_utilization"])
         doing = "starting, with the weights that Unsloth reads"
         raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
+
+
+def check_engine(model: Any, with_: Loading, *, standby: bool) -> None:
+    """Refuses an engine that Unsloth made other than asked, of which it only prints a line. Raises `EngineError`."""
+    if not with_.fast_inference:
+        return
+    engine = getattr(model, "vllm_engine", None)
+    if engine is None:
+        raise EngineError("Unsloth went on without vLLM's engine, which it cannot import. Set generation.engine: hf.")
+    made, asked = engine.llm_engine.vllm_config.model_config, with_.max_seq_length
+    if asked is not None and made.max_model_len < asked:
+        raise EngineError(
+            f"vLLM's engine has room for sequences of {made.max_model_len} tokens only, of the {asked} that the run asks for: "
+            "Unsloth lowered them to what its cache holds, and longer completions would be cut. Raise "
+            "generation.vllm.gpu_memory_utilization, or lower generation.max_completion_tokens or data.max_prompt_tokens."
+        )
+    if standby and not made.enable_sleep_mode:
+        raise EngineError(
+            "Unsloth makes an engine without standby for multimodal models: its memory would never be free for the update. Set "
+            "generation.vllm.standby: false, or model.backend: transformers."
+        )
 
 
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:

@@ -303,7 +303,16 @@ def start_again(job: Job) -> NoReturn:
     passed.add_argument("--quiet", action="store_true")
     told = passed.parse_known_args(sys.argv[1:])[0]
     file = ["--error-file", told.error_file] if told.error_file else []
-    command = [sys.executable, "-m", "kit.train", str(job.folder.path / AGAIN), *file, *["--quiet"] * told.quiet]
+    alone = ["-P"] * sys.flags.safe_path  # as this process was started: modules in the folder of work are not the kit's
+    command = [
+        sys.executable,
+        *alone,
+        "-m",
+        "kit.train",
+        str(job.folder.path / AGAIN),
+        *file,
+        *["--quiet"] * told.quiet,
+    ]
     os.execv(sys.executable, command)
 
 

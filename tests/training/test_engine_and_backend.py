@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
@@ -168,6 +171,50 @@ def test_an_engine_of_unsloths_that_does_not_start_is_no_broken_download(
         models._load(str(model_folder), "its weights", load, {})
 
 
+def engine_of(tokens: int, sleeps: bool) -> Any:
+    """A model of Unsloth's with an engine, by the names of vLLM 0.31 that Unsloth's own trainer reads."""
+    made = SimpleNamespace(max_model_len=tokens, enable_sleep_mode=sleeps)
+    return SimpleNamespace(
+        vllm_engine=SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=made)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "standby", "words"),
+    [
+        (engine_of(512, False), "0", "512 tokens only, of the 640"),
+        (engine_of(640, False), "1", "without standby for multimodal models"),
+        (SimpleNamespace(), "0", "went on without vLLM's engine"),
+        (engine_of(640, True), "1", None),
+        (engine_of(640, False), "0", None),
+    ],
+)
+def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
+    model: Any, standby: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints a line of it and goes on: completions would be cut, or an engine that never sleeps put to sleep."""
+    loader = SimpleNamespace(from_pretrained=lambda **_: (model, None))
+    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
+    monkeypatch.setattr(unsloth_model, "switches", lambda *_: {"UNSLOTH_VLLM_STANDBY": standby})
+    with_ = Loading(max_seq_length=640, fast_inference={"gpu_memory_utilization": 0.4})
+    load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_, "m")
+    with pytest.raises(EngineError, match=words) if words else nullcontext():
+        load()
+
+
+def test_unsloth_lowers_the_length_and_drops_standby_by_itself() -> None:
+    """Which is why both are looked at; its own lines, of which the first is run."""
+    place = find_spec("unsloth_zoo")
+    assert place is not None
+    assert place.submodule_search_locations
+    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
+    fit = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "_fit_max_seq_length_to_kv_cache")
+    names: dict[str, Any] = {}
+    exec(ast.unparse(fit), names)
+    assert names[fit.name](640, 512) == 512  # type: ignore[attr-defined]
+    assert 'os.environ["UNSLOTH_VLLM_STANDBY"] = "0"' in text
+
+
 # --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
 
 
@@ -324,7 +371,8 @@ def test_a_run_whose_engine_failed_on_a_gpu_goes_on_in_a_new_process(tree: Any, 
     request, report = tmp_path / "request.json", tmp_path / "error.json"
     given = load_config(tree, ["generation.engine=auto"])
     request.write_text(json.dumps({"config": given.model_dump(mode="json")}))
-    command = [sys.executable, "-c", FAILED_ENGINE, str(request), "--error-file", str(report)]
+    (tmp_path / "datasets.py").write_text("raise RuntimeError('a file of the user, in the folder of work')")
+    command = [sys.executable, "-P", "-c", FAILED_ENGINE, str(request), "--error-file", str(report)]
     with subprocess.Popen(
         command, env=worker.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
