@@ -55,15 +55,19 @@ class Case:
 
 
 STANDBY = {"generation.engine": "vllm", "generation.vllm.standby": True}
-REPEATED = STANDBY | {"model.load_in_4bit": False, "selection.dynamic_sampling": {"max_rounds": 2}}
-"""Groups without spread are made again, so that the engine generates twice between two steps."""
+REPEATED = STANDBY | {
+    "model.load_in_4bit": False,
+    "selection.dynamic_sampling": {"max_rounds": 2},
+    "optimisation.learning_rate": 0.01,
+}
+"""Groups without spread are made again, so that the engine generates twice between two steps; the answers change in two steps."""
 CASES = {
     "gsm8k-t4": Case("gsm8k", "transformers", (7, 5), {"model.dtype": "float16", "generation.engine": "hf"}, full=True),
     "gsm8k-l4-vllm": Case("gsm8k", "transformers", (8, 9), {"generation.engine": "vllm"}),
     "countdown-standby": Case("countdown", "transformers", (9, 0), REPEATED, reward="seldom", export="merged-16bit"),
     "calculator": Case("calculator", "transformers", (8, 9), {"model.dtype": "auto"}, "qwen3"),
     "qwen35": Case("qwen35-gsm8k", "transformers", (8, 9), {"generation.engine": "hf"}, "qwen3_5"),
-    "02-unsloth-t4": Case("gsm8k", "unsloth", (7, 5), {"model.dtype": "float16"}, "qwen3"),
+    "02-unsloth-t4": Case("gsm8k", "unsloth", (7, 5), {"model.dtype": "float16", "generation.engine": "hf"}, "qwen3"),
     "calculator-standby": Case("calculator", "transformers", (8, 9), STANDBY | {"model.dtype": "auto"}, "qwen3"),
     "calculator-unsloth": Case("calculator", "unsloth", (8, 9), {"model.dtype": "auto"}, "qwen3"),
 }  # fmt: skip
@@ -121,30 +125,28 @@ def configuration(case: Case, name: str, folder: Path) -> Any:
     return load_config(case.base, overrides)
 
 
+TRAINERS: list[Any] = []
+"""Those that a journey has made."""
+
+
 @contextmanager
 def activated(*backend: Any, **settings: Any) -> Iterator[None]:
-    """The main loop's own activation, and for Unsloth fewer programs in Triton's interpreter."""
+    """The main loop's own activation, for Unsloth with fewer programs in Triton's interpreter; trainers are remembered."""
     from rehearse import unsloths_kernels
 
     from kit.models.backend import activate_backend
 
     with activate_backend(*backend, **settings), unsloths_kernels() if "unsloth" in sys.modules else nullcontext():
-        yield
+        from kit.runner import build  # imports TRL, which Unsloth has to come before
 
+        make = build.make_trainer
 
-@contextmanager
-def remembered() -> Iterator[list[Any]]:
-    """The trainers that are made inside."""
-    from kit.runner import build
+        def remember(*args: Any, **keywords: Any) -> Any:
+            TRAINERS.append(make(*args, **keywords))
+            return TRAINERS[-1]
 
-    make, trainers = build.make_trainer, []
-
-    def remember(*args: Any, **keywords: Any) -> Any:
-        trainers.append(make(*args, **keywords))
-        return trainers[-1]
-
-    with mock.patch.object(build, "make_trainer", remember):
-        yield trainers
+        with mock.patch.object(build, "make_trainer", remember):
+            yield
 
 
 @contextmanager
@@ -239,7 +241,8 @@ def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
         import kit.train
 
         engine_stand_in.LLM.made.clear()
-        with gpu.within("train"), remembered() as trainers:
+        TRAINERS.clear()
+        with gpu.within("train"):
             with stopped_after_a_step():
                 kit.train.run(config, quiet=True)
             run = kit.train.run(config, quiet=True, resume=True)
@@ -254,10 +257,10 @@ def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
             "moved": sum(float(one.float().abs().sum()) for key, one in adapter.items() if "lora_B" in key),
             "differences": [row["sampler/logp_difference"] for row in metrics if "sampler/logp_difference" in row],
             "evaluations": sorted(path.stem for path in (run.path / "eval").glob("*.json")),
-            "checkpointing": [trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing for trainer in trainers],
+            "checkpointing": [trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing for trainer in TRAINERS],
             "engine": json.loads((run.path / "env.json").read_text()).get("engine"),
             "engines": [engine.calls for engine in engine_stand_in.LLM.made], "export": exported,
-            "mixed": [[*key, count] for key, count in gpu.mixed.most_common() if key[0] == "train"],
+            "mixed": [[*key, count] for key, count in gpu.mixed.most_common() if key[0] == "train" and "importlib" not in key[2]],
         }  # fmt: skip
 
 
