@@ -107,10 +107,8 @@ def code_function(
     Source: assertions of MBPP (2108.07732) and HumanEval (2107.03374), calls of APPS (2105.09938).
     Hacks: `sys.exit(0)` (a call without an answer has failed); an object that equals everything, or a subclass of int
     (only plain values come out, compared outside); changed builtins or a forged result line (it still has to hold the
-    right value); reading the expected values (they never enter the program's
-    sandbox). Tests with loops, helpers, `!=`, `in` or `pytest.raises` run in a sandbox of their own, where the program only
-    answers calls. A test that uses a name which nothing but the program could define is an error of the row: the program
-    could define it to its liking.
+    right value); reading the expected values (they never enter the sandbox). Tests whose expected values cannot be read
+    off, such as loops, helpers or `pytest.raises`, are an error of the row.
 
     Args:
         scoring: "all" or "share".

@@ -140,6 +140,13 @@ def test_humaneval_checks_become_calls_of_the_entry_point():
     assert [call.args for call in calls] == [([1.0, 2.0], 0.3), (3.5,)]
 
 
+def test_functions_of_pytest_are_read():
+    name, calls = calls_from_asserts(
+        "from solution import f\n\ndef test_a():\n    assert f(1) == 2\n    assert f(2) == 4"
+    )
+    assert (name, [call.expected for call in calls]) == ("f", [2, 4])
+
+
 @pytest.mark.parametrize(
     "tests",
     [

@@ -1,7 +1,10 @@
 """The three code presets against right, wrong and dishonest programs."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import time
 
 import pytest
@@ -193,7 +196,7 @@ def test_mbpp_and_humaneval_rows_work_as_they_come():
     samples = build_samples(["p"], [fenced("def f(x): return x")], test_list=[["assert f(1) == g(1)"]])
     evaluation = load("code-function").score(samples)
     assert evaluation.statuses["accuracy"] == ["error"]
-    assert "the tests call f, g" in evaluation.infos["accuracy"][0]["reason"]
+    assert "outside the sandbox" in evaluation.infos["accuracy"][0]["reason"]
 
 
 def test_expected_values_never_enter_the_sandbox(monkeypatch):
@@ -312,3 +315,31 @@ def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
         if s == "infra"
     }
     assert reasons == {"the batch's 3 s were spent by others"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """An interpreter with a package of its own, in a folder that the sandbox's users may enter."""
+    base = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
+    folder = tmp_path_factory.mktemp("env")
+    for each in (folder, *folder.parents[:3]):
+        os.chmod(each, 0o755)
+    subprocess.run([base, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+    [packages] = (folder / "env").glob("lib/python3*/site-packages")
+    (packages / "thrice.py").write_text("def times(n):\n    return 3 * n\n")
+    return str(folder / "env" / "bin" / "python")
+
+
+def test_programs_may_use_the_packages_of_an_interpreter_that_is_named(environment):
+    program = "import thrice\ndef f(n):\n    return thrice.times(n)"
+    tests = "assert f(2) == 6"
+    evaluation = evaluate("code-function", program, reference=tests, python=environment)
+    assert evaluation.totals == [1.0]
+    assert evaluation.infos["accuracy"][0]["python"] == sandbox.interpreter(environment).version
+    assert evaluate("code-function", program, reference=tests).totals == [0.0]  # the standard library alone
+    assert sandbox.run("import thrice; print(thrice.times(2))", python=environment).stdout == "6\n"
+
+
+def test_an_interpreter_that_cannot_be_run_is_refused():
+    with pytest.raises(PresetError, match="no/such/python"):
+        load("code-stdio", python="/no/such/python")

@@ -153,8 +153,6 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
     Raises:
         ValueError: another shape, no calls, no name, or assertions whose expected values cannot stay outside.
     """
-    from rewards.components.code.calls import calls_from_asserts
-
     if isinstance(reference, str) and reference.lstrip()[:1] in ("{", "["):
         reference = json.loads(reference)
     if isinstance(reference, Mapping) and "test_cases" in reference:
@@ -217,7 +215,7 @@ def calls_from_asserts(tests: str | Sequence[str], function: str | None = None) 
 
     Understood: `assert f(…) == value` in either order with `set`, `sorted`, `len` and the like around either side, `is
     True/False/None`, `abs(f(…) - value) < eps`, `math.isclose`, `assert f(…)`, `assert not f(…)`, `and` of these, and
-    HumanEval's `def check(candidate):` around them.
+    HumanEval's `def check(candidate):` or pytest's `def test_…():` around them.
 
     Args:
         tests: one source text, or a list of them.
@@ -247,6 +245,8 @@ def _assertions(body: Sequence[ast.stmt]) -> Iterator[ast.expr]:
             case ast.Assert(test=test):
                 yield test
             case ast.FunctionDef(name="check", args=ast.arguments(args=[ast.arg(arg="candidate")])):
+                yield from _assertions(statement.body)
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[])) if name.startswith("test"):
                 yield from _assertions(statement.body)
             case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Import() | ast.ImportFrom():
                 continue

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import Call, parse_calls
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
-from rewards.components.code.tester import TESTER, ProgramTests, read_tests, run_tests
-from rewards.components.code.values import CODE, SOURCE_FILE, NotPlain, decode, encode
+from rewards.components.code.values import CODE, SOURCE_FILE, decode, encode
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
-from rewards.samples import prompt_text
 from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, interpreter, run_all
 
 SCORING = ("all", "share")
@@ -30,7 +28,6 @@ _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
 _FIRST_TRY = 1 / 8  # of a run's time: what has not ended by then waits until all others were tried
-_TOLD = 16 << 20  # bytes that a test program may say of its calls
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 _MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
@@ -115,8 +112,7 @@ class _CodeComponent(ItemComponent):
         drawn = None if self.max_tests is None else (ctx.seed, ctx.step, sample.group_id)
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
         kind = ("code", type(self).__name__, self.version, configuration, drawn, self._python_version)
-        asked = prompt_text(sample.prompt) if isinstance(self, CodeFunction) else None  # may hold helpers of the tests
-        return None if program is None else content_key(*kind, program, given, sample.reference, asked)
+        return None if program is None else content_key(*kind, program, given, sample.reference)
 
     def _tried(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score | None:
         """The score, with the seconds it took; None where the first try was too short."""
@@ -251,8 +247,7 @@ class CodeFunction(_CodeComponent):
 
     A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong; where the test makes a
     list, set or sum of it, any iterable will do. `tolerance` lets floats differ by tolerance × max(1, |expected|).
-    `prelude` is run in front of the program, for instance imports. Tests that are programs themselves are run, see `tester`:
-    then each test function, and each statement outside of one, counts as a test.
+    `prelude` is run in front of the program, for instance imports.
     """
 
     tolerance: float = 0.0
@@ -260,18 +255,20 @@ class CodeFunction(_CodeComponent):
 
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
         named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
-        given = sample.columns.get(_SETUP_COLUMN)
-        before = "\n".join(part for part in (self.prelude, given) if isinstance(part, str) and part)
-        try:
-            function, calls = _usable(functools.partial(parse_calls, function=named), tests)
-        except _BadRow:
-            if not _is_source(tests):
-                raise
-            read = functools.partial(read_tests, function=named, setup=before, prompt=_python_in(sample.prompt))
-            return self._judge_by_running(program, _usable(read, tests), before, limits)
+        setup = sample.columns.get(_SETUP_COLUMN)
+        before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
+        function, calls = _usable(functools.partial(parse_calls, function=named), tests)
         calls = self._drawn(calls, sample, ctx)
-        rows = _usable(lambda given: [_row(call) for call in given], calls)
-        result = self._call(program, function, rows, before, self.budget_seconds, limits)
+        rows = _usable(lambda calls: [_row(call) for call in calls], calls)
+        job = Job(
+            program=CODE,
+            stdin=json.dumps({"function": function, "calls": rows, "before": before}),
+            seconds=min(self.seconds, self.budget_seconds),
+            memory_mb=self.memory_mb,
+            files={SOURCE_FILE: program},
+            python=self.python,
+        )
+        result = self._run(job, limits)
         answers = _answers(result.stdout, len(calls))
         judged = [
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
@@ -279,51 +276,6 @@ class CodeFunction(_CodeComponent):
         passed = sum(judged) if len(answers) <= len(calls) else 0
         problem = _call_problem(result, answers, len(calls))
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
-
-    def _call(
-        self, program: str, function: str, rows: Sequence[Any], before: str, seconds: float, limits: "_Limits"
-    ) -> Result:
-        """One run of the program that makes the calls [encoded args, encoded kwargs, whether any iterable will do]."""
-        return self._run(
-            Job(
-                program=CODE,
-                stdin=json.dumps({"function": function, "calls": rows, "before": before}),
-                seconds=min(self.seconds, seconds),
-                memory_mb=self.memory_mb,
-                files={SOURCE_FILE: program},
-                python=self.python,
-            ),
-            limits,
-        )
-
-    def _judge_by_running(self, program: str, tests: ProgramTests, before: str, limits: "_Limits") -> Score:
-        end = time.monotonic() + self.budget_seconds
-        ended: list[Result] = []
-
-        def run_tester(request: str) -> str | None:
-            result = self._run(
-                Job(
-                    program=TESTER,
-                    stdin=request,
-                    seconds=min(self.seconds, max(0.1, end - time.monotonic())),
-                    memory_mb=self.memory_mb,
-                    output_bytes=_TOLD,
-                    python=self.python,
-                ),
-                limits,
-            )
-            return result.stdout if result.status == "ok" else None
-
-        def answer_calls(calls: list[Any]) -> list[Any]:
-            rows = [[*call, False] for call in calls]
-            left = max(0.1, end - time.monotonic())
-            ended.append(self._call(program, tests.function, rows, before, left, limits))
-            return _lines(ended[-1].stdout, len(calls))
-
-        verdict = _usable(functools.partial(run_tests, run_tester=run_tester, answer_calls=answer_calls), tests)
-        late = any(result.status == "timeout" for result in ended)
-        problem = verdict.reason if not ended or ended[-1].status == "ok" else f"{_ending(ended[-1])}; {verdict.reason}"
-        return self._verdict(verdict.passed or 0, max(1, verdict.total), problem, late or verdict.passed is None)
 
 
 def _kept(score: Score) -> list[Any] | None:
@@ -376,40 +328,17 @@ def _usable(parse: Any, tests: Any) -> Any:
         raise _BadRow(f"{failure}" if type(failure) is ValueError else failure_reason(failure)) from failure
 
 
-def _is_source(tests: Any) -> bool:
-    """Whether the tests are Python: text, or a list of texts."""
-    texts = tests if isinstance(tests, list) and tests else [tests]
-    return all(isinstance(text, str) and text.lstrip()[:1] not in ("{", "[") for text in texts)
-
-
-def _python_in(prompt: Any) -> str:
-    """The prompt as Python source: its fenced block where it has one, else all of it."""
-    text = prompt_text(prompt)
-    return code_block(text).value or text
-
-
 def _row(call: Call) -> list[Any]:
     return [encode(call.args), encode(dict(call.kwargs)), call.wrappers[:1] in _OF_ITERABLES]
-
-
-def _lines(stdout: str, calls: int) -> list[Any]:
-    """What the program answered to each call; None for a line that is no answer."""
-    answers: list[Any] = []
-    for line in stdout.split("\n")[: calls + 2]:
-        try:
-            answers += [json.loads(line)] if line else []
-        except (ValueError, RecursionError):
-            answers.append(None)
-    return answers
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
     """What each line says: the value in a tuple, or None for an exception and for anything that is no answer."""
     answers: list[tuple[Any] | None] = []
-    for said in _lines(stdout, calls):
+    for line in filter(None, stdout.split("\n")[: calls + 2]):
         try:
-            answers.append((decode(said["value"]),))
-        except (ValueError, KeyError, TypeError, NotPlain, RecursionError):
+            answers.append((decode(json.loads(line)["value"]),))
+        except (ValueError, KeyError, TypeError, RecursionError):
             answers.append(None)
     return answers
 

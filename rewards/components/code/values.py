@@ -139,7 +139,18 @@ def _same_number(expected: float, value: float, tolerance: float) -> bool:
 
 SOURCE_FILE = "solution.py"
 
-ENCODE_AND_DECODE = """def encode(value, depth=0):
+CODE = """
+import itertools, json, os, sys
+
+sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
+sys.setrecursionlimit(10000)
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+request = json.loads(sys.stdin.read())
+sys.stdin = open(os.devnull)
+
+
+def encode(value, depth=0):
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -150,10 +161,7 @@ ENCODE_AND_DECODE = """def encode(value, depth=0):
     if depth < 100:
         for plain in (list, tuple, set, frozenset):
             if issubclass(kind, plain):
-                items = [encode(item, depth + 1) for item in plain.__iter__(value)]
-                if plain in (set, frozenset):
-                    items.sort(key=repr)  # else another order in every process
-                return {plain.__name__.replace("frozen", ""): items}
+                return {plain.__name__.replace("frozen", ""): [encode(item, depth + 1) for item in plain.__iter__(value)]}
         if issubclass(kind, dict):
             return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]}
     raise TypeError("not a plain value: " + kind.__name__)
@@ -169,20 +177,7 @@ def decode(tagged):
         return float.fromhex(content)
     if tag == "dict":
         return {decode(key): decode(item) for key, item in content}
-    return {"list": list, "tuple": tuple, "set": set}[tag](decode(item) for item in content)"""
-
-CODE = """
-import itertools, json, os, sys
-
-sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
-sys.setrecursionlimit(10000)
-answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-request = json.loads(sys.stdin.read())
-sys.stdin = open(os.devnull)
-
-
-ENCODE_AND_DECODE
+    return {"list": list, "tuple": tuple, "set": set}[tag](decode(item) for item in content)
 
 
 def listed(value):
@@ -219,4 +214,4 @@ def main():
 
 
 main()
-""".replace("ENCODE_AND_DECODE", ENCODE_AND_DECODE)
+"""
