@@ -1,9 +1,9 @@
 r"""The reward functions that people copy between projects, under their own names: open-r1's, and TRL's own.
 
 They take the arguments of the originals and return what those return: `list[float | None]`, one per completion, None where
-the row cannot be judged. `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward` and
-`get_soft_overlong_punishment` are TRL's own objects and need TRL. To train on, the presets are better: they refuse what these
-pay for (`8=7` for 7, an answer copied from the prompt).
+the row cannot be judged. The names that TRL has, such as `accuracy_reward` and `get_cosine_scaled_reward`, are TRL's own
+objects and need TRL. To train on, the presets are better: they refuse what these pay for (`8=7` for 7, an answer copied
+from the prompt).
 
 Of the functions that are written here each docstring names the differences from its original; for all of them:
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from rewards.components.lengths import cosine_between, length_share, repeated_share
+from rewards.components.lengths import length_share, repeated_share
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
 from rewards.extract import MAX_CHARS, think_answer_problem
@@ -60,6 +60,7 @@ _PYTHON = frozenset({"python", "python3", "py"})
 accuracy_reward: Callable[..., list[float | None]]
 reasoning_accuracy_reward: Callable[..., list[float | None]]
 think_format_reward: Callable[..., list[float]]
+get_cosine_scaled_reward: Callable[..., Any]
 get_soft_overlong_punishment: Callable[..., Any]
 
 
@@ -244,106 +245,21 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
     return rewards
 
 
-def get_cosine_scaled_reward(
-    max_len: int = 1000,
-    min_value_wrong: float = -1.0,
-    max_value_wrong: float = -0.5,
-    min_value_correct: float = 0.5,
-    max_value_correct: float = 1.0,
-) -> "CosineScaledReward":
-    r"""Correctness scaled by length along half a cosine (2502.03373, C.1): shorter is better when correct, worse when wrong.
-
-    low + (high - low) / 2 · (1 + cos(π · length / max_len)); (low, high) is (min_value_correct, max_value_correct), or
-    (max_value_wrong, min_value_wrong). None where math-verify cannot read the solution.
-
-    Equal to TRL where `completion_ids` are given; without them lengths are characters, as in open-r1. Different from
-    open-r1: beyond `max_len` the value stays that of `max_len`, where the cosine would climb again; an unreadable solution is
-    None and not 1.0; `max_len` is the first argument, as in TRL: call it by keyword.
-
-    Raises:
-        RewardsError: `max_len` is not positive, as when open-r1's order of arguments was used.
-
-    >>> reward = get_cosine_scaled_reward(max_len=100)
-    >>> reward([r"\boxed{3}", r"\boxed{4}"], ["3", "3"], completion_ids=[[1] * 50, [1] * 500])
-    [0.75, -0.5]
-    """
-    if not max_len > 0:
-        raise RewardsError(f"max_len is {max_len}. Give the length in tokens by keyword: max_len=1000.")
-    return CosineScaledReward(max_len, min_value_wrong, max_value_wrong, min_value_correct, max_value_correct)
-
-
-@dataclass(frozen=True)
-class CosineScaledReward:
-    """See `get_cosine_scaled_reward`."""
-
-    max_len: float
-    min_value_wrong: float
-    max_value_wrong: float
-    min_value_correct: float
-    max_value_correct: float
-    __name__ = "cosine_scaled_reward"
-
-    @property
-    def low(self) -> float:
-        return min(self.min_value_wrong, self.max_value_wrong, self.min_value_correct, self.max_value_correct)
-
-    @property
-    def high(self) -> float:
-        return max(self.min_value_wrong, self.max_value_wrong, self.min_value_correct, self.max_value_correct)
-
-    def __call__(
-        self,
-        completions: Completions,
-        solution: Sequence[Any],
-        completion_ids: Sequence[Sequence[int]] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
-        """The scaled value of each completion."""
-        compared = _compared([completion_text(completion) for completion in completions], solution)
-        sizes = _lengths(completions, completion_ids)
-        return [
-            None if right is None else self._value(bool(right), length)
-            for right, length in zip(compared, sizes, strict=True)
-        ]
-
-    def _value(self, right: bool, length: int) -> float:
-        low, high = (
-            (self.min_value_correct, self.max_value_correct) if right else (self.max_value_wrong, self.min_value_wrong)
-        )
-        return cosine_between(length, self.max_len, at_zero=high, at_max=low)
-
-
-def get_repetition_penalty_reward(
-    ngram_size: int = 3, max_penalty: float = -1.0, language: str = "en"
-) -> "RepetitionPenaltyReward":
+def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> "RepetitionPenaltyReward":
     r"""max_penalty · (1 - distinct n-grams / n-grams) (2502.03373, C.2); 0.0 where there are fewer than n items.
 
-    Of tokens where `completion_ids` are given (TRL), else of lower-case words (open-r1). The function returned takes
-    either as its first argument, too.
-
-    Different from open-r1: tokens are preferred. Without them `language` says how words are found: "en" at white space,
-    "zh" with the package jieba.
+    The function returned takes token ids, as TRL's does, or completions, as open-r1's: then items are lower-case words.
 
     Raises:
-        RewardsError: a positive penalty, n-grams of no items, another language, or no jieba for "zh".
+        RewardsError: a positive penalty.
 
     >>> reward = get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
     >>> reward(completion_ids=[[1, 2, 3, 4], [5, 5, 5, 5, 5]]), reward(["so it is so it is"])
     ([0.0, -0.75], [-0.4])
     """
     if max_penalty > 0:
-        raise RewardsError(
-            f"max_penalty {max_penalty} should not be positive: it would reward repetition. Give 0 or less."
-        )
-    if ngram_size < 1:
-        raise RewardsError(f"ngram_size is {ngram_size}. Give 1 or more.")
-    if language not in ("en", "zh"):
-        raise RewardsError(f"language is {language!r}. Use 'en' or 'zh', and pass completion_ids for other languages.")
-    if language == "zh":
-        from rewards.errors import require
-
-        require("repetition penalty in Chinese", "jieba", "jieba")
-    return RepetitionPenaltyReward(ngram_size, max_penalty, language)
+        raise RewardsError(f"max_penalty {max_penalty} should not be positive: it would reward repetition.")
+    return RepetitionPenaltyReward(ngram_size, max_penalty)
 
 
 @dataclass(frozen=True)
@@ -352,7 +268,6 @@ class RepetitionPenaltyReward:
 
     ngram_size: int
     max_penalty: float
-    language: str = "en"
     high = 0.0
     __name__ = "repetition_penalty_reward"
 
@@ -362,32 +277,23 @@ class RepetitionPenaltyReward:
 
     def __call__(
         self,
-        given: Completions | None = None,
+        items: Completions | None = None,
         /,
         completions: Completions | None = None,
-        completion_ids: Sequence[Sequence[int]] | None = None,
+        completion_ids: Completions | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """The penalty of each completion, 0 or below; `given` is completions, as in open-r1, or token ids, as in TRL."""
-        if given is not None and all(_is_ids(each) for each in given):
-            completion_ids = given
-        completions = completions if given is None else given
-        if completion_ids is None and completions is not None and all(_is_ids(each) for each in completions):
-            completion_ids = completions
-        if completion_ids is not None:
-            return [self._value(ids) for ids in completion_ids]
-        return [self._value(self._words(completion_text(each)[:MAX_CHARS])) for each in completions or ()]
+        """The penalty of each completion, 0 or below; `items` are token ids or completions."""
+        rows = next((each for each in (items, completion_ids, completions) if each is not None), ())
+        shares = [repeated_share(_items(row), self.ngram_size) for row in rows]
+        return [share * self.max_penalty if share else 0.0 for share in shares]
 
-    def _words(self, text: str) -> list[str]:
-        if self.language == "zh":
-            import jieba
 
-            return list(jieba.cut(text))
-        return text.lower().split()
-
-    def _value(self, items: Sequence[Any]) -> float:
-        share = repeated_share(items, self.ngram_size)
-        return share * self.max_penalty if share else 0.0
+def _items(completion: Any) -> Sequence[Any]:
+    """Token ids as they are, the words of anything else."""
+    if isinstance(completion, list) and completion and all(isinstance(item, int) for item in completion):
+        return completion
+    return completion_text(completion)[:MAX_CHARS].lower().split()
 
 
 def _lengths(completions: Completions, completion_ids: Sequence[Sequence[int]] | None) -> list[int]:
@@ -397,11 +303,6 @@ def _lengths(completions: Completions, completion_ids: Sequence[Sequence[int]] |
         if completion_ids is None
         else list(map(len, completion_ids))
     )
-
-
-def _is_ids(value: Any) -> bool:
-    """Whether this is a completion's token ids, not its messages or text."""
-    return not isinstance(value, str) and hasattr(value, "__len__") and all(isinstance(item, int) for item in value)
 
 
 # --- generated programs: open-r1 -------------------------------------------------------------------------------------

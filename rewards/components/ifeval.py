@@ -1,7 +1,4 @@
-"""Does the response follow the row's instructions? The 25 kinds of IFEval (2311.07911), and further ones that models train on.
-
-Each is a function of a response and its arguments. The further ones are those of the training data of IFBench's authors
-(2507.02833; allenai/IF_multi_constraints_upto5), but for copies of the prompt's text.
+"""Check the row's instructions: the 25 kinds of IFEval (2311.07911), each a function of a response and its arguments.
 
 Names and arguments are those of the published data. Every function reads the response in linear time, and a blank
 response follows none of them. What differs from the published checkers, always towards strictness, is said in the
@@ -13,7 +10,6 @@ True
 False
 """
 
-import itertools
 import json
 import operator
 import re
@@ -45,27 +41,9 @@ _HIGHLIGHT = re.compile(r"\*\*[^\n*]++\*\*|\*[^\n*]++\*")
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]]*+(?=\s|$)|(?<![。！？])[。！？]++")
 _SECTION_NUMBER = re.compile(r" ?+(\d++|[ivxlc]++\b)")
 _FIRST_WORD = re.compile(r"[\"'“‘*_(]*+([^\s.,!?:;\"'”’*_)]++)")
-_ABBREVIATIONS = (
-    "mr",
-    "mrs",
-    "ms",
-    "dr",
-    "prof",
-    "st",
-    "e.g",
-    "i.e",
-    "etc",
-    "vs",
-    "no",
-    "jr",
-    "sr",
-    "inc",
-    "u.s",
-    "p.s",
+_ABBREVIATIONS = frozenset(
+    ["mr", "mrs", "ms", "dr", "prof", "st", "e.g", "i.e", "etc", "vs", "no", "jr", "sr", "inc", "u.s", "p.s"]
 )
-_PLAIN_WORD = re.compile(r"[^\W_]++(?:['’-][^\W_]++)*+")  # letters and digits, apostrophes and hyphens within
-_LOWERCASE_WORD = re.compile(r"(?<!\w)[a-z]++(?!\w)")
-_MARKDOWN_RULE = re.compile(r"\*[ ]?\*[ ]?\*")
 _ANSWERS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 
@@ -271,119 +249,6 @@ def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> 
     return _compare(sum(word[0].isupper() for word in _CASED_WORD.finditer(text)), capital_relation, capital_frequency)
 
 
-def _words(text: str) -> list[str]:
-    return _PLAIN_WORD.findall(text.casefold())
-
-
-def _at_word(words: list[str], word: str, place: int) -> bool:
-    return bool(words) and words[place] == _phrases(word)[0].strip(".,!?")
-
-
-def _first_word(text: str, first_word: str) -> bool:
-    return _at_word(_words(text), first_word, 0)
-
-
-def _last_word(text: str, last_word: str) -> bool:
-    return _at_word(_words(text), last_word, -1)
-
-
-def _start_end(text: str) -> bool:
-    """The same word begins and ends the response, which has more than that one."""
-    words = _words(text)
-    return len(words) > 2 and words[0] == words[-1]
-
-
-def _times(text: str, keyword: str) -> int:
-    """How often a word or phrase stands in a text by itself."""
-    wanted, words = _words(_phrases(keyword)[0]), _words(text)
-    return sum(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1))
-
-
-def _exclude_word(text: str, keyword: str) -> bool:
-    """The word does not stand by itself, nor at an end of the response, where the published checker does not look."""
-    return _times(text, keyword) == 0
-
-
-def _count_increment(text: str, keyword1: str, keyword2: str) -> bool:
-    """The first word once, the second twice."""
-    return _times(text, keyword1) == 1 and _times(text, keyword2) == 2
-
-
-def _keyword_at(text: str, keyword: str, n: int, m: int) -> bool:
-    """The word is the m-th of the n-th sentence, both from 1."""
-    sentences = list(_sentences(text))
-    if not 1 <= int(n) <= len(sentences) or int(m) < 1:
-        return False
-    words = _words(sentences[int(n) - 1])
-    return int(m) <= len(words) and _at_word(words, keyword, int(m) - 1)
-
-
-def _palindrome(text: str) -> bool:
-    """A word of at least three letters, not all the same, that reads the same backwards."""
-    return any(len(word) > 2 and len(set(word)) > 1 and word == word[::-1] for word in _words(text))
-
-
-def _no_adjacent_consecutive(text: str) -> bool:
-    """No word begins with the letter that follows the one with which the word before it begins."""
-    words = _words(text)
-    return len(words) > 1 and all(ord(b[0]) - ord(a[0]) != 1 for a, b in itertools.pairwise(words))
-
-
-def _lowercase_words(text: str, N: int) -> bool:
-    """At most so many words of lower-case letters alone."""
-    return sum(1 for _ in _LOWERCASE_WORD.finditer(text)) <= int(N)
-
-
-def _counting_composition(text: str, n_sent: int, n_words: int) -> bool:
-    """Three paragraphs divided by `***`, each of so many sentences of so many words."""
-    parts = [part.strip() for part in _MARKDOWN_RULE.split(text)]
-    parts = parts[bool(not parts[0]) : len(parts) - (not parts[-1])]
-    found = [[len(_words(sentence)) for sentence in _sentences(part)] for part in parts]
-    return found == [[int(n_words)] * int(n_sent)] * 3
-
-
-def _letters(text: str, N: int, relation: str) -> bool:
-    """So many letters from A to Z in all."""
-    return _compare(sum(character.isascii() and character.isalpha() for character in text), relation, N)
-
-
-def _two_paragraphs(text: str) -> bool:
-    """Two paragraphs divided by `***`."""
-    parts = [part.strip() for part in _MARKDOWN_RULE.split(text)]
-    return len(parts) == 2 and all(map(_says_something, parts))
-
-
-def _paragraphs_by_lines(text: str) -> bool:
-    """Two paragraphs divided by an empty line."""
-    parts = [part for part in text.split("\n\n") if part.strip()]
-    return len(parts) == 2 and all(map(_says_something, parts))
-
-
-def _square_brackets(text: str) -> bool:
-    """Every word in square brackets of its own."""
-    return all(len(word) > 2 and word[0] == "[" and word.rstrip(".,;:!?")[-1:] == "]" for word in text.split())
-
-
-def _bigram_wrapping(text: str) -> bool:
-    """Every two words in double angular brackets: `<<I am>> <<at home>>`; a last one may stand alone."""
-    words = text.split()
-    pairs = [words[at : at + 2] for at in range(0, len(words), 2)]
-    return (
-        all(
-            pair[0].startswith("<<") and _says_something(pair[0]) and pair[-1].rstrip(".,;:!?").endswith(">>")
-            for pair in pairs
-            if len(pair) == 2
-        )
-        and len(words) > 1
-    )
-
-
-def _sentence_hyphens(text: str) -> bool:
-    """Sentences joined by hyphens without spaces: at every sentence but the last, a hyphen and the next one's first letter."""
-    sentences = text.split("-")
-    return len(sentences) > 1 and all(part == part.strip() and _says_something(part) for part in sentences)
-
-
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
     {
         "change_case:capital_word_frequency": _capital_words,
@@ -413,37 +278,6 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
         "punctuation:no_comma": lambda text: "," not in text,
         "startend:end_checker": _end_checker,
         "startend:quotation": _quotation,
-        # beyond IFEval
-        "count:count_increment_word": _count_increment,
-        "count:count_unique": lambda text: len(words := _words(text)) == len(set(words)),
-        "count:counting_composition": _counting_composition,
-        "count:lowercase_counting": _lowercase_words,
-        "detectable_format:bigram_wrapping": _bigram_wrapping,
-        "detectable_format:sentence_hyphens": _sentence_hyphens,
-        "detectable_format:square_brackets": _square_brackets,
-        "first_word:first_word_answer": _first_word,
-        "first_word:first_word_sent": lambda text, first_word: all(
-            _first_word(each, first_word) for each in _sentences(text)
-        ),
-        "keywords:exclude_word_harder": _exclude_word,
-        "keywords:keyword_specific_position": _keyword_at,
-        "keywords:no_adjacent_consecutive": _no_adjacent_consecutive,
-        "keywords:palindrome": _palindrome,
-        "keywords:start_end": _start_end,
-        "keywords:word_count_different_numbers": lambda text, keyword, frequency, relation: _compare(
-            _times(text, keyword), relation, frequency
-        ),
-        "keywords:word_once": lambda text, keyword: _times(text, keyword) == 1,
-        "last_word:last_word_answer": _last_word,
-        "last_word:last_word_sent": lambda text, last_word: all(
-            _last_word(each, last_word) for each in _sentences(text)
-        ),
-        "letters:letter_counting": _letters,
-        "letters:letter_counting2": _letter_frequency,
-        "paragraphs:paragraphs": _two_paragraphs,
-        "paragraphs:paragraphs2": _paragraphs_by_lines,
-        "punctuation:punctuation_dot": lambda text: "." not in text,
-        "punctuation:punctuation_exclamation": lambda text: "!" not in text,
     }
 )
 

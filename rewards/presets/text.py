@@ -151,8 +151,7 @@ def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", styl
     Checker: accuracy, `ok` only when all are followed.
     Columns: `instruction_id_list`: names such as `punctuation:no_comma`, and `kwargs`: one object of arguments each,
     as in the data set google/IFEval; lists, or JSON text of them.
-    Source: IFEval (2311.07911), all of its 25 kinds of instructions, and 24 more of the training data of IFBench's authors
-    (2507.02833); as a training reward in Tulu 3 (2411.15124).
+    Source: IFEval (2311.07911), all of its 25 kinds of instructions; as a training reward in Tulu 3 (2411.15124).
     Hacks: the instructions say nothing of the question, so that text which is no answer can follow them: combine with a
     judge or a reward model. Blank responses, blank sections, titles, bullets and placeholders, all of the fixed
     answers at once, the prompt alone where it was to be repeated: follow nothing. Think and answer tags in the

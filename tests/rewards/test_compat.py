@@ -4,7 +4,6 @@ import pickle
 import random
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,40 +23,18 @@ def milliseconds(function, *arguments, **columns):
     return 1000 * (time.process_time() - start)
 
 
-# --- equal to TRL ----------------------------------------------------------------------------------------------------
-
-
-def test_cosine_is_that_of_trl_beyond_the_maximum_too():
-    from trl.rewards import get_cosine_scaled_reward
-
-    completions, solutions = conversational(*[r"\boxed{3}", r"\boxed{4}"] * 5), ["3"] * 10
-    ids = [[1] * n for n in (0, 0, 25, 25, 50, 50, 100, 100, 170, 170)]
-    expected = get_cosine_scaled_reward(max_len=100)(completions, solutions, ids)
-    assert compat.get_cosine_scaled_reward(max_len=100)(completions, solutions, ids) == pytest.approx(expected)
-    # half of max_len: cos(π/2) = 0, so 0.5 + 0.5 · 0.5 · (1 + 0) = 0.75, and -0.5 + 0.5 · (-0.5) = -0.75
-    assert expected[4:6] == [pytest.approx(0.75), pytest.approx(-0.75)]
-
-
-def test_repetition_is_that_of_trl():
+def test_repetition_is_that_of_trl_for_ids_and_that_of_open_r1_for_words():
     from trl.rewards import get_repetition_penalty_reward
 
     generator = random.Random(0)
     ids = [[generator.randrange(5) for _ in range(n)] for n in (0, 1, 2, 3, 4, 50, 400)]
-    for size, penalty in ((1, -1.0), (2, -0.5), (3, -1.0), (3, 0.0)):
+    for size, penalty in ((1, -1.0), (2, -0.5), (3, 0.0)):
         theirs, ours = (f(size, penalty) for f in (get_repetition_penalty_reward, compat.get_repetition_penalty_reward))
         assert ours(completion_ids=ids) == ours(ids) == pytest.approx(theirs(ids))
-
-
-def test_repetition_takes_ids_or_completions_first_and_what_a_trainer_passes_beside_them():
-    reward = compat.get_repetition_penalty_reward(2, -1.0)
-    beside = {"prompts": ["x"], "completions": [[{"content": "a b c d"}]]}
-    assert reward([[5, 5, 5, 5, 5]], **beside) == reward(completion_ids=[[5, 5, 5, 5, 5]], **beside) == [-0.75]
-    assert reward(conversational("a b A b a"), prompts=["x"]) == [-0.5]
-
-
-def test_repetition_counts_words_without_ids_as_open_r1_does():
     # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
     assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
+    with pytest.raises(RewardsError, match="should not be positive"):
+        compat.get_repetition_penalty_reward(3, 1.0)
 
 
 # --- open-r1's, by their arithmetic ----------------------------------------------------------------------------------
@@ -114,25 +91,6 @@ def test_lengths_are_compared_within_a_prompt():
     assert compat.len_reward([r"\boxed{3}"] * 4, ["3"] * 4, **columns) == [0.5, -0.5, 0.5, -0.5]
 
 
-def test_open_r1s_order_of_arguments_is_told_apart():
-    with pytest.raises(RewardsError, match="by keyword"):
-        compat.get_cosine_scaled_reward(-1.0, -0.5, 0.5, 1.0, 1000)
-    with pytest.raises(ValueError, match="should not be positive"):
-        compat.get_repetition_penalty_reward(3, 1.0)
-    with pytest.raises(ValueError, match="completion_ids"):
-        compat.get_repetition_penalty_reward(3, -1.0, language="fr")
-
-
-def test_chinese_words_are_found_by_jieba(monkeypatch):
-    with pytest.raises(RewardsError, match="pip install jieba"):
-        compat.get_repetition_penalty_reward(2, -1.0, language="zh")
-    jieba = SimpleNamespace(cut=lambda text: iter(text), __spec__=object())
-    monkeypatch.setitem(sys.modules, "jieba", jieba)
-    # 这这这这: three pairs of which one is distinct -> -(1 - 1/3)
-    reward = compat.get_repetition_penalty_reward(2, -1.0, language="zh")
-    assert reward(conversational("这这这这")) == [pytest.approx(-2 / 3)]
-
-
 # --- code ------------------------------------------------------------------------------------------------------------
 
 TESTS = {"language": "python", "test_cases": [{"input": "2", "output": "4\n6"}, {"input": "5", "output": "10\n12"}]}
@@ -165,21 +123,11 @@ def test_code_rows_that_cannot_be_judged_are_none():
     assert compat.code_reward(HOSTILE, verification_info=[TESTS] * len(HOSTILE)) == [0.0] * len(HOSTILE)
 
 
-# --- all of them -----------------------------------------------------------------------------------------------------
-
-
-# --- the notebooks' five ------------------------------------------------------------------------------------------------
-
-
-# --- all of them -----------------------------------------------------------------------------------------------------
-
-
 def written_here():
     """The functions that are not TRL's, factories called; those that run programs left out."""
     made = {
         name: getattr(compat, name) for name in compat.__all__ if name in vars(compat) and "code_reward" not in name
     }
-    made["get_cosine_scaled_reward"] = compat.get_cosine_scaled_reward(max_len=100)
     made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
     made["get_code_format_reward"] = compat.get_code_format_reward()
     return made
@@ -189,6 +137,13 @@ def test_trls_names_are_trls_own_functions():
     from trl import rewards as theirs
 
     assert {name for name in theirs.__all__ if not name.endswith("_rewards")} <= set(compat.__all__)
+    assert set(compat.__all__) - vars(compat).keys() == {
+        "accuracy_reward",
+        "get_cosine_scaled_reward",
+        "get_soft_overlong_punishment",
+        "reasoning_accuracy_reward",
+        "think_format_reward",
+    }
     for name in set(compat.__all__) - vars(compat).keys():
         assert getattr(compat, name) is getattr(theirs, name)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
@@ -212,16 +167,15 @@ def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
 
 
 @pytest.mark.parametrize("name", ["format_reward", "tag_count_reward", "reasoning_steps_reward"])
-@pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "1", " ", "\n", "```python", "<"])
+@pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "\n"])
 def test_a_megabyte_is_scanned_in_linear_time(name, piece):
     text = "<think>\n" + piece * (1_000_000 // len(piece))
     assert milliseconds(written_here()[name], [text]) < 200
     assert milliseconds(compat.get_code_format_reward(), [text]) < 200
 
 
-def test_solutions_that_cannot_be_read_are_none_and_count_as_correct_for_lengths():
+def test_solutions_that_cannot_be_read_count_as_correct_for_lengths():
     for solution in (None, "", [], "forty two"):
-        assert compat.get_cosine_scaled_reward(100)([r"\boxed{7}"], [solution]) == [None]
         # as in open-r1: no word on the answer, so no penalty for the shorter one
         assert compat.len_reward([r"\boxed{7}", r"It is \boxed{7}"], [solution] * 2) == [0.5, -0.5]
 
@@ -230,7 +184,8 @@ def test_a_hanging_answer_costs_itself_only(monkeypatch):
     monkeypatch.setattr(compat, "_SECONDS", 0.6)
     tower = r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}"
     start = time.perf_counter()
-    assert compat.get_cosine_scaled_reward(100)([r"\boxed{7}", tower, r"\boxed{7}"], ["7"] * 3)[1] < 0
+    ids = [[1] * 5, [1] * 2, [1] * 9]
+    assert compat.len_reward([r"\boxed{7}", tower, r"\boxed{7}"], ["7"] * 3, completion_ids=ids)[1] == 0.0
     assert time.perf_counter() - start < 30  # 0.6 s for the tower; workers may have to start first
 
 

@@ -114,8 +114,8 @@ def test_each_instruction_tells_what_follows_it(instruction, arguments, good, ba
 
 
 def test_all_25_kinds_of_the_paper_are_there_and_tested():
-    assert len({case[0] for case in CASES}) == 25
-    assert {case[0] for case in (*CASES, *FURTHER)} == set(CONSTRAINTS)
+    assert {case[0] for case in CASES} == set(CONSTRAINTS)
+    assert len(CONSTRAINTS) == 25
 
 
 @pytest.mark.parametrize(("instruction", "arguments"), {case[0]: case[1] for case in CASES}.items())
@@ -124,9 +124,7 @@ def test_a_response_that_says_nothing_follows_nothing(instruction, arguments, re
     assert not follows(response, instruction, arguments)
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", " ", ".", "!", '."', "*", "**a", "[", "<<", "P.S.", "section 1 ", "-\n", "a,", "\n\n"]
-)
+@pytest.mark.parametrize("piece", ["a", ".", '."', "**a", "<<", "section 1 ", "\n\n"])
 def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
     def seconds(size, instruction, arguments):
         start = time.process_time()
@@ -195,53 +193,3 @@ def test_rows_that_cannot_be_used_are_errors(ids, kwargs, says):
 def test_credit_is_all_or_share():
     with pytest.raises(PresetError, match="'all' or 'share'"):
         load("ifeval", credit="some")
-
-
-WORD_COUNT = "keywords:word_count_different_numbers"
-COMPOSED = "We go. You stay.\n***\nDogs bark. Cats sleep.\n* * *\nNo no! Yes yes!"
-FURTHER = [
-    ("count:count_increment_word", {"keyword1": "sun", "keyword2": "moon"}, "Sun, moon and moon.", "sun sun moon moon"),
-    ("count:count_unique", {}, "Every word differs here.", "the cat and the dog"),
-    ("count:counting_composition", {"n_sent": 2, "n_words": 2}, COMPOSED, COMPOSED[:40]),
-    ("count:lowercase_counting", {"N": 2}, "THIS is MY answer", "this is my answer"),
-    ("detectable_format:bigram_wrapping", {}, "<<I am>> <<at home>>", "<<I am>> at home"),
-    ("detectable_format:sentence_hyphens", {}, "It is late.-We go home.", "It is late. - We go home."),
-    ("detectable_format:square_brackets", {}, "[every] [word].", "[every] word"),
-    ("first_word:first_word_answer", {"first_word": "well"}, "Well, it is.", "It is well."),
-    ("first_word:first_word_sent", {"first_word": "We"}, "We go. We stay!", "We go. They stay."),
-    ("keywords:exclude_word_harder", {"keyword": "red"}, "A reddish hue.", "The hue is red"),
-    ("keywords:keyword_specific_position", {"keyword": "blue", "n": 2, "m": 3}, "Rain. It was blue.", "It was blue. Rain."),
-    ("keywords:no_adjacent_consecutive", {}, "apple zebra mango", "apple banana"),
-    ("keywords:palindrome", {}, "At noon we met.", "aaa at dusk"),
-    ("keywords:start_end", {}, "Home is where I call home.", "Home is where I rest."),
-    (WORD_COUNT, {"keyword": "tree", "frequency": 2, "relation": "at least"}, "tree, tree", "trees, tree"),
-    ("keywords:word_once", {"keyword": "tree"}, "One tree, treetops.", "tree tree"),
-    ("last_word:last_word_answer", {"last_word": "done"}, "It is done!", "done it is"),
-    ("last_word:last_word_sent", {"last_word": "now"}, "Go now. Come now!", "Go now. Come later."),
-    ("letters:letter_counting", {"N": 5, "relation": "at least"}, "abc de 123", "abc 12345"),
-    ("letters:letter_counting2", {"letter": "e", "let_frequency": 3, "let_relation": "less than"}, "tree", "eerie e"),
-    ("paragraphs:paragraphs", {}, "one\n***\ntwo", "one\n***\ntwo\n***\nthree"),
-    ("paragraphs:paragraphs2", {}, "one\n\ntwo", "one\ntwo"),
-    ("punctuation:punctuation_dot", {}, "no dots here!", "a dot. here"),
-    ("punctuation:punctuation_exclamation", {}, "calm.", "calm!"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "arguments", "good", "bad"), FURTHER)
-def test_instructions_beyond_ifeval(kind, arguments, good, bad):
-    assert follows(good, kind, arguments)
-    assert not follows(bad, kind, arguments)
-    assert not follows(" *** \n.", kind, arguments)
-
-
-def test_all_further_kinds_are_tested_and_none_takes_long():
-    import time
-
-    from rewards.components.ifeval import CONSTRAINTS
-
-    assert len(CONSTRAINTS) == 25 + len(FURTHER) == 49
-    for kind, arguments, good, _ in FURTHER:
-        for unit in (good, "a", "* ", "<<", "-", "[a] "):
-            start = time.process_time()
-            follows((unit * 30_000)[:30_000], kind, arguments)
-            assert time.process_time() - start < 0.3, kind
