@@ -31,7 +31,6 @@ from kit.models.backend import (
     suited,
     switched,
     switches,
-    without_unsloth,
 )
 from kit.models.unsloth import (
     Loading,
@@ -93,9 +92,7 @@ def test_a_backend_that_cannot_be_had_is_refused_with_another(machine: Machine, 
     ("capability", "asked", "expected"),
     [
         (None, "auto", "float32"),
-        (None, "bfloat16", "bfloat16"),
         ((7, 5), "auto", "float16"),
-        ((7, 5), "float32", "float32"),
         ((8, 0), "auto", "bfloat16"),
         ((9, 0), "float16", "float16"),
     ],
@@ -140,23 +137,6 @@ def test_what_a_backend_refuses_is_refused_with_the_alternative(
     overrides = ["model.lora.rank=16", *overrides] if "model.lora=null" not in overrides else overrides
     with pytest.raises(KitError, match=words):
         resolve(machine, *overrides)
-
-
-def test_unsloths_engine_is_handed_every_adapter_of_the_model() -> None:
-    """That of the reference policy among them, whose keys vLLM refuses: hence a refusal before the run."""
-    place = find_spec("unsloth_zoo")
-    assert place is not None
-    assert place.submodule_search_locations
-    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
-    assert 'k.replace(".default", ""):v for k, v in items if ".lora_A." in k or ".lora_B." in k' in text
-    given = resolve(A100, ENGINE, "model.adapter=sft")
-    assert given.model.backend == "transformers", "auto takes what serves it"
-    assert resolve(A100, ENGINE, "model.adapter=sft", "model.reference=none").model.backend == "auto"
-
-
-def test_an_engine_under_unsloth_needs_no_newer_gpu_than_it_says() -> None:
-    resolve(T4, "model.backend=unsloth", ENGINE)
-    resolve(A100, "model.backend=unsloth", ENGINE, "generation.vllm.standby=true")
 
 
 def test_pictures_are_refused_under_unsloth_and_left_to_transformers_by_auto() -> None:
@@ -232,17 +212,6 @@ def test_a_trainer_that_computes_in_another_precision_is_refused() -> None:
         check_precision({"bf16": [False, True]})
 
 
-def test_the_share_of_an_engine_with_standby_is_the_configured_one() -> None:
-    """Unsloth takes 0.7 to 0.9 of the GPU in its place, but for this switch; plans count the configured one."""
-    place = find_spec("unsloth_zoo")
-    assert place is not None
-    assert place.submodule_search_locations
-    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
-    assert 'standby_util_override = os.getenv("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "0") != "0"' in text
-    assert "if unsloth_vllm_standby and not standby_util_override:" in text
-    assert switches(UNSLOTH, standby=True)["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] == "1"
-
-
 # --- what Unsloth is called with --------------------------------------------------------------------------------------
 
 
@@ -284,13 +253,6 @@ def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) ->
     assert given.keys() <= parameters("loader.py", "from_pretrained")
 
 
-def test_16_bit_lora_is_asked_for_by_name() -> None:
-    given = model_arguments("m", None, ModelConfig(), torch.float16, Loading())
-    assert given["load_in_16bit"]
-    assert not given["load_in_4bit"]
-    assert "max_seq_length" not in given
-
-
 def test_adapters_are_those_of_the_configuration() -> None:
     adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["v_proj", "q_proj"], use_rslora=True)
     given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True), None)
@@ -314,10 +276,8 @@ def test_adapters_are_those_of_the_configuration() -> None:
         (None, TRANSFORMERS, True),
         (None, UNSLOTH_CPU, False),
         ("unsloth", UNSLOTH_CPU, True),
-        ("offload", UNSLOTH, "unsloth"),
         ("offload", TRANSFORMERS, True),
         (False, UNSLOTH, False),
-        (True, UNSLOTH, True),
     ],
 )
 def test_gradient_checkpointing_by_backend(asked: Any, backend: Backend, expected: Any) -> None:
@@ -384,25 +344,15 @@ def test_unsloth_after_trl_is_refused() -> None:
     assert "UNSLOTH_FORCE_CPU" not in os.environ
 
 
-def test_what_does_not_train_is_loaded_by_transformers() -> None:
-    assert without_unsloth(UNSLOTH).name == without_unsloth(UNSLOTH_CPU).name == "transformers"
-    assert without_unsloth(TRANSFORMERS) is TRANSFORMERS
-
-
 @pytest.mark.parametrize(
     ("asked", "given", "processes", "model", "threads"),
     [
         (3, "1", None, "some/model", 3),
         (None, "2", None, "some/model", 2),
-        (None, "", None, "some/model", 8),
-        (None, "0", None, "some/model", 8),
         (None, "x", None, "some/model", 8),
         (None, "1", "4", "some/model", 2),
-        (3, "2", None, "embedded", 3),
         (None, "2", None, "embedded", 2),
         (None, "", None, "embedded", 1),
-        (None, "0", None, "embedded-tools", 1),
-        (None, "4", "4", "embedded", 1),
     ],
 )
 def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(

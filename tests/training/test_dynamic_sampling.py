@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ import pytest
 import torch
 
 from kit.config import SelectionConfig
-from kit.errors import ConfigError, EngineError
+from kit.errors import ConfigError
 from kit.objective import Objective
-from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_sampling, is_flat, key_of
+from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_sampling, key_of
 
 from .rollouts import (
     NewTrainer,
@@ -139,41 +137,6 @@ def test_flat_groups_are_replaced_and_the_sampler_goes_on_undisturbed(new_traine
     assert max(line["selection/rounds"] for line in lines) > 1
 
 
-def test_tokens_of_discarded_groups_are_counted_as_seen(new_trainer: NewTrainer) -> None:
-    extra = {**selection(dynamic_sampling={"max_rounds": 3}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10, 5)}
-    trainer = new_trainer(objective="dapo", extra=extra, gradient_accumulation_steps=2)
-    calls: list[int] = []
-    original = trainer._generate_single_turn
-
-    def count(prompt_ids: Any, *rest: Any) -> Any:
-        made = original(prompt_ids, *rest)
-        if trainer._state.replayed is None:
-            calls.append(sum(map(len, prompt_ids)) + sum(map(len, made[0])))
-        return made
-
-    trainer._generate_single_turn = count
-    train(trainer)
-    assert len(calls) == 3
-    assert trainer.state.num_input_tokens_seen == sum(calls) == log_of(trainer)["num_tokens"]
-
-
-def test_what_reward_functions_log_follows_the_completions(new_trainer: NewTrainer) -> None:
-    def noted(completions: list[str], target: list[int], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
-        log_extra("text", [f"{text}!" for text in completions])
-        log_metric("calls", 1.0)
-        return [0.5 if wanted in (8, 15, 0) else len(text) + 0.01 * n for n, (text, wanted) in
-                enumerate(zip(completions, target, strict=True))]  # fmt: skip
-
-    sink: list[Any] = []
-    extra = {**selection(dynamic_sampling={"max_rounds": 6}), "rollout_sinks": [sink.append], "reward_funcs": noted}
-    trainer = new_trainer(objective="dapo", extra=extra, gradient_accumulation_steps=4, max_steps=2)
-    train(trainer)
-    for each in sink:
-        assert list(each.extra["text"]) == [f"{text}!" for text in each.completions]
-    assert log_of(trainer)["calls"] == 1.0
-    assert [list(each.completion_ids) for each in sink]
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -201,33 +164,6 @@ def test_a_run_that_chooses_is_resumed_to_the_bit(iterations: int, new_trainer: 
     for name, weight in adapter(whole).items():
         assert torch.equal(weight, adapter(resumed)[name]), name
     assert resumed.selection.state_dict() == whole.selection.state_dict() != {"passed": 0}
-
-
-def test_a_failed_engine_leaves_the_memory_of_the_step_before(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint is written when an engine fails, also in a second round: it must not know of the first one."""
-    extra = {**selection(dynamic_sampling={}), "reward_funcs": flat_for(8, 15, 1, 0, 9, -10, 5)}
-    trainer = new_trainer(objective="dapo", extra=extra, unchecked=True, gradient_accumulation_steps=2)
-    rows = [dict(row) for row in trainer.train_dataset.select(range(2))]
-    trainer.model.train()
-    first_round = trainer.selection._sample(rows)
-    assert all(group.flat for group in first_round)
-    rounds: list[int] = []
-
-    def fails_in_the_second_round(wanted: Any) -> Any:
-        rounds.append(len(wanted))
-        if len(rounds) == 2:
-            raise EngineError("gone")
-        return first_round
-
-    monkeypatch.setattr(trainer.selection, "_sample", fails_in_the_second_round)
-    monkeypatch.setattr(trainer, "use_vllm", True)
-    before = trainer.selection.state_dict()
-    with pytest.raises(EngineError):
-        trainer.selection.batch([row for row in rows for _ in range(4)], trainer._roll_out)
-    assert rounds == [2, 2]
-    assert trainer.selection.state_dict() == before
 
 
 # --- groups, without a model ------------------------------------------------------------------------------------------
@@ -289,14 +225,6 @@ def test_fresh_prompts_go_through_the_data_in_seeded_orders() -> None:
     assert FreshPrompts(rows, seed=1).draw(9, {key_of(row) for row in rows[:5]}) in (rows[5:], rows[:4:-1])
 
 
-def test_a_row_is_told_by_its_content_and_a_group_by_its_scores() -> None:
-    row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "reference": "2"}
-    assert key_of(row) == key_of(dict(reversed(row.items())))
-    assert key_of(row) != key_of({**row, "reference": "3"})
-    assert is_flat([math.nan, math.nan])
-    assert not is_flat([math.nan, 0.0, 1.0])
-
-
 PLAIN = {"turns": False, "processes": 1, "images": False}
 
 
@@ -314,19 +242,3 @@ def test_what_it_cannot_do_is_refused_with_what_to_set(objective: str, change: d
     check_dynamic_sampling(Objective.from_spec("grpo"), **PLAIN)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         check_dynamic_sampling(Objective.from_spec(objective), **PLAIN | change)  # type: ignore[arg-type]
-
-
-def test_a_trainer_refuses_by_what_it_was_built_with(new_trainer: NewTrainer) -> None:
-    with pytest.raises(ConfigError, match="learns from it"):
-        new_trainer(objective="gdpo", extra=selection(dynamic_sampling={}))
-    with pytest.raises(ConfigError, match="needs an objective"):
-        new_trainer(objective=None, extra=selection(dynamic_sampling={}))
-
-
-def test_what_is_logged_is_in_the_page() -> None:
-    root = Path(__file__).parents[2]
-    source = (root / "kit" / "trainer" / "dynamic_sampling.py").read_text()
-    named = set(re.findall(r'"((?:tokens|groups|selection)/\w+)"', source))
-    assert len(named) == 8
-    page = (root / "docs" / "selection.md").read_text()
-    assert {name for name in named if f"`{name}`" not in page} == set()

@@ -39,10 +39,6 @@ def test_both_together_are_under_4_mb() -> None:
     assert not [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]
 
 
-def test_another_name_is_its_own_source() -> None:
-    assert source_of("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-
-
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a package of which files can be spoilt."""
@@ -70,8 +66,10 @@ def replace(path: Path) -> None:
 NAMES = sorted(path.name for path in (MODELS / "embedded").iterdir() if path.name != CARD)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("spoil", [flip, cut, Path.unlink, replace])
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [(flip, "model.safetensors"), (cut, "tokenizer.json"), (Path.unlink, "config.json"), (replace, "SHA256SUMS")],
+)
 def test_a_file_that_is_not_as_it_was_shipped_is_named_with_what_to_do(
     shipped: Path, spoil: Callable[[Path], None], name: str
 ) -> None:
@@ -83,22 +81,6 @@ def test_a_file_that_is_not_as_it_was_shipped_is_named_with_what_to_do(
     assert "Install grpo-kit again" in said
     if name != "SHA256SUMS":
         assert f"{shipped / name}" in said
-
-
-def test_a_file_that_may_not_be_read_is_named(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root everything may be read, so the refusal is planted."""
-    read = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == "model.safetensors":
-            raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(
-        ModelError, match=r"model\.safetensors, a file of the embedded model, cannot be read: Permission"
-    ):
-        source_of("embedded")
 
 
 def test_a_file_that_was_put_there_is_named(shipped: Path) -> None:
@@ -119,22 +101,9 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
     assert TOKENIZER.decode(ids) == text
 
 
-@given(st.integers(0, 10**12))
-def test_every_digit_is_a_token(number: int) -> None:
-    assert TOKENIZER.tokenize(str(number)) == list(str(number))
-
-
 def test_answer_tags_are_single_tokens_that_survive_decoding() -> None:
     text = "<think>1 + 1 = 2</think><answer>2</answer>"
     ids = TOKENIZER(text + TOKENIZER.eos_token, add_special_tokens=False)["input_ids"]
     assert TOKENIZER.decode(ids, skip_special_tokens=True) == text
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
         assert len(TOKENIZER(tag, add_special_tokens=False)["input_ids"]) == 1
-
-
-def test_the_chat_template_is_chatml() -> None:
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    rendered = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert rendered == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
-    assert len(TOKENIZER) <= 512
-    assert TOKENIZER.pad_token_id != TOKENIZER.eos_token_id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import subprocess
@@ -11,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
@@ -21,7 +19,7 @@ import pytest
 import torch
 
 from kit.config import ModelConfig, RunConfig, load_config
-from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError
+from kit.errors import ConfigError, EngineError, KitError, ModelError
 from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
 from kit.models import loading as models
@@ -97,11 +95,6 @@ def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: C
         settled(UNDER_UNSLOTH, "model.lora=null", objective=reads)
 
 
-def test_what_has_nothing_to_do_with_the_engine_is_refused_all_the_same(settled: Callable[..., Any]) -> None:
-    with pytest.raises(KitError, match="10 and above"):
-        settled(UNDER_UNSLOTH, "generation.temperature=12")
-
-
 # --- what Unsloth's engine is told ------------------------------------------------------------------------------------
 
 
@@ -116,14 +109,6 @@ def test_keys_of_the_engine_reach_unsloths() -> None:
     assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
     hf = load_config("quickstart", [*keys, "generation.engine=hf"])
     assert loading(hf, UNSLOTH, 4096).max_seq_length == 128
-
-
-def test_the_seed_of_an_engine_that_takes_none_is_not_claimed() -> None:
-    config = load_config("quickstart", ["generation.engine=vllm", "run.seed=4"])
-    assert engine.record(config, Engine("vllm", ""), "unsloth")["seed"] is None
-    assert engine.record(config, Engine("vllm", ""), "transformers")["seed"] == 4
-    hf = load_config("quickstart", ["generation.engine=hf", "run.seed=4"])
-    assert engine.record(hf, Engine("hf", ""), "unsloth")["seed"] == 4
 
 
 class Loader:
@@ -200,19 +185,6 @@ def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
     load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_, "m")
     with pytest.raises(EngineError, match=words) if words else nullcontext():
         load()
-
-
-def test_unsloth_lowers_the_length_and_drops_standby_by_itself() -> None:
-    """Which is why both are looked at; its own lines, of which the first is run."""
-    place = find_spec("unsloth_zoo")
-    assert place is not None
-    assert place.submodule_search_locations
-    text = (Path(place.submodule_search_locations[0]) / "vllm_utils.py").read_text(encoding="utf-8")
-    fit = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "_fit_max_seq_length_to_kv_cache")
-    names: dict[str, Any] = {}
-    exec(ast.unparse(fit), names)
-    assert names[fit.name](640, 512) == 512  # type: ignore[attr-defined]
-    assert 'os.environ["UNSLOTH_VLLM_STANDBY"] = "0"' in text
 
 
 # --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
@@ -307,14 +279,6 @@ def test_the_engine_has_room_for_an_adapter_that_joins_the_trained_one_later(
     assert made.call_args.kwargs["max_lora_rank"] == told
 
 
-def test_a_server_is_refused_where_a_revision_is_asked_for() -> None:
-    given = load_config("quickstart", ["generation.engine=vllm", "generation.vllm.mode=server", "model.revision=abc"])
-    found = [str(one) for one in engine.incompatibilities(given, "cuda", Installed("vllm", "0.31.0"))]
-    assert len(found) == 1
-    assert "model.revision: abc" in found[0]
-    assert "give its folder" in found[0]
-
-
 # --- going on without -------------------------------------------------------------------------------------------------
 
 
@@ -341,11 +305,6 @@ def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_re
     assert seen == [[], [False]]
 
 
-def test_pictures_for_an_engine_that_was_asked_for_are_refused(settled: Callable[..., Any]) -> None:
-    with pytest.raises(EnvironmentUnsupported, match=r"generation\.engine: hf"):
-        settled("generation.engine=vllm", "model.backend=transformers", columns=["prompt", "images"])
-
-
 FAILED_ENGINE = """
 import os, sys
 from unittest import mock
@@ -366,6 +325,7 @@ print("the first process went on")
 """
 
 
+@pytest.mark.survival
 def test_a_run_whose_engine_failed_on_a_gpu_goes_on_in_a_new_process(tree: Any, tmp_path: Path) -> None:
     """Whose weights and CUDA graphs the engine may hold for as long as its process lives."""
     request, report = tmp_path / "request.json", tmp_path / "error.json"

@@ -83,12 +83,6 @@ def test_a_new_best_is_saved_though_no_checkpoint_was_due_and_its_score_is_there
     assert Path(state["best_model_checkpoint"]).name == "checkpoint-1"
 
 
-def test_the_last_score_may_be_the_best(scripted: Any) -> None:
-    result = scripted({0: 0.2, 1: 0.3, 2: 0.8})
-    assert best(result)["checkpoint"] == "checkpoint-2"
-    assert kinds(result, "best") == [("best", 1), ("best", 2)]
-
-
 def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> None:
     shares = {0: 0.2, 1: 0.5, 2: 0.52, 3: 0.5, 4: 0.9, 5: 0.9}
     result = scripted(shares, "evaluation.patience=2", "evaluation.min_delta=0.05")

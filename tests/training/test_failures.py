@@ -30,19 +30,6 @@ def test_a_library_without_a_handle_is_out_of_memory_where_the_card_is_full(
     assert is_out_of_memory(RuntimeError(words)) is short
 
 
-def test_a_library_without_a_handle_is_no_memory_without_a_gpu_or_with_a_dead_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert not is_out_of_memory(RuntimeError(NOT_INITIALIZED))
-
-    def dead() -> Any:
-        raise ASSERT
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", dead)
-    assert not is_out_of_memory(RuntimeError(NOT_INITIALIZED))
-
-
 def test_a_lost_context_is_told_from_memory_and_from_a_kernel_that_is_not_there() -> None:
     assert is_lost(ASSERT)
     assert is_lost(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
@@ -87,18 +74,6 @@ def test_a_full_card_is_not_a_broken_bitsandbytes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bnb, "quantize_4bit", full)
     with pytest.raises(ModelError, match="out of memory"), explained():
         quantization_config(torch.float16, "cpu")
-
-
-def test_finding_a_4_bit_model_takes_nothing_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    bnb = pytest.importorskip("bitsandbytes.functional")
-    from kit.config import ModelConfig
-    from kit.models.loading import find_model
-
-    def tried(*_: Any, **__: Any) -> Any:
-        raise AssertionError("bitsandbytes was tried, and nothing is loaded")
-
-    monkeypatch.setattr(bnb, "quantize_4bit", tried)
-    assert find_model(ModelConfig(name="embedded", load_in_4bit=True), chat=True).parameters > 0
 
 
 @pytest.mark.parametrize("survived", ["memory", "another"])

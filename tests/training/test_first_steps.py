@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from pairwise import rest_in_matrix
 from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
 from kit.scoring.proof import has_dropout
-from kit.trainer import sanity_checks as first_steps
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
 from kit.trainer.trl_compat import check_combination
@@ -65,13 +62,6 @@ def cold(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     return replace(found, logps=1.1 * found.logps)
 
 
-def drop_mask(trainer: Any) -> Any:
-    """As a backend that drops the attention mask on its way into the backbone."""
-    backbone = trainer.model.get_base_model().model
-    forward = backbone.forward
-    backbone.forward = lambda *args, attention_mask=None, **keywords: forward(*args, attention_mask=None, **keywords)
-
-
 @pytest.mark.parametrize("defect", [without_mask, shifted, cold])
 def test_a_scorer_that_misreads_rows_stops_the_run_before_its_first_step(new_trainer: NewTrainer, defect: Any) -> None:
     trainer = new_trainer(objective="grpo", **RAGGED)
@@ -79,13 +69,6 @@ def test_a_scorer_that_misreads_rows_stops_the_run_before_its_first_step(new_tra
     with pytest.raises(ObjectiveError, match=r"differ from the model's own logits by .* nats a token"):
         train(trainer)
     assert trainer.state.global_step == 0
-
-
-def test_a_backbone_that_drops_the_attention_mask_stops_the_run(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", **RAGGED)
-    drop_mask(trainer)
-    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        train(trainer)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -99,22 +82,6 @@ def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temper
     assert trainer.model.training
     trainer.temperature *= 1.2  # as if one of the two forgot it
     assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.01
-
-
-def test_the_scoring_error_is_the_mean_distance_in_nats(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", **RAGGED)
-    inputs = rollout(trainer)[0]
-    patch_scorer(trainer, lambda score, a, k: replace(found := score(*a, **k), logps=found.logps - 0.25))
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) == pytest.approx(0.25, abs=1e-5)
-
-
-def test_only_the_first_tokens_of_a_long_completion_go_through_logits(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_steps, "PROBE_TOKENS", 2)
-    trainer = new_trainer(objective="grpo", **RAGGED)
-    inputs = rollout(trainer)[0]
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-5
 
 
 def test_a_scorer_whose_first_micro_batch_is_masked_is_compared_at_a_later_one(new_trainer: NewTrainer) -> None:
@@ -198,29 +165,15 @@ def turns(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) 
         (turns, "multiplies the objective's loss by -1"),
     ],
 )
-@pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_loss_that_is_not_the_objectives_stops_the_first_step(
-    new_trainer: NewTrainer, defect: Any, message: str, accumulation: int
+    new_trainer: NewTrainer, defect: Any, message: str
 ) -> None:
-    trainer = new_trainer(objective="dapo", gradient_accumulation_steps=accumulation)
+    trainer = new_trainer(objective="dapo", gradient_accumulation_steps=3)
     before = adapter(trainer)
     with pytest.raises(ObjectiveError, match=message):
         train(derive(trainer, compute_loss=defect))
     assert trainer.state.global_step == 0
     assert all(torch.equal(value, before[name]) for name, value in adapter(trainer).items())
-
-
-def test_a_term_added_on_the_same_log_probabilities_stops_the_first_step(new_trainer: NewTrainer) -> None:
-    """Their graph has been used by then: a term of its own needs a scoring of its own."""
-    trainer, seen = new_trainer(objective="dapo"), []
-    patch_scorer(trainer, lambda score, args, keywords: (seen.append(score(*args, **keywords)), seen[-1])[1])
-
-    def adds(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        loss = parent.compute_loss(self, model, inputs)
-        return loss + 0.05 * (seen[-1].logps ** 2 * inputs["completion_mask"]).mean()
-
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        train(derive(trainer, compute_loss=adds))
 
 
 def test_a_term_added_with_a_scoring_of_its_own_is_the_subclass_affair(new_trainer: NewTrainer) -> None:
@@ -234,15 +187,6 @@ def test_a_term_added_with_a_scoring_of_its_own_is_the_subclass_affair(new_train
     assert trainer.state.global_step == 1
 
 
-def test_a_term_added_below_the_override_stops_the_first_step_too(new_trainer: NewTrainer) -> None:
-    """`_compute_loss` is what a backend calls."""
-    trainer = derive(
-        new_trainer(objective="dapo"), _compute_loss=lambda parent, self, m, i: 3 * parent._compute_loss(self, m, i)
-    )
-    with pytest.raises(ObjectiveError, match="multiplies the objective's loss by 3"):
-        train(trainer)
-
-
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
     ours = type(trainer)
@@ -254,23 +198,16 @@ def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: 
 @pytest.mark.parametrize(
     "spec",
     [
-        {"recipe": "dapo"},
         {"recipe": "ppo"},
-        {"recipe": "rloo"},
         {"recipe": "gspo", "regularizers": [{"name": "kl", "estimator": "full"}, "entropy_bonus", "reference_free_l2"]},
         {"recipe": "grpo", "weights": ["drop_truncated", "off_policy_mask"], "regularizers": [KL]},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("accumulation", rest_in_matrix(2, [3, 1]))
-def test_sound_objectives_pass_and_train_as_without_checks(
-    new_trainer: NewTrainer, spec: dict[str, Any], accumulation: int
-) -> None:
+def test_sound_objectives_pass_and_train_as_without_checks(new_trainer: NewTrainer, spec: dict[str, Any]) -> None:
     results = []
     for unchecked in (False, True):
-        trainer = new_trainer(
-            objective=spec, unchecked=unchecked, gradient_accumulation_steps=accumulation, max_steps=2
-        )
+        trainer = new_trainer(objective=spec, unchecked=unchecked, gradient_accumulation_steps=3, max_steps=2)
         train(trainer)
         results.append(adapter(trainer))
         logged = [
@@ -336,12 +273,6 @@ def test_an_objective_that_ignores_one_of_its_hooks_is_stopped_by_name(
     assert trainer.state.global_step == 0
 
 
-def test_a_clip_that_ignores_the_advantages_is_stopped(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective=Objective(advantage="leave_one_out", clip=lambda batch: -batch.logps))
-    with pytest.raises(ObjectiveError, match="advantage 'leave_one_out' is ignored: the clip does not use"):
-        train(trainer)
-
-
 def test_a_gradient_that_is_not_finite_stops_the_first_step(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo")
     _, weight = next((n, w) for n, w in trainer.model.named_parameters() if w.requires_grad)
@@ -349,14 +280,6 @@ def test_a_gradient_that_is_not_finite_stops_the_first_step(new_trainer: NewTrai
     with pytest.raises(ObjectiveError, match="is NaN or infinite"):
         train(trainer)
     assert trainer.state.global_step == 0
-
-
-def test_a_hook_whose_gradient_is_not_a_number_is_told_as_such(new_trainer: NewTrainer) -> None:
-    def root(batch: TokenBatch) -> Tensor:  # its value is finite, its slope at 0 is not
-        return -batch.advantages * batch.ratio + (batch.logps - batch.logps.detach()).abs().sqrt()
-
-    with pytest.raises(ObjectiveError, match="NaN or infinite"):
-        train(new_trainer(objective=Objective(clip=root)))
 
 
 # --- no false alarm ---------------------------------------------------------------------------------------------------
@@ -371,9 +294,6 @@ def endless(tokenizer: Any) -> dict[str, Any]:
     ("objective", "options"),
     [
         ({"regularizers": [{"name": "kl", "coef": 0.0}]}, {}),
-        ({"regularizers": ["reference_free_l2"]}, {}),
-        ({"regularizers": [{"name": "entropy_bonus", "average": "tokens"}]}, {}),
-        ({"regularizers": [{"name": "kl", "coef": "linear(0.0, 0.1, 10)"}]}, {}),
         ({"regularizers": [{"name": "kl", "coef": "adaptive_kl(target=0.05)"}]}, {"num_iterations": 2}),
     ],
     ids=str,
@@ -388,7 +308,7 @@ def test_the_kl_of_a_fresh_adapter_raises_no_alarm(new_trainer: NewTrainer) -> N
     from peft import LoraConfig
 
     fresh = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"])  # B is 0: the policy is the reference
-    for estimator in ("k2", "k3", "full"):
+    for estimator in ("k3", "full"):
         objective = {"regularizers": [{"name": "kl", "estimator": estimator, "coef": 0.04}]}
         trainer = new_trainer(objective=objective, max_steps=2, extra={"peft_config": fresh})
         train(trainer)
@@ -409,13 +329,6 @@ def same(prompts: list[Any], **_: Any) -> list[float]:
 
 def test_groups_without_spread_beside_a_term_raise_no_alarm(new_trainer: NewTrainer) -> None:
     objective = {"regularizers": [{"name": "nll_on_correct", "coef": 0.1}]}
-    trainer = new_trainer(objective=objective, max_steps=4, extra={"reward_funcs": same})
-    train(trainer)
-    assert trainer.state.global_step == 4
-
-
-def test_groups_without_spread_beside_a_term_and_a_weight_raise_no_alarm(new_trainer: NewTrainer) -> None:
-    objective = {"weights": ["off_policy_mask"], "regularizers": [{"name": "nll_on_correct", "coef": 0.1}]}
     trainer = new_trainer(objective=objective, max_steps=4, extra={"reward_funcs": same})
     train(trainer)
     assert trainer.state.global_step == 4
@@ -526,35 +439,3 @@ def test_neither_evaluation_nor_a_loss_outside_training_is_checked(new_trainer: 
     assert checks.losses == 0
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
         train(trainer)
-
-
-def test_evaluation_between_steps_changes_nothing_in_the_proof(new_trainer: NewTrainer, prompts: Any) -> None:
-    trainer = new_trainer(
-        objective="grpo", extra={"eval_dataset": prompts}, per_device_eval_batch_size=8, num_generations_eval=2,
-        eval_strategy="steps", eval_steps=1, eval_on_start=True, max_steps=2,
-    )  # fmt: skip
-    train(trainer)
-    assert trainer.state.global_step == 2
-    assert trainer.checks.losses == 2
-
-
-def test_the_checks_cost_less_than_a_step(new_trainer: NewTrainer) -> None:
-    """Once a run, in passes through the model: a step makes one for each token that it generates, and one to learn. Seconds
-    would say what else this machine does."""
-    trainer = new_trainer(objective="dapo", max_steps=6)
-    checks, checking = trainer.checks, [False]
-    passes = Counter[bool]()
-    trainer.model.get_base_model().model.register_forward_pre_hook(lambda *_: passes.update(checking))
-    for name in ("before_scoring", "after_scoring", "on_pre_optimizer_step", "on_step_end"):
-        method = getattr(checks, name)
-
-        def noted(*args: Any, method: Any = method, **keywords: Any) -> Any:
-            checking[0] = True
-            try:
-                return method(*args, **keywords)
-            finally:
-                checking[0] = False
-
-        setattr(checks, name, noted)
-    train(trainer)
-    assert 0 < passes[True] <= passes[False] / 6

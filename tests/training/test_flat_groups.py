@@ -189,39 +189,6 @@ def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer
     assert bool(sum(norms)) == (function is half_flat)
 
 
-def test_a_step_that_is_flat_throughout_logs_the_names_of_any_other(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="dapo", extra={"reward_funcs": flat_at_first}, max_steps=2)
-    train(trainer)
-    lines = [line for line in trainer.state.log_history if "loss" in line]
-    assert [line["loss"] for line in lines] == [0.0, 0.0]
-    assert [line["objective/clip"] for line in lines] == [0.0, 0.0]
-    assert "entropy" not in lines[1]  # of no completion
-
-
-def test_a_term_of_ones_own_is_added_to_a_loss_in_parts(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    trainer, batches = mixed
-    use(trainer, "dapo")
-    mine = type(trainer)
-
-    class Penalised(mine):  # type: ignore[misc, valid-type]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            penalty = sum(w.square().sum() for w in model.parameters() if w.requires_grad)
-            return super()._compute_loss(model, inputs) + 1e-3 * penalty
-
-    found = []
-    trainer.__class__ = Penalised
-    try:
-        for savings in ({}, {"skip": True, "budget": 80}):
-            switch(trainer, **savings)
-            found.append(in_a_step(trainer, batches))
-    finally:
-        trainer.__class__ = mine
-    assert_same(found[1], found[0])
-    plain = in_a_step(trainer, batches)
-    with pytest.raises(AssertionError):  # it does count
-        assert_same(plain, found[0])
-
-
 def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: NewTrainer) -> None:
     class Ignored(Objective):
         def loss(self, batch: Any, scale: Any = None) -> Any:

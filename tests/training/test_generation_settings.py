@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
+from kit.config import ModelConfig
 
 OWN = {"repetition_penalty": 1.5, "top_k": 2, "top_p": 0.5, "min_p": 0.3, "no_repeat_ngram_size": 2, "do_sample": True}
 NEUTRAL = {"repetition_penalty": (None, 1.0), "min_p": (None,), "no_repeat_ngram_size": (None, 0)}
@@ -60,38 +60,6 @@ def test_evaluation_and_rollouts_sample_what_the_configuration_says(
         is_neutral(settings)
     assert [(settings.top_p, settings.top_k) for settings in effective[1:]] == [(1.0, 0)] * 2
     assert "no_repeat_ngram_size" in (result.folder.path / "log.txt").read_text()
-
-
-def test_settings_of_ours_reach_both(opinionated: Path, attempt: Callable[..., Any], effective: list[Any]) -> None:
-    ours = {"top_k": 7, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "temperature": 0.8}
-    result = attempt(
-        f"model.name={opinionated}",
-        "evaluation.before=true",
-        "evaluation.temperature=0.8",
-        "optimisation.steps=1",
-        *(f"generation.{name}={value}" for name, value in ours.items()),
-    )
-    assert result.code == 0, result.message
-    greedy, sampled, rollout = effective
-    assert greedy.repetition_penalty == 1.1
-    for settings in (sampled, rollout):
-        assert {name: getattr(settings, name) for name in ours} == ours
-
-
-def test_greedy_completions_are_those_of_the_same_model_without_settings(model_folder: Path, opinionated: Path) -> None:
-    import rewards
-    from kit.evaluation.heldout import HeldOut
-    from kit.models.loading import find_model, load_model
-
-    rows = [{"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "answer": f"#### {n + 1}"} for n in range(4)]
-    samples = []
-    for folder in (model_folder, opinionated):
-        config = ModelConfig(name=str(folder), dtype="float32")
-        loaded = load_model(find_model(config, chat=True), config)
-        limits = EvaluationConfig(prompts=4, k=1), GenerationConfig(max_completion_tokens=24)
-        score = HeldOut(rows, rewards.load("gsm8k-hash"), loaded.tokenizer, *limits).score(loaded.model)
-        samples.append(score["samples"])
-    assert samples[0] == samples[1]
 
 
 def test_token_ids_stay_and_what_is_dropped_is_told(opinionated: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +103,6 @@ def test_an_interrupted_conversion_leaves_nothing_that_is_used(
     assert (Path(source_of(str(file))) / "model.safetensors").is_file()
 
 
-def test_two_starts_at_once_convert_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert, begun = gguf.convert, []
-
-    def slow(path: Path, digest: str, folder: Path) -> None:
-        begun.append(folder)
-        time.sleep(0.3)
-        convert(path, digest, folder)
-
-    monkeypatch.setattr(gguf, "convert", slow)
-    with ThreadPoolExecutor(2) as pool:  # the lock is of open files: two threads are to it as two processes are
-        folders = set(pool.map(source_of, [str(file)] * 2))
-    assert folders == {str(next(cache.iterdir()))}
-    assert len(begun) == 1
-
-
 def test_what_cannot_be_used_is_refused_with_what_to_do(
     file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +157,8 @@ def test_smollm2_is_the_file_of_one_version_of_its_package(tmp_path: Path, monke
         source_of("smollm2")
 
 
-@pytest.mark.parametrize("lora", [True, False])
 def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
-    lora: bool, file: Path, tree: Any, attempt: Any, tmp_path: Path
+    file: Path, tree: Any, attempt: Any, tmp_path: Path
 ) -> None:
     import kit.train
     from kit.chat.answering import ChatModels
@@ -186,7 +168,6 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     from kit.runner.console import Reporter
 
     tree["model"]["name"] = str(file)
-    tree["model"]["lora"] = tree["model"]["lora"] if lora else None
     (tmp_path / "short.py").write_text(
         "def short(completion_ids, **_):\n    return [sum(ids) % 7 / 7 for ids in completion_ids]\n"
     )
@@ -201,7 +182,7 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     parts = kit.train.run(
         load_config(copy.deepcopy(tree), ["run.id=parts", "run.save_every=1"]), quiet=True, resume=True
     )
-    weights = [(run.adapter / f"{'adapter_' * lora}model.safetensors").read_bytes() for run in (whole, parts)]
+    weights = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (whole, parts)]
     assert weights[0] == weights[1]
     request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).request(whole) | {"dtype": "float32"}
     assert job.export(whole, request, Reporter(quiet=True))["verification"]["faults"] == []

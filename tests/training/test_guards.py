@@ -29,7 +29,7 @@ def _tested_versions_only(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- version ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["1.14.3", "1.16.0", "1.150.0", "11.15.0", "2.0.0", "1.15"])
+@pytest.mark.parametrize("version", ["1.14.3", "1.150.0", "1.15"])
 def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
@@ -39,21 +39,6 @@ def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
     assert "pip install 'trl==1.15.*'" in str(refusal.value)
     with pytest.raises(EnvironmentUnsupported):  # and it is in the way to the class
         runpy.run_path(str(inspect.getsourcefile(HookedGRPOTrainer)))
-
-
-def test_an_untested_trl_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl.__version__", "1.16.0")
-    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "1")
-    check_trl()
-    monkeypatch.setenv("KIT_ALLOW_UNTESTED", "0")
-    with pytest.raises(EnvironmentUnsupported):
-        check_trl()
-
-
-@pytest.mark.parametrize("version", ["1.15.0", "1.15.7", "1.15.0.dev0"])
-def test_a_tested_trl_passes(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr("trl.__version__", version)
-    check_trl()
 
 
 # --- base class -------------------------------------------------------------------------------------------------------
@@ -81,11 +66,6 @@ def test_a_base_class_with_a_parameter_gone_is_refused(method: str, parameter: s
         check_base_class(changed)
 
 
-def test_a_base_class_with_a_method_gone_is_refused() -> None:
-    with pytest.raises(EnvironmentUnsupported, match=r"Bare\.compute_loss has no parameter model, inputs"):
-        check_base_class(type("Bare", (), {}))
-
-
 def test_a_changed_base_class_never_becomes_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
 
@@ -95,11 +75,11 @@ def test_a_changed_base_class_never_becomes_a_trainer(monkeypatch: pytest.Monkey
         runpy.run_path(str(inspect.getsourcefile(HookedGRPOTrainer)))
 
 
-@pytest.mark.parametrize("method", list(RELIED_ON))
-def test_every_method_that_is_guarded_is_overridden(method: str) -> None:
+def test_every_method_that_is_guarded_is_overridden() -> None:
     from trl import GRPOTrainer
 
-    assert getattr(HookedGRPOTrainer, method) is not getattr(GRPOTrainer, method)
+    for method in RELIED_ON:
+        assert getattr(HookedGRPOTrainer, method) is not getattr(GRPOTrainer, method), method
 
 
 # --- arguments of TRL's own loss --------------------------------------------------------------------------------------
@@ -213,16 +193,6 @@ def test_a_loss_replaced_after_construction_stops_the_first_step(new_trainer: Ne
     assert trainer.state.global_step == 1
 
 
-def test_a_subclass_that_replaces_the_loss_is_stopped_too(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo")
-    mine = type(trainer)
-    trainer.__class__ = type(
-        "Other", (mine,), {"_compute_loss": lambda self, m, i: super(mine, self)._compute_loss(m, i)}
-    )
-    with pytest.raises(ObjectiveError, match="without calling the objective"):
-        trainer.train()
-
-
 def test_a_hook_that_multiplies_everything_by_zero_stops_the_run(new_trainer: NewTrainer) -> None:
     from kit.objective import Objective
 
@@ -252,13 +222,6 @@ def test_log_probabilities_without_gradient_stop_the_first_step(new_trainer: New
     trainer.scorer.score = detached
     with pytest.raises(ObjectiveError, match="log-probabilities carry no gradient"):
         trainer.train()
-
-
-def test_replacing_trls_loss_without_an_objective_is_nobodys_business(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer()
-    trainer._compute_loss = stock_loss(trainer)
-    trainer.train()
-    assert trainer.state.global_step == 1
 
 
 def test_outputs_of_the_model_are_not_returned_with_the_loss(new_trainer: NewTrainer) -> None:

@@ -13,11 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kit.errors import EnvironmentUnsupported, ModelError
+from kit.errors import ModelError
 from kit.models.family import check_logit_transforms
 from kit.scoring import head as tiles
 from kit.scoring.head import (
-    OPTIONAL_OUTPUTS,
     ChunkedLogProb,
     LogProbDispatcher,
     asking_head,
@@ -73,7 +72,7 @@ def relative(a, b):
     ("temperature", "softcap", "scale", "bias"),
     [(1.0, None, 1.0, False), (0.7, None, 1.0, True), (1.3, 5.0, 0.5, True), (0.7, 30.0, 2.0, False)],
 )
-@pytest.mark.parametrize(("n", "vocab", "width"), [(1, 5, 3), (7, 5, 33), (1, 1031, 33), (7, 1031, 3)])
+@pytest.mark.parametrize(("n", "vocab", "width"), [(1, 5, 3), (7, 1031, 33)])
 def test_values_and_gradients_equal_plain_float64(n, vocab, width, temperature, softcap, scale, bias, trainable):
     hidden, weight, offset, targets = problem(n, vocab, width, bias=bias, trainable=trainable)
     exact = [
@@ -108,28 +107,8 @@ def test_gradcheck_across_tile_borders(small_tiles, trainable, softcap):
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
 
 
-@pytest.mark.parametrize("only", ["hidden", "weight", "bias"])
-def test_each_input_may_be_the_only_one_that_needs_a_gradient(small_tiles, only):
-    inputs = dict(zip(("hidden", "weight", "bias"), problem(7, 23, 4, bias=True, trainable=True)[:3], strict=True))
-    inputs = {name: value.detach().requires_grad_(name == only) for name, value in inputs.items()}
-    targets, u, v = torch.randint(23, (7,)), torch.randn(7), torch.randn(7)
-    got = gradients(ChunkedLogProb.apply(*inputs.values(), targets, 1.0, 4)[:2], (u, v), [inputs[only]])
-    ref = gradients(plain(*inputs.values(), targets)[:2], (u, v), [inputs[only]])
-    assert relative(got[0], ref[0]) <= 1e-5
-
-
-def test_frozen_and_trainable_heads_give_the_same_hidden_gradient():
-    hidden, weight, bias, targets = problem(40, 3001, 16, bias=True, trainable=True)
-    u, v = torch.randn(40), torch.randn(40)
-    trainable = ChunkedLogProb.apply(hidden, weight, bias, targets, 0.7, 256)
-    frozen = ChunkedLogProb.apply(hidden, weight.detach(), bias.detach(), targets, 0.7, 256)
-    assert all(torch.equal(a, b) for a, b in zip(trainable, frozen, strict=True))
-    (a,), (b,) = (gradients(x[:2], (u, v), [hidden]) for x in (trainable, frozen))
-    assert relative(a, b) <= 1e-6
-
-
 @pytest.mark.parametrize("trainable", [False, True])
-@pytest.mark.parametrize("target", [0, 9, 18])
+@pytest.mark.parametrize("target", [0, 18])
 def test_certain_tokens_keep_their_relative_precision_in_float32(small_tiles, trainable, target):
     # Target logit 50, the 18 others 0: logp = -log1p(18 e^-50), 1 - p = 18 e^-50 / (1 + 18 e^-50) = 3.5e-21,
     # far below float32's epsilon, and d logp/d bias_target = 1 - p, d logp/d bias_j = -e^-50.
@@ -153,16 +132,6 @@ def test_certain_tokens_keep_their_relative_precision_in_float32(small_tiles, tr
     assert relative(grad, want) <= 1e-5
 
 
-def test_a_certain_wrong_token_and_large_logits_stay_finite(small_tiles):
-    hidden = torch.tensor([[1e4], [-1e4]]).requires_grad_()
-    weight = torch.linspace(-1, 1, 11).unsqueeze(1)
-    logp, entropy, *_ = ChunkedLogProb.apply(hidden, weight, None, torch.tensor([0, 0]), 1.0, 4)
-    assert logp.tolist() == [-2e4, 0.0]
-    (logp.sum() + entropy.sum()).backward()
-    # d logp/dh = w_target - E[w] = -1 - 1 for the first row, 0 for the second
-    torch.testing.assert_close(hidden.grad, torch.tensor([[-2.0], [0.0]]))
-
-
 def test_is_top1_counts_only_the_first_of_equal_maxima(small_tiles):
     # logits 0 2 1 2 | 2 0: the first maximum is token 1; tokens 3 and 7 tie with it in the same and another tile
     weight = torch.tensor([0.0, 2, 1, 2, 0, 0, 0, 2]).unsqueeze(1)
@@ -182,48 +151,10 @@ def test_no_tokens_gives_differentiable_zeros(trainable):
         assert bias.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("name", OPTIONAL_OUTPUTS)
-def test_outputs_not_asked_for_are_none(name):
-    hidden, weight, bias, targets = problem(7, 23, 4, bias=True, trainable=False)
-    everything = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8)
-    one = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8, None, 1.0, ("log_probs", name))
-    index = 1 + OPTIONAL_OUTPUTS.index(name)
-    assert [i for i, x in enumerate(one) if x is not None] == [0, index]
-    torch.testing.assert_close(one[index], everything[index])
-    assert everything[index].requires_grad == (name == "entropy")
-
-
 @pytest.mark.parametrize("target", [-100, 23])
 def test_targets_outside_the_vocabulary_are_refused(target):
     with pytest.raises(IndexError, match=r"targets must lie in \[0, 23\)"):
         token_logps_and_entropy(torch.randn(1, 4), torch.randn(23, 4), torch.tensor([target]))
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_bfloat16_autocast_is_close_and_keeps_float32_statistics(trainable):
-    hidden, weight, bias, targets = problem(16, 501, 32, bias=True, trainable=trainable)
-    leaves = [x for x in (hidden, weight, bias) if x.requires_grad]
-    u, v = torch.randn(16), torch.randn(16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 100)
-    want = plain(hidden, weight, bias, targets)
-    for a, b in zip(ours[:2], want[:2], strict=True):
-        assert a.dtype == torch.float32
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.1)  # logits of size 20, rounded to 8 bits
-    for a, b, leaf in zip(
-        gradients(ours[:2], (u, v), leaves), gradients(want[:2], (u, v), leaves), leaves, strict=True
-    ):
-        assert a.dtype == leaf.dtype
-        assert relative(a, b) <= 0.05
-
-
-def test_bfloat16_weights_get_bfloat16_gradients():
-    inputs = problem(16, 501, 32, bias=True, trainable=True)
-    hidden, weight, bias = (x.detach().bfloat16().requires_grad_() for x in inputs[:3])
-    logps, entropy = token_logps_and_entropy(hidden, weight, inputs[3], bias)
-    (logps.sum() + entropy.sum()).backward()
-    assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in (hidden, weight, bias))
 
 
 def saved_shapes(function):
@@ -240,20 +171,6 @@ def test_a_frozen_head_keeps_one_row_gradient_per_differentiable_output():
     assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets, entropy=False)) == [(7, 4)]
     constant = {"entropy_gradient": False}
     assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets, **constant)) == [(7, 4)]
-
-
-def test_nothing_is_kept_when_nothing_needs_a_gradient():
-    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
-    assert saved_shapes(lambda: token_logps_and_entropy(hidden.detach(), weight, targets)) == []
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_the_entropy_can_be_a_constant(trainable):
-    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=trainable)
-    with_gradient = token_logps_and_entropy(hidden, weight, targets)
-    constant = token_logps_and_entropy(hidden, weight, targets, entropy_gradient=False)
-    assert [value.requires_grad for value in (*with_gradient, *constant)] == [True, True, True, False]
-    assert torch.equal(constant[1], with_gradient[1])
 
 
 def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given():
@@ -307,16 +224,6 @@ def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
     with Largest() as theirs:
         plain(hidden[:2], weight, None, targets[:2])
     assert theirs.elements >= 2 * vocab  # the counter does see logits
-
-
-def test_row_gradients_are_not_computed_under_no_grad():
-    hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
-    with Largest() as counted:
-        token_logps_and_entropy(hidden, weight, targets)
-    assert counted.products == 2
-    with Largest() as counted, torch.no_grad():
-        token_logps_and_entropy(hidden, weight, targets)
-    assert counted.products == 0
 
 
 def tiny_qwen3(**changes):
@@ -385,15 +292,6 @@ def test_stock_trl_head_fails_on_a_cpu_and_the_installed_one_works(utils):
     assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], ChunkedLogProb.apply(*arguments)[0])
 
 
-def test_installing_twice_wraps_once(utils):
-    stock = utils._ChunkedLogProbFunction
-    install_torch_logprob_kernel()
-    first = utils._ChunkedLogProbFunction
-    install_torch_logprob_kernel()
-    assert utils._ChunkedLogProbFunction is first
-    assert first.gpu_kernel is stock
-
-
 class NoHead(RuntimeError):
     """Why the head cannot run."""
 
@@ -459,12 +357,6 @@ def test_sixteen_bit_inputs_are_summed_in_32(dtype, trainable):
     for a, b in zip(got, ref, strict=True):
         assert a.dtype == dtype
         assert relative(a, b) <= 2 * torch.finfo(dtype).eps  # of the result, and of a row gradient that is kept
-
-
-def test_a_trl_without_the_head_is_refused_with_the_range(utils, monkeypatch):
-    monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
-    with pytest.raises(EnvironmentUnsupported, match=r"Install trl>=1\.15,<1\.16"):
-        install_torch_logprob_kernel()
 
 
 @pytest.mark.parametrize("field", ["logits_soft_cap", "output_logit_soft_cap"])

@@ -36,7 +36,6 @@ def in_float16(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("objective", "savings"),
     [
-        ("dapo", {}),
         ("dapo", {"budget": 40, "skip": True}),
         (LOOKS_ACROSS, {"budget": 40}),
         ("ppo", {"budget": 40}),

@@ -10,11 +10,8 @@ import pytest
 from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
 from kit.models import loading as models
-from kit.models.backend import Backend
 from kit.models.loading import adapter, find_model, load_model
 from kit.models.shape import shape_of
-
-CPU = Backend("transformers", "cpu", "")
 
 
 def config_of(folder: Path, **changes: Any) -> ModelConfig:
@@ -162,35 +159,6 @@ def test_remote_code_ends_a_completion_where_its_template_ends_a_turn(model_fold
     model = load_model(replace(files, family=None, shape=None), config).model
     assert turn_end in model.generation_config.eos_token_id
     assert files.tokenizer.eos_token_id in model.generation_config.eos_token_id
-
-
-def test_code_in_a_folder_of_its_own_is_remote() -> None:
-    from transformers import PretrainedConfig
-
-    from kit.models.family import is_remote
-
-    assert is_remote(type("OwnConfig", (PretrainedConfig,), {"__module__": "transformers_modules.own.configuration"})())
-    nowhere = PretrainedConfig()
-    nowhere.auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
-    assert is_remote(nowhere)
-
-
-def test_a_hub_id_that_cannot_be_fetched_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: Any, **__: Any) -> None:
-        raise OSError("We couldn't connect to the hub.")
-
-    monkeypatch.setattr(models, "_auto", lambda name: offline)
-    with pytest.raises(ModelError, match="the spelling, the network, and HF_TOKEN"):
-        find_model(config_of(Path("someone/model")), chat=True)
-
-
-def test_running_out_of_memory_while_loading_is_not_taken_for_a_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: Any, **__: Any) -> None:
-        raise RuntimeError("CUDA out of memory.")
-
-    monkeypatch.setattr(models, "_auto", lambda name: exhausted)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        find_model(config_of(Path("someone/model")), chat=True)
 
 
 def test_what_trains_is_float32_whatever_it_was(model_folder: Path) -> None:

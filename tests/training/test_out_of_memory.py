@@ -135,9 +135,6 @@ def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 ACROSS = {
     "dapo": "dapo",
     "bnpo": "bnpo",
-    "gspo": "gspo",
-    "luspo": "luspo",
-    "dr_grpo": "dr_grpo",
     "ppo": {
         "recipe": "ppo",
         "regularizers": [{"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}],
@@ -364,55 +361,6 @@ def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
     with pytest.raises(ModelError, match=r"out of memory.*adamw_8bit"), explained():
         train(trainer)
     assert trainer.memory.in_a_row == 0
-
-
-def test_without_a_memory_nothing_is_divided(new_trainer: NewTrainer) -> None:
-    with pytest.raises(RuntimeError, match="can't allocate"):
-        stepped(new_trainer(objective="dapo"), Machine("forward", rows=2))
-
-
-def test_a_term_of_a_subclass_is_done_again_with_the_step(new_trainer: NewTrainer) -> None:
-    """Also that of the first micro-batch, which had come through when the second one failed."""
-    from kit.trainer.trainer import HookedGRPOTrainer
-
-    class Penalised(HookedGRPOTrainer):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            penalty = sum(w.square().sum() for w in model.parameters() if w.requires_grad)
-            return super()._compute_loss(model, inputs) + 1e-3 * penalty
-
-    found = []
-    for machine in (None, Machine("backward", rows=2, from_call=1)):
-        trainer = new_trainer(
-            objective="dapo", extra={"memory": BatchSizeBackoff()}, gradient_accumulation_steps=2, max_steps=2
-        )
-        trainer.__class__ = Penalised
-        found.append(stepped(trainer, machine)[0])
-    assert machine is not None
-    assert machine.failures == 1
-    assert_gradients_close(found[1], found[0], rtol=2e-5)
-    plain = stepped(new_trainer(objective="dapo", gradient_accumulation_steps=2, max_steps=2))[0]
-    with pytest.raises(AssertionError):  # it does count
-        assert_gradients_close(plain, found[0])
-
-
-def test_a_second_loss_of_a_micro_batch_is_not_halved(new_trainer: NewTrainer) -> None:
-    """The gradient of the first one would be lost with it."""
-    from kit.trainer.trainer import HookedGRPOTrainer
-
-    class Twice(HookedGRPOTrainer):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, inputs) + super()._compute_loss(model, inputs)
-
-    trainer = new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()}, unchecked=True)
-    trainer.__class__ = Twice
-    with pytest.raises(torch.OutOfMemoryError):
-        stepped(trainer, Machine("backward", rows=2, from_call=1))
-    steady = new_trainer(
-        objective="dapo", extra={"memory": BatchSizeBackoff()}, unchecked=True, num_iterations=2, max_steps=2
-    )
-    machine = Machine("backward", rows=2, from_call=1)  # in the second step, on the same micro-batch
-    stepped(steady, machine)
-    assert machine.failures == 1
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------

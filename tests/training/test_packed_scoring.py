@@ -115,14 +115,6 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
         assert len(moved) == seen
 
 
-def test_at_another_temperature_and_with_all_weights_in_training(packed: NewPacked) -> None:
-    trainer, rows = packed(temperature=0.7), rows_of()
-    assert_same(score(trainer, rows), plainly(trainer, rows))
-    for name, weight in trainer.model.named_parameters():
-        weight.requires_grad_("lora" in name or "lm_head" in name or "embed" in name)
-    assert_same(score(trainer, rows), plainly(trainer, rows))
-
-
 def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed: NewPacked) -> None:
     trainer, rows = packed(bf16=True), rows_of()
     assert trainer.accelerator.mixed_precision == "bf16"
@@ -141,24 +133,6 @@ def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch
     trainer.scorer.pack_tokens, seen = tokens, watch(trainer)
     assert_same(score(trainer, rows), whole)
     assert len(seen) > 1
-
-
-def test_a_group_with_a_long_prompt_is_not_divided_for_a_pack_that_it_would_fill(packed: NewPacked) -> None:
-    trainer, rows = packed(), rows_of((12,), (2, 3, 2, 1))
-    whole = score(trainer, rows)
-    trainer.scorer.pack_tokens, seen = 1, watch(trainer)
-    assert_same(score(trainer, rows), whole)
-    assert seen == [11 + 8]
-
-
-def test_the_batch_size_bounds_the_tokens_of_a_pack(packed: NewPacked) -> None:
-    trainer, rows = packed(), rows_of()
-    score(trainer, rows)
-    seen = watch(trainer)
-    found = score(trainer, rows, batch_size=2)
-    assert max(seen) <= 2 * rows.ids.shape[1]
-    assert len(seen) > 1
-    assert_same(found, plainly(trainer, rows))
 
 
 def watch(trainer: Any) -> list[int]:
@@ -201,17 +175,6 @@ def test_hidden_states_come_out_in_the_order_of_live_tokens(packed: NewPacked) -
     assert passes[0].hidden.requires_grad
 
 
-def test_nothing_to_score_keeps_the_graph(packed: NewPacked) -> None:
-    trainer, rows = packed(), rows_of()
-    mask = rows.mask.clone()
-    mask[:, -rows.completion :] = 0
-    score(trainer, rows)
-    logps, entropy, gradients = score(trainer, dataclasses.replace(rows, mask=mask))
-    assert not logps.any()
-    assert not entropy.any()
-    assert all(not gradient.any() for gradient in gradients.values())
-
-
 def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, rows = packed(), rows_of()
     mask = rows.mask.clone()
@@ -240,14 +203,6 @@ def test_inputs_beside_text_are_scored_in_trls_layout(packed: NewPacked) -> None
     scored = len(seen)
     trainer.scorer.score(model, dataclasses.replace(rows, fields={"unknown": kinds}))  # the model does not take it
     assert len(seen) == scored
-
-
-def test_without_an_objective_all_is_trls_own(packed: NewPacked) -> None:
-    trainer, rows = packed(objective=None), rows_of()
-    assert trainer.packing_report["packing"] == "plain"
-    seen = watch(trainer)
-    score(trainer, rows)
-    assert seen == [rows.ids.numel()]
 
 
 def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPacked) -> None:
@@ -302,10 +257,3 @@ def test_trimmed_rows_give_the_same_in_their_own_order(packed: NewPacked, size: 
     trimmed = hidden(trainer, rows, batch_size=size).hidden
     trainer.scorer.packing = False
     torch.testing.assert_close(trimmed, hidden(trainer, rows).hidden, atol=1e-5, rtol=1e-5)
-
-
-def test_training_logs_how_many_tokens_were_of_use(packed: NewPacked) -> None:
-    trainer = packed(max_steps=2, gradient_accumulation_steps=2)
-    trainer.train()
-    logged = [entry["tokens/useful"] for entry in trainer.state.log_history[:2]]
-    assert all(0.9 < one < 1.1 for one in logged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,31 +195,8 @@ def test_a_model_for_which_padding_matters_is_left_alone(tiny: NewTiny, monkeypa
     assert "differ from those of the padded rows" in reason
 
 
-def test_the_reason_is_logged_once(tiny: NewTiny, caplog: pytest.LogCaptureFixture) -> None:
-    trainer, rows = tiny("stablelm"), rows_of()
-    assert trainer.packing_report == {"packing": None, "share_prompts": True, "reason": ""}
-    with caplog.at_level(logging.WARNING, "kit"):
-        score(trainer, rows)
-        score(trainer, rows)
-    assert [record.getMessage() for record in caplog.records] == [
-        "PeftModel is scored with its padding trimmed: 2 layers ask for attention in another way (windows [], "
-        "expected [None, None]; theirs is of transformers.models.stablelm.modeling_stablelm)"
-    ]
-
-
 def test_dropout_does_not_look_like_a_difference(tiny: NewTiny) -> None:
     trainer = tiny(dropout=0.5)
     score(trainer, rows_of())
     assert trainer.packing_report["packing"] == "packed"
     assert trainer.model.training
-
-
-def test_running_out_of_memory_is_no_finding(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    trainer = tiny()
-    monkeypatch.setattr(proof, "score_packs", exhausted)
-    with pytest.raises(torch.OutOfMemoryError):
-        score(trainer, rows_of())
-    assert trainer.packing_report["packing"] is None

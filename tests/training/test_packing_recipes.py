@@ -51,7 +51,7 @@ def test_every_recipe_has_the_loss_and_gradient_of_the_plain_path(new_trainer: N
     assert trainer.packing_report["packing"] == "packed"
 
 
-@pytest.mark.parametrize("name", ["ppo", "full_kl", "kl"])
+@pytest.mark.parametrize("name", ["ppo", "full_kl"])
 def test_what_the_rollout_scores_is_what_the_plain_path_gives(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

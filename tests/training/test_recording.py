@@ -53,11 +53,6 @@ def test_the_table_has_a_row_a_completion_and_a_column_a_verdict() -> None:
     }
 
 
-def test_advantages_per_token_are_shown_as_their_mean() -> None:
-    table = columns(rollout(advantages=torch.tensor([[1.0, 3.0], [0.0, -1.0]])))
-    assert table["advantage"] == [2.0, -0.5]
-
-
 def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -95,15 +90,6 @@ def test_values_of_tokens_are_those_of_the_pass_and_name_their_row(new_trainer: 
             assert row["advantage"][0] == pytest.approx(made.advantages[row["row"]].item(), abs=1e-4)
     assert not any(any(row["log_ratio"]) for row in steps[0]), "the policy that generated"
     assert any(any(row["log_ratio"]) for row in steps[1]), "one step later"
-
-
-def test_nothing_is_written_when_not_asked_for(tmp_path: Path) -> None:
-    writer = CompletionWriter(tmp_path / "completions", save=False)
-    writer(rollout())
-    tokens = TokenWriter(tmp_path / "completions", None, save=False)
-    tokens(rollout())
-    tokens.seen(SimpleNamespace(), SimpleNamespace(step=1))  # type: ignore[arg-type]
-    assert not (tmp_path / "completions").exists()
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.errors import ModelError, ObjectiveError
+from kit.errors import ObjectiveError
 from kit.scoring.layouts import ModelPass, Rows, Wanted, push_left, score_right_padded
 from kit.trainer.micro_batch import MicroBatch
 from tests.training.rollouts import mixed_prompts, scores
@@ -83,20 +83,3 @@ def test_and_is_scored_rightly_with_the_padding_behind(new_trainer: NewTrainer) 
     trainer.checks.before_scoring(trainer.model, MicroBatch(inputs))
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-def test_pictures_are_not_scored_there(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo")
-    trainer.scorer.padding = "right"
-    rows = Rows(torch.ones(1, 4).long(), torch.ones(1, 4), 2, {"pixel_values": torch.ones(1)})
-    with pytest.raises(ModelError, match=r"pixel_values.*model\.backend: transformers"):
-        trainer.scorer.score(trainer.model, rows)
-
-
-@pytest.mark.parametrize(("padding", "remedy"), [("left", "optimisation.packing"), ("right", "model.backend")])
-def test_a_lost_head_is_an_error(new_trainer: NewTrainer, padding: Any, remedy: str) -> None:
-    trainer = new_trainer(objective="grpo", extra={"packing": False})
-    trainer.scorer.padding = padding
-    ids = torch.ones(1, 4, dtype=torch.long)
-    with pytest.raises(ModelError, match=rf"fused_lm_head.*{remedy}"):
-        trainer.scorer.score(lambda **_: object(), Rows(ids, torch.ones_like(ids), 2))

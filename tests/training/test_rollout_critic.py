@@ -13,7 +13,6 @@ from kit.errors import RunError
 
 from .rollouts import (
     NewTrainer,
-    adapter,
     assert_gradients_close,
     drift,
     generated,
@@ -165,36 +164,6 @@ def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> 
     assert not any(id(weight) in named for weight in parameters)
 
 
-def optimiser_state(trainer: Any) -> list[Tensor]:
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    parameters = list(trainer.critic.head.parameters())
-    return [value.float() for each in parameters for _, value in sorted(optimizer.state[each].items())]
-
-
-def test_a_resumed_run_ends_with_the_head_of_an_uninterrupted_one(new_trainer: NewTrainer) -> None:
-    options: dict[str, Any] = {
-        "max_steps": 4,
-        "gradient_accumulation_steps": 2,
-        "save_strategy": "steps",
-        "save_steps": 2,
-    }
-    whole = new_trainer(objective=ppo(), **options)
-    train(whole)
-    checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
-    assert (checkpoint / "value_head.safetensors").is_file()
-    resumed = new_trainer(objective=ppo(), **options)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.state.global_step == 4
-    for name, value in whole.critic.head.state_dict().items():
-        assert value.any()
-        torch.testing.assert_close(resumed.critic.head.state_dict()[name], value, rtol=1e-5, atol=1e-7)
-    states = optimiser_state(whole), optimiser_state(resumed)
-    assert len(states[0]) == 6  # step and both moments of weight and bias
-    for ours, theirs in zip(states[1], states[0], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-9)
-    assert largest_difference(adapter(resumed), adapter(whole)) < 1e-6
-
-
 def test_a_checkpoint_without_a_head_is_not_resumed_with_one(new_trainer: NewTrainer) -> None:
     options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     trainer = new_trainer(objective="ppo", **options)
@@ -203,32 +172,3 @@ def test_a_checkpoint_without_a_head_is_not_resumed_with_one(new_trainer: NewTra
     (checkpoint / "value_head.safetensors").unlink()
     with pytest.raises(RunError, match=r"has no value head \(value_head\.safetensors\)"):
         new_trainer(objective="ppo", **options).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_a_checkpoint_of_a_run_without_value_head_is_refused_in_words(new_trainer: NewTrainer) -> None:
-    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = new_trainer(objective="dapo", **options)
-    train(trainer)
-    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
-    with pytest.raises(RunError, match=r"has no value head \(value_head\.safetensors\)"):
-        new_trainer(objective="ppo", **options).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_a_checkpoint_with_a_value_head_is_refused_by_a_run_without(new_trainer: NewTrainer) -> None:
-    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = new_trainer(objective="ppo", **options)
-    train(trainer)
-    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
-    with pytest.raises(RunError, match=r"has a value head .* needs none"):
-        new_trainer(objective="dapo", **options).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_the_value_loss_is_logged_also_in_evaluation(new_trainer: NewTrainer, prompts: Any) -> None:
-    extra = {"extra": {"eval_dataset": prompts}, "per_device_eval_batch_size": 8, "num_generations_eval": 2}
-    trainer = new_trainer(objective="ppo", **extra)
-    trainer.evaluate()
-    log = trainer.state.log_history[-1]
-    # the head says 0 everywhere: loss 0.5·R², nothing explained
-    assert log["eval_value/mean"] == 0.0
-    assert log["eval_value/explained_variance"] == pytest.approx(0.0, abs=1e-6)
-    assert log["eval_value/loss"] > 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kit.objective import LossOutput, Objective
+from kit.objective import Objective
 
 from .rollouts import NewTrainer, Recorder, log_of, train
 
@@ -129,16 +127,6 @@ def test_quantiles_of_the_ratio_are_those_of_the_tokens_of_all_micro_batches(new
         )  # between two tokens, linear in the log ratio
 
 
-def test_an_objective_of_ones_own_that_logs_nothing_trains(new_trainer: NewTrainer) -> None:
-    class Quiet(Objective):
-        def loss(self, batch: Any, scale: Any = None) -> LossOutput:
-            return LossOutput(super().loss(batch, scale).loss, {}, {}, {})
-
-    trainer = new_trainer(objective=Quiet())
-    train(trainer)
-    assert trainer.state.global_step == 1
-
-
 # --- controllers ------------------------------------------------------------------------------------------------------
 
 
@@ -179,32 +167,3 @@ def test_a_controller_observes_the_exact_mean_once_a_step(
     assert len(told) == 3  # evaluation in between is not observed
     assert coef == pytest.approx(objective.regularizers[0].coef_at(3))
     assert coef != 0.1
-
-
-def test_a_controller_survives_a_resume(new_trainer: NewTrainer) -> None:
-    options: dict[str, Any] = {
-        "max_steps": 4,
-        "gradient_accumulation_steps": 3,
-        "save_strategy": "steps",
-        "save_steps": 2,
-    }
-    whole = new_trainer(objective=steered(), **options)
-    train(whole)
-    checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
-    saved = json.loads((checkpoint / "objective_state.json").read_text())
-    assert saved == {"regularizers.0.coef": {"coef": pytest.approx(log_of(whole, 2)["coef/kl"])}}
-    resumed = new_trainer(objective=steered(), **options)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    want = [log["coef/kl"] for log in whole.state.log_history[:4]]
-    assert len(set(want)) == 4
-    assert [log["coef/kl"] for log in resumed.state.log_history[:4]] == pytest.approx(want)
-
-
-def test_a_scheduled_coefficient_is_logged_and_a_fixed_one_is_not(new_trainer: NewTrainer) -> None:
-    objective = {
-        "regularizers": [{"name": "kl", "coef": "linear(0.1, 0.3, 2)"}, {"name": "entropy_bonus", "coef": 0.01}]
-    }
-    trainer = new_trainer(objective=objective, max_steps=3)
-    train(trainer)
-    assert [log_of(trainer, step)["coef/kl"] for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
-    assert "coef/entropy_bonus" not in log_of(trainer)

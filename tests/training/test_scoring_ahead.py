@@ -78,12 +78,6 @@ def test_values_are_those_of_a_batch_scored_at_once(rollouts: Callable[..., Any]
     assert ahead.extra == behind.extra
 
 
-def test_every_completion_is_scored_once_in_its_place(rollouts: Callable[..., Any]) -> None:
-    component = Drawn()
-    rollouts([component], 4)
-    assert sorted(component.calls) == [(place // 4, place) for place in range(16)]
-
-
 def test_a_part_is_scored_while_the_next_is_generated(rollouts: Callable[..., Any]) -> None:
     component, order = Drawn(), []
 
@@ -106,17 +100,6 @@ def test_a_component_that_looks_across_the_batch_gets_all_of_it(rollouts: Callab
     rollout, _ = rollouts([Drawn(), Centred()], 2)
     sums = torch.tensor([float(sum(ids)) for ids in rollout.completion_ids])
     torch.testing.assert_close(rollout.rewards[:, 1], sums - sums.mean())
-
-
-def test_one_chunk_is_trls_own_generation(rollouts: Callable[..., Any]) -> None:
-    calls = []
-
-    def count(trainer: Any) -> None:
-        generate = trainer.model.generate
-        trainer.model.generate = lambda *given, **keywords: (calls.append(1), generate(*given, **keywords))[1]
-
-    rollouts([Drawn()], 1, count)
-    assert len(calls) == 1
 
 
 class Marked(Drawn):

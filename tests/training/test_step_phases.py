@@ -105,9 +105,3 @@ def test_a_checkpoint_counts_for_the_step_after_it(new_trainer: NewTrainer, monk
     assert all(log["step_time"] == 0 for log in logs)  # of no step
     assert all(0.01 < log["memory/process"] < 1000 for log in logs)
     assert "memory/gpu" not in logs[0]
-
-
-def test_stock_loss_logs_what_stock_trl_logs(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(max_steps=1)
-    trainer.train()
-    assert not [name for name in trainer.state.log_history[0] if name.startswith("seconds/")]

@@ -15,7 +15,6 @@ from kit.trainer.teacher import (
     Teacher,
     check_teacher,
     check_vocabulary,
-    completion_text,
     demonstrations,
     feedback_of,
     prompt_maker,
@@ -90,31 +89,6 @@ def test_the_teacher_reads_its_own_prompt_with_its_own_weights(new_trainer: NewT
             rtol=1e-4,
             atol=1e-5,
         )
-
-
-def test_scoring_with_the_average_leaves_the_policy_as_it_was(new_trainer: NewTrainer) -> None:
-    trainer = taught(new_trainer, TeacherConfig(model="self", weights="ema"))
-    drift(trainer)
-    before, versions = adapter(trainer), trainer._weights_now()
-    generated(trainer)
-    assert all(torch.equal(value, adapter(trainer)[name]) for name, value in before.items())
-    assert trainer._weights_now() == versions
-
-
-def test_another_model_teaches(new_trainer: NewTrainer, new_model: Any) -> None:
-    other = new_model()
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.mul_(1.1)
-    trainer = taught(
-        new_trainer, TeacherConfig(model="somewhere", prompt=HINT), other, objective={"recipe": "grpo_sdpo"}
-    )
-    output = generated(trainer)
-    _, completion = unpadded(output, 0)
-    whole = by_hand(trainer, other, output)[0]
-    torch.testing.assert_close(
-        output["teacher_logps"][0][: len(completion)], whole.gather(1, completion[:, None])[:, 0], rtol=1e-4, atol=1e-5
-    )
 
 
 @pytest.mark.parametrize("divergence", ["reverse", "forward", "jensen_shannon"])
@@ -226,10 +200,6 @@ def test_a_template_without_one_of_its_parts_gives_none(missing: str | None) -> 
     assert prompt_maker("{prompt} {demonstration}")(row={"prompt": "x"}, prompt="x", demonstration=missing) is None
 
 
-def test_a_wrong_answer_of_0_is_a_part() -> None:
-    assert prompt_maker("{reward} {n}")(row={"prompt": "x", "n": 0}, reward=0.0) == "0.0 0"
-
-
 def test_demonstrations_are_the_best_other_completions_of_the_group() -> None:
     rewards, groups = [0.0, 1.0, 2.0, 1.0, 0.0, 0.5], [0, 0, 0, 0, 1, 1]
     assert demonstrations(rewards, groups, least=1.0) == [2, 2, None, 2, None, None]
@@ -241,15 +211,6 @@ def test_feedback_is_the_column_of_that_name_or_else_every_reason() -> None:
     extra = {"accuracy/reason": ["no number", None], "format/reason": ["no box", None], "accuracy/status": ["ok", "ok"]}
     assert feedback_of(extra, 2) == ["no number; no box", ""]
     assert feedback_of(extra | {"feedback": ["try again", ""]}, 2) == ["try again", ""]
-
-
-def test_the_text_of_turns_is_what_the_assistant_wrote() -> None:
-    turns = [
-        {"role": "assistant", "content": "a"},
-        {"role": "tool", "content": "b"},
-        {"role": "assistant", "content": [{"type": "text", "text": "c"}]},
-    ]
-    assert completion_text(turns) == "a\nc"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -271,16 +232,6 @@ def test_what_cannot_teach_is_refused(config: Any, needs: set[str], error: type[
         check_teacher(TeacherConfig(**config), needs, ["prompt", "reference"])
 
 
-def test_a_policy_that_is_shown_nothing_more_is_refused() -> None:
-    with pytest.raises(ValueError, match="has nothing to teach"):
-        TeacherConfig(model="self")
-
-
-def test_a_hook_without_a_teacher_is_refused(new_trainer: NewTrainer) -> None:
-    with pytest.raises(ObjectiveError, match="needs teacher_kl, but the run has no teacher"):
-        new_trainer(objective=DISTILL)
-
-
 def test_another_tokenizer_is_refused(tokenizer: Any) -> None:
     class Other:
         def get_vocab(self) -> dict[str, int]:
@@ -289,34 +240,3 @@ def test_another_tokenizer_is_refused(tokenizer: Any) -> None:
     check_vocabulary(tokenizer, tokenizer, "here")
     with pytest.raises(ModelError, match="another tokenizer than the policy"):
         check_vocabulary(tokenizer, Other(), "there")
-
-
-def test_another_model_that_is_not_there_is_named_by_the_teachers_key(tokenizer: Any) -> None:
-    from kit.config import load_config
-    from kit.runner.prepare import find_teacher
-
-    config = load_config("quickstart", ["objective={recipe: opd}", "teacher={model: ./models/none}"])
-    with pytest.raises(ModelError, match=r"^teacher.model: there is no folder ./models/none"):
-        find_teacher(config, tokenizer, pictures=False)
-
-
-def test_another_model_is_loaded_before_the_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from kit.config import load_config
-    from kit.runner import build
-
-    seen: list[str] = []
-
-    def budget(*_: Any) -> None:
-        seen.append("budget")
-        raise InterruptedError
-
-    monkeypatch.setattr(build, "load_teacher", lambda *_: seen.append("teacher"))
-    monkeypatch.setattr(build, "token_budget", budget)
-    monkeypatch.setattr(build, "return_freed_memory", lambda *_: None)
-    config = load_config("quickstart")
-    parts = SimpleNamespace(config=config, files=SimpleNamespace(parameters=0))
-    with pytest.raises(InterruptedError):
-        build.load(parts, Path("run"), lambda event: None)  # type: ignore[arg-type]
-    assert seen == ["teacher", "budget"]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import Objective
-from kit.trainer.rollout import RewardResult, RolloutState
 
 from .rollouts import (
     EQUAL,
@@ -37,14 +36,13 @@ from .rollouts import (
     scores,
     train,
     unpadded,
-    watch_scoring,
 )
 
 # --- equal to TRL -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"num_iterations": 2, "beta": 0.04, "gradient_accumulation_steps": 2}])
-def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrainer, options: dict[str, Any]) -> None:
+def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrainer) -> None:
+    options: dict[str, Any] = {"num_iterations": 2, "beta": 0.04, "gradient_accumulation_steps": 2}
     stock, ours = new_trainer(stock=True, max_steps=2, **options), new_trainer(max_steps=2, **options)
     start = adapter(stock)
     for trainer in (stock, ours):
@@ -132,28 +130,6 @@ def test_advantages_equal_trl_with_weights_and_missing_scores(new_trainer: NewTr
         assert len(stock_trainer._logs["advantages"]) == len(trainer._logs["advantages"])
 
 
-def test_lengths_that_an_advantage_sees_leave_tool_tokens_out(new_trainer: NewTrainer) -> None:
-    seen: list[Tensor] = []
-
-    def by_length(batch: Any) -> Tensor:
-        seen.append(batch.lengths)
-        return batch.rewards / batch.lengths
-
-    by_length.needs = {"lengths"}  # type: ignore[attr-defined]
-    trainer = new_trainer(objective=Objective(advantage=by_length))
-    inputs = rollout(trainer)[0]
-    inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
-    inputs["tool_mask"][:, 1] = 0
-    rewards = torch.arange(4.0).unsqueeze(1)
-    ids = [[1] * int(length) for length in inputs["completion_mask"].sum(1)]
-    state = RolloutState(result=RewardResult(rewards, rewards.squeeze(1), [""] * 4, ids, {}))
-    trainer.advantages.fill(inputs, state, reward_weights=trainer.reward_weights, group_size=4, step=0)
-    advantages = inputs["advantages"]
-    lengths = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
-    assert seen[-1].tolist() == lengths.tolist()
-    torch.testing.assert_close(advantages, rewards.squeeze(1) / lengths)
-
-
 # --- hooks are live, masks hold ---------------------------------------------------------------------------------------
 
 
@@ -175,17 +151,6 @@ def test_a_regularizer_from_a_file_adds_its_mean_to_the_loss(new_trainer: NewTra
     torch.testing.assert_close((squared - without)[0], 0.5 * (live**2).mean(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close((linear - without)[0], 0.5 * live.abs().mean(), rtol=1e-5, atol=1e-6)
     assert largest_difference(gradients, plain_gradients) > 1e-3
-
-
-def test_a_clip_from_a_file_scales_the_gradient_exactly(new_trainer: NewTrainer, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("def scaled(batch, by=1.0):\n    return -by * batch.ratio * batch.advantages\n")
-    gradients = []
-    for by in (1.0, 0.5):
-        trainer = new_trainer(objective={"clip": {"name": f"{path}:scaled", "by": by}})
-        gradients.append(losses_and_gradients(trainer, rollout(trainer), 1)[1])
-    for name, whole in gradients[0].items():
-        assert torch.equal(gradients[1][name], 0.5 * whole)  # a power of two: exact
 
 
 WITH_EVERYTHING: dict[str, Any] = {
@@ -293,7 +258,7 @@ def padding_case(new_trainer: NewTrainer) -> Callable[[str], tuple[Any, ...]]:
 # --- micro-batches ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo", "gspo", "bnpo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "bnpo"])
 def test_splitting_the_batch_keeps_the_lora_gradient(new_trainer: NewTrainer, name: str) -> None:
     whole = new_trainer(objective=EQUAL[name][0], per_device_train_batch_size=12)
     (inputs,) = rollout(whole)
@@ -315,8 +280,8 @@ def test_splitting_the_batch_keeps_the_lora_gradient(new_trainer: NewTrainer, na
         assert_gradients_close(summed, gradients)
 
 
-@pytest.mark.parametrize("logging_steps", [1, 2])
-def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTrainer, logging_steps: int) -> None:
+def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTrainer) -> None:
+    logging_steps = 2
     objective = Recorder(clip="ppo_clip", regularizers=[KL, "entropy_bonus"], reduction="global_token_mean")
     trainer = new_trainer(
         objective=objective,
@@ -356,19 +321,6 @@ def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTra
 
 
 # --- reference and entropy --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("objective", "passes"),
-    [("dapo", [False, False]), ({"recipe": "dapo", "regularizers": [KL]}, [True, False, False])],
-)
-def test_the_reference_is_scored_only_for_a_term_that_needs_it(
-    new_trainer: NewTrainer, objective: Any, passes: list[bool]
-) -> None:
-    trainer = new_trainer(objective=objective, gradient_accumulation_steps=2, unchecked=True)
-    seen = watch_scoring(trainer)
-    train(trainer)
-    assert seen == passes  # the reference once for the generation batch, then the two micro-batches
 
 
 def test_the_reference_of_an_adapter_is_the_model_without_it(
@@ -415,28 +367,6 @@ def test_the_entropy_bonus_has_the_gradient_of_the_mean_entropy(new_trainer: New
     (0.1 * (tables.exp() * tables).sum(-1).mean()).backward()  # -0.1 · mean entropy over the tokens
     want = {name: value.grad for name, value in trainer.model.named_parameters() if value.requires_grad}
     assert_gradients_close({name: gradients[1][name] - gradients[0][name] for name in want}, want, rtol=1e-4)
-
-
-def test_entropy_carries_gradient_only_for_a_term_that_uses_it(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_bonus = new_trainer(objective={"recipe": "dapo", "regularizers": ["entropy_bonus"]})
-    trainer = new_trainer(objective="dapo")
-    batches = rollout(trainer)
-    logps, entropy = scores(trainer, batches[0], compute_entropy=True)
-    assert entropy is not None
-    assert logps.requires_grad
-    assert not entropy.requires_grad
-    _, attached = scores(with_bonus, batches[0], compute_entropy=True)
-    assert attached is not None
-    assert attached.requires_grad
-    assert torch.equal(attached, entropy)
-
-    loss, gradients = losses_and_gradients(trainer, batches, 1)
-    monkeypatch.setattr(Objective, "needs_entropy_gradient", True)
-    again, same = losses_and_gradients(trainer, batches, 1)
-    assert torch.equal(loss, again)
-    assert largest_difference(same, gradients) == 0
 
 
 # --- rollouts and state -----------------------------------------------------------------------------------------------
@@ -527,15 +457,3 @@ def test_the_state_of_hooks_is_saved_and_restored(new_trainer: NewTrainer) -> No
 
     with pytest.raises(ObjectiveError, match="Resume with the objective of the run"):
         new_trainer(objective="grpo", **saving).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_an_objective_without_state_writes_none_and_does_not_resume_one_with(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", save_strategy="steps", save_steps=1)
-    train(trainer)
-    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
-    assert checkpoint.is_dir()
-    assert not (checkpoint / "objective_state.json").exists()
-    new_trainer(objective="grpo", max_steps=2).train(resume_from_checkpoint=str(checkpoint))
-    stateful = new_trainer(objective=Objective(regularizers=[Counting()]), max_steps=2)
-    with pytest.raises(ObjectiveError, match="Resume with the objective of the run"):
-        stateful.train(resume_from_checkpoint=str(checkpoint))
