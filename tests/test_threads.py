@@ -41,12 +41,6 @@ def test_openmp_of_a_torch_loaded_after_the_kit_sleeps() -> None:
     assert taken not in openmp_of_torch("import sys")
 
 
-def test_openmp_keeps_to_the_users_own_wait_policy() -> None:
-    shown = openmp_of_torch("import kit", OMP_WAIT_POLICY="active")
-    assert "OMP_WAIT_POLICY = 'ACTIVE'" in shown
-    assert f"GOMP_SPINCOUNT = '{SLEEPY['GOMP_SPINCOUNT']}'" not in shown
-
-
 @pytest.mark.parametrize("name", sorted(WAIT_POLICY))
 @pytest.mark.parametrize("value", ["active", "7", ""])
 def test_nothing_is_set_beside_a_variable_of_the_users_own(name: str, value: str) -> None:
@@ -55,18 +49,6 @@ def test_nothing_is_set_beside_a_variable_of_the_users_own(name: str, value: str
     assert own == {name: value}
 
 
-def test_other_settings_of_openmp_leave_it_to_the_kit() -> None:
-    own = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"}
-    let_threads_sleep(own)
-    assert own == {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"} | SLEEPY
-
-
 def test_processes_that_the_kit_starts_get_the_setting() -> None:
     shown = python("import json; from kit.runs.worker import environment; print(json.dumps(environment()))").stdout
     assert SLEEPY.items() <= json.loads(shown).items()
-
-
-def test_the_suite_and_ci_use_the_same_setting() -> None:
-    assert WAIT_POLICY & os.environ.keys()
-    ci = (ROOT / ".ci/run").read_text()
-    assert "export " + " ".join(f"{name}={value}" for name, value in SLEEPY.items()) in ci

@@ -291,22 +291,6 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best so far is saved at once
 
 
-def test_micro_batches_do_not_change_the_first_step(attempt: Any) -> None:
-    whole = varied(attempt, "run.id=whole", "optimisation.steps=1")
-    halves = varied(attempt, "run.id=halves", "optimisation.steps=1", "optimisation.micro_batch_size=2")
-    one, two = whole.folder.metrics()[0], halves.folder.metrics()[0]
-    assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
-    assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-3)
-
-
-def test_steps_that_learn_again_from_the_same_completions_have_their_lines_too(attempt: Any) -> None:
-    result = varied(attempt, "optimisation.iterations=2", "optimisation.steps=4")
-    lines = result.folder.metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert ["reward" in line for line in lines] == [True, False, True, False]
-    assert all("loss" in line and "train_runtime" not in line for line in lines)
-
-
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
 
 
@@ -317,14 +301,6 @@ def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) ->
     one, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
     assert two["grad_norm"] == pytest.approx(one["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
     assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
-
-
-def test_a_reward_function_from_a_file_is_scored_beside_the_preset(attempt: Any) -> None:
-    result = varied(attempt, "optimisation.steps=1")
-    (line,) = result.folder.metrics()
-    assert 0 < line["rewards/score/mean"] < 2
-    assert "rewards/accuracy/mean" in line
-    assert line["reward"] >= line["rewards/score/mean"] - 1e-6
 
 
 def test_a_preset_without_a_checker_reports_reward_and_no_accuracy(attempt: Any) -> None:
@@ -358,11 +334,6 @@ def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> No
     divergence = [line[key] for line in lines for key in line if key.startswith("kl")]
     assert divergence[0] == pytest.approx(0, abs=1e-6)  # the policy is the reference before the first step
     assert divergence[-1] > 0
-
-
-def test_kl_against_the_base_model_needs_no_second_one(attempt: Any) -> None:
-    result = varied(attempt, "objective.regularizers=[{name: kl, coef: 0.1}]", "model.reference=base")
-    assert any(key.startswith("kl") for key in result.folder.metrics()[1])
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------

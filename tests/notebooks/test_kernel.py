@@ -96,13 +96,6 @@ def test_an_interrupt_of_the_cell_saves_a_checkpoint_and_returns_the_run(kernel:
     assert stream["text"].strip() == "stopped"
 
 
-def test_a_mistake_is_one_message_without_a_traceback(kernel: Kernel) -> None:
-    (error,) = of_kind(kernel.run("kit.train('quickstrat')"), "error")
-    assert error["ename"] == "ConfigError"
-    assert len(error["traceback"]) == 1
-    assert "quickstart" in error["traceback"][0]
-
-
 def test_a_mistake_that_the_training_process_finds_is_shown_once_and_no_other_run_in_its_place(kernel: Kernel) -> None:
     wrong = "{**TREE, 'reward': {'functions': [{'path': 'nothing.py:f'}]}}"
     messages = kernel.run(f"kit.train({wrong}, run_id='it')")
@@ -116,9 +109,3 @@ def test_a_mistake_that_the_training_process_finds_is_shown_once_and_no_other_ru
     (error,) = of_kind(messages, "error")
     assert "already a run" in error["evalue"]
     assert of_kind(messages, "display_data") == []
-
-
-def test_watching_a_run_in_the_background_ends_with_it(kernel: Kernel) -> None:
-    messages = kernel.run("run = kit.start(TREE, run_id='it')\nrun.watch()")
-    assert "ran to its end" in of_kind(messages, "update_display_data")[-1]["data"]["text/html"]
-    assert of_kind(messages, "error") == []

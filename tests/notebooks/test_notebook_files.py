@@ -31,10 +31,6 @@ def cells(name: str, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
-FOR_A_MACHINE = ("01_quickstart", "02_gsm8k_unsloth_t4", "05_long_context_vllm", "09_kaggle_two_t4", "10_qwen35_gsm8k")
-"""What people open first, one for each kind of machine: a CPU, a T4, an L4 or A100, two T4; and a model of 2026."""
-
-
 def test_there_are_ten() -> None:
     assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(1, 11)]
     assert "[ten notebooks]" in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,29 +40,8 @@ def test_there_are_ten() -> None:
     assert rows == NAMES
 
 
-@pytest.mark.parametrize("name", FOR_A_MACHINE)
-def test_the_notebook_of_a_machine_is_short_and_says_what_is_known_of_its_result(name: str) -> None:
-    assert len(cells(name, "code")) + len(cells(name, "markdown")) <= 12
-    assert re.search("^Known of its result|[*][*]Known of its result", cells(name, "markdown")[0], re.MULTILINE)
-
-
 def test_they_are_what_their_scripts_give() -> None:
     assert load_maker().differences() == [], "run: python notebooks/make.py"
-
-
-def test_an_edit_by_hand_is_found(tmp_path: Path) -> None:
-    maker = load_maker()
-    maker.FOLDER = tmp_path
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "01_a.py").write_text('# %% [markdown]\n# hello\n\n# %% file="b.py"\nx = 1\n')
-    (tmp_path / "01_a.ipynb").write_text(maker.notebook(tmp_path / "scripts" / "01_a.py"))
-    assert maker.differences() == []
-    made = json.loads((tmp_path / "01_a.ipynb").read_text())
-    assert "".join(made["cells"][1]["source"]) == "%%writefile b.py\nx = 1"
-    made["cells"][0]["source"] = ["good-bye"]
-    (tmp_path / "01_a.ipynb").write_text(json.dumps(made))
-    (tmp_path / "stray.ipynb").write_text("{}")
-    assert [path.name for path in maker.differences()] == ["01_a.ipynb", "stray.ipynb"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,34 +101,6 @@ def test_without_a_source_nothing_is_installed_and_one_sentence_says_what_to_set
         assert not any("pip" in command for command in installed.asked)
 
 
-def test_a_default_address_is_written_into_all_notebooks(
-    installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever publishes a copy gives its address once; the first cell then installs that, unless its user says otherwise."""
-    import shutil
-    import sys
-
-    maker = load_maker()
-    maker.FOLDER = tmp_path / "notebooks"
-    shutil.copytree(FOLDER / "scripts", maker.FOLDER / "scripts")
-    monkeypatch.setattr(sys, "argv", ["make.py", "--source", "git+https://host.example/mine.git"])
-    assert maker.main() == 0
-    monkeypatch.setattr(f"{__name__}.FOLDER", maker.FOLDER)
-    assert {cells(name, "code")[0] for name in NAMES} == {cells(NAMES[0], "code")[0]}
-    assert installed(None) == ["grpo-kit[tested,unsloth] @ git+https://host.example/mine.git"]
-    assert installed("git+https://host.example/other.git") == [
-        "grpo-kit[tested,unsloth] @ git+https://host.example/other.git"
-    ]
-    (maker.FOLDER / "scripts" / "01_quickstart.py").write_text("# %%\n1\n")
-    with pytest.raises(SystemExit, match="copy a first cell"):
-        maker.main()
-
-
-def test_a_notebook_in_a_clone_installs_the_clone(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(FOLDER)
-    assert installed(None) == [f"{ROOT}[tested,unsloth]"]
-
-
 def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path: Path) -> None:
     assert installed(str(tmp_path)) == [f"{tmp_path}[tested,unsloth]"]
     wheel = tmp_path / "grpo_kit-0.1.0-py3-none-any.whl"
@@ -173,16 +120,6 @@ def test_the_extras_exist() -> None:
     named = {extra for group in re.findall(r'"\[([\w,]+)\]"', first) for extra in group.split(",")}
     assert named <= set(extras)
     assert {"unsloth", "vllm"} <= named
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_text_begins_with_a_heading_and_names_what_exists(name: str) -> None:
-    text = "\n".join(cells(name, "markdown"))
-    assert text.startswith("# ")
-    for path in re.findall(r"`(docs/[\w.-]+\.md)`", text):
-        assert (ROOT / path).is_file(), path
-    for other in re.findall(r"`(\d\d_\w+)\.ipynb`", text):
-        assert other in NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

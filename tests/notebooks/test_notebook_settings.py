@@ -86,13 +86,3 @@ def test_it_fits_by_the_plan(name: str, preset: str, card: str, with_shape: Any)
     config = with_shape(load_config(preset, settings(name, CARDS[card][0])))
     found = plan(config, gpu=find_gpu(card))
     assert found["fits"], (found["memory"], found["fixes"])
-
-
-def test_what_would_not_run_is_found(with_shape: Any) -> None:
-    """Merged weights for vLLM of 4-bit ones, without Unsloth; held-out scores of 4,096 tokens in batches of 128."""
-    name, preset, card = CASES[2]
-    wanted = settings(name, CARDS[card][0])
-    merged = [line for line in wanted if not line.startswith("model.backend")] + ["generation.vllm.hand_over=merged"]
-    assert any("hand_over: adapter" in why for why in refused(load_config(preset, merged), card))
-    large = load_config(preset, [line for line in wanted if not line.startswith("evaluation.batch_size")])
-    assert not plan(with_shape(large), gpu=find_gpu(card))["fits"]

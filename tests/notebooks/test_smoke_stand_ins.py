@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,3 @@ def test_the_model_is_a_folder_that_loads_in_the_architecture_that_was_asked_for
     assert model.num_parameters() < 1e6
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert model.get_input_embeddings().num_embeddings >= len(tokenizer)
-
-
-def test_the_sums_are_right_and_differ() -> None:
-    from kit.api.notebook import smoke_sums
-
-    rows = smoke_sums(32)
-    assert len(rows) == 32
-    assert len(set(rows["question"])) == 32
-    for row in rows:
-        first, second = map(int, re.findall(r"\d+", row["question"]))
-        assert row["answer"] == str(first + second)

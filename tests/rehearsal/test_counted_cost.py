@@ -78,36 +78,3 @@ def test_products_of_trls_rows_are_those_of_the_tokens_that_it_forwards(
     forwarded = sum(len(lengths) for _, lengths in groups) * (width + longest)
     found = counted[model, "trl"]["flops"]["linear"]
     assert found == 2 * linear_weights(shape) * forwarded * 3
-
-
-@pytest.mark.parametrize("model", EXPECTED)
-def test_ours_forwards_each_live_token_once(counted: Any, counted_cost: Any, model: str) -> None:
-    """All but the last of every completion, and a prompt once, whose last token begins each of its completions."""
-    forwarded = sum(prompt - 1 + sum(lengths) for prompt, lengths in counted_cost.workload("small"))
-    most = 2 * linear_weights(counted_cost.MODELS[model]) * forwarded * 3
-    found = counted[model, "ours"]["flops"]["linear"]
-    assert 0.85 * most <= found <= most  # a layer's last product need not be done again
-
-
-def test_the_pairs_of_causal_attention_are_counted_one_by_one(counted_cost: Any) -> None:
-    from cost_meter import causal_pairs
-
-    for queries, keys, window in ((5, 5, None), (3, 9, None), (9, 9, 4), (3, 9, 4), (4, 6, 5), (1, 7, 7)):
-        seen = sum(
-            key <= place and (window is None or place - key < window)
-            for place in range(keys - queries, keys)
-            for key in range(keys)
-        )
-        assert causal_pairs(queries, keys, window) == seen
-
-
-def test_two_depths_give_every_depth(counted_cost: Any) -> None:
-    """Factors sum to 1, and the layers of each kind to those of the whole model."""
-    for model, shape in counted_cost.MODELS.items():
-        some = counted_cost.depths(model)
-        assert sum(some.values()) == 1
-        layers = {one: (one if isinstance(one, int) else len(one)) for one in some}
-        assert sum(layers[one] * factor for one, factor in some.items()) == shape["num_hidden_layers"]
-        if "sliding_window" in shape:
-            full = sum(str(one).count("f") * factor for one, factor in some.items())
-            assert full == shape["num_hidden_layers"] // 6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.config import DataConfig
-from kit.data import filter_by_length, load_data
+from kit.data import load_data
 from kit.data.tokens import decode_id_prompts, drop_unknown_ids
 from kit.errors import DataError
 
@@ -44,13 +44,6 @@ def test_text_messages_and_ids_stand_in_one_dataset(tmp_path: Path) -> None:
     assert [row["prompt"][0]["content"] for row in split.train] == ["a", "b", "[5, 6]", "d"]
     told = decode_id_prompts(split, as_text, lambda prompts: [[0] for _ in prompts], chat=True)
     assert [row["prompt"][0]["content"] for row in told.train] == ["a", "b", "t5 t6", "d"]
-
-
-def test_another_column_of_ids_is_taken_by_its_new_name(tmp_path: Path) -> None:
-    split = load(tmp_path, {"input_ids": [1, 2]}, {"input_ids": [3]}, rename={"input_ids": "prompt_ids"}, chat=False)
-    assert split.train["prompt_ids"] == [[1, 2], [3]]
-    assert split.train["prompt"] == ["[1, 2]", "[3]"]
-    assert split.info["mapping"]["prompt_ids"] == "input_ids"
 
 
 @pytest.mark.parametrize(
@@ -90,21 +83,6 @@ def test_ids_and_pictures_in_one_row_are_refused_with_its_number(tmp_path: Path)
     assert load(tmp_path, *rows, image_column="none").train["prompt_ids"] == [[2], [1]]
 
 
-def test_rows_of_ids_and_rows_of_pictures_are_refused_in_one_dataset(tmp_path: Path) -> None:
-    rows = [{"prompt": "b", "image": picture(tmp_path)}, {"prompt": "c"}, {"prompt": "a", "prompt_ids": [1]}]
-    with pytest.raises(DataError, match=r"row 3: it has 'prompt_ids', while a row before it has 'image'.*two datasets"):
-        load(tmp_path, *rows)
-    with pytest.raises(DataError, match=r"row 2: it has 'image', while a row before it has 'prompt_ids'"):
-        load(tmp_path, rows[2], rows[0])
-    assert len(load(tmp_path, *rows[:2]).train) == 2  # pictures for some rows only are fine
-    assert load(tmp_path, *rows, image_column="none").train["prompt_ids"] == [None, None, [1]]
-
-
-def test_rows_with_neither_name_both_columns(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 2: 'prompt' and 'prompt_ids' are missing"):
-        load(tmp_path, {"prompt": "a", "prompt_ids": [1]}, {"prompt": None, "prompt_ids": None})
-
-
 def test_ids_beyond_the_vocabulary_are_refused_or_left_out(tmp_path: Path) -> None:
     split = load(tmp_path, {"prompt_ids": [1]}, {"prompt_ids": [511]}, {"prompt_ids": [2, 512]})
     with pytest.raises(DataError, match=r"row 3: 'prompt_ids' holds 512, beyond the vocabulary of 512"):
@@ -135,16 +113,3 @@ def test_training_rows_whose_text_has_the_ids_of_a_held_out_row_are_left_out(tmp
     held = {row["prompt"][0]["content"] for row in told.heldout}
     assert len(split.train) - len(told.train) == told.info["rows"]["heldout_duplicates"] == len(held) == 3
     assert not held & {row["prompt"][0]["content"] for row in told.train}
-
-
-def test_the_length_filter_counts_ids(tmp_path: Path) -> None:
-    split = load(tmp_path, {"prompt": "a", "prompt_ids": [1] * 9}, {"prompt": "b", "prompt_ids": [1]}, {"prompt": "c"})
-    kept = filter_by_length(split, lambda prompts: [5 for _ in prompts], 5)
-    assert [row["prompt"][0]["content"] for row in kept.train] == ["b", "c"]
-
-
-def test_content_and_system_prompt(tmp_path: Path) -> None:
-    first = load(tmp_path, {"prompt": "a", "prompt_ids": [1]}, {"prompt": "b"}, system_prompt="Be brief.")
-    second = load(tmp_path, {"prompt": "a", "prompt_ids": [2]}, {"prompt": "b"}, system_prompt="Be brief.")
-    assert first.info["sha256"] != second.info["sha256"]
-    assert [len(row["prompt"]) for row in first.train] == [1, 2]  # ids say all that the model is given

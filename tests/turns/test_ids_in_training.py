@@ -83,21 +83,6 @@ def test_an_environment_may_not_add_to_a_prompt_of_ids(new_trainer: NewTrainer, 
         generated(trainer)
 
 
-def test_a_row_with_ids_and_images_and_a_batch_of_both_are_told_apart(
-    new_trainer: NewTrainer, odd_ids: list[int]
-) -> None:
-    trainer = new_trainer([{"prompt": QUESTION, "prompt_ids": odd_ids}])
-    seen = [{"role": "user", "content": [{"type": "image", "image": "?"}, {"type": "text", "text": "What is it?"}]}]
-    own = {"prompt": QUESTION, "prompt_ids": odd_ids, "images": ["?"]}
-    with trainer.rolling_out([own]), pytest.raises(DataError, match="A row has both"):
-        trainer._tokenize_prompts([QUESTION])
-    rows = [{**own, "images": []}, {"prompt": seen, "prompt_ids": None, "images": ["?"]}]
-    with trainer.rolling_out(rows), pytest.raises(DataError, match="came into one batch"):
-        trainer._tokenize_prompts([QUESTION, seen])
-    with trainer.rolling_out(rows[:1]):
-        assert trainer._tokenize_prompts([QUESTION])[0] == [odd_ids]
-
-
 def test_a_run_on_ids(attempt: Any, tree: dict[str, Any], tmp_path: Path, model_folder: Path) -> None:
     import pyarrow.parquet as pq
     from transformers import AutoTokenizer
@@ -124,14 +109,3 @@ def test_a_run_on_ids(attempt: Any, tree: dict[str, Any], tmp_path: Path, model_
     assert any(row["prompt"] in by_text for row in table)
     scores = json.loads((run.folder.path / "eval" / "after.json").read_text())
     assert scores["problems"] == 4
-
-
-def test_a_run_refuses_ids_of_another_vocabulary(attempt: Any, tree: dict[str, Any], tmp_path: Path) -> None:
-    rows = [{"prompt_ids": [token, 2]} for token in range(20)] + [{"prompt_ids": [99999]}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    tree["data"] = {"source": "rows.jsonl", "heldout": 4}
-    (tmp_path / "own.py").write_text("def one(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    tree["reward"] = {"functions": [{"path": "own.py:one"}]}
-    run = attempt()
-    assert run.code == 2
-    assert "row 21: 'prompt_ids' holds 99999" in run.message

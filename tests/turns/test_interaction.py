@@ -151,18 +151,6 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
         check_turns(calculator, unsteady, chat=True, source="it")
 
 
-def test_the_configuration_is_checked_as_a_whole(attempt: Any, tree: dict[str, Any], tool_folder: Path) -> None:
-    from kit.config import load_config
-    from kit.runner.prepare import validate
-
-    calculator = "generation.environment=kit.environments.calculator:Calculator"
-    with pytest.raises(ModelError, match="does not render calls"):
-        validate(load_config(tree, [calculator]))
-    tree["model"]["name"] = str(tool_folder)
-    tree["data"]["max_prompt_tokens"] = 100
-    validate(load_config(tree, [calculator]))
-
-
 @pytest.mark.parametrize(
     ("expression", "value"),
     [("12 * 7", "84"), ("(2 + 3) * 4", "20"), ("7 / 2", "3.5"), ("6 / 3", "2"), ("-7 // 2", "-4"), ("9 % 4", "1")],

@@ -12,7 +12,6 @@ import torch
 from kit.environments.calculator import Calculator
 from kit.objective import Objective
 from kit.objective.recipes import recipe_names
-from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.teacher import TEACHER_NEEDS
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
@@ -99,17 +98,6 @@ def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any])
     assert table["finish_reason"] == ["stop", "stop", "stop", "length"]
     assert '"role": "tool"' in table["turns"][0]
     assert [len(mask) for mask in table["tool_mask"]] == [len(ids) for ids in table["completion_ids"]]
-
-
-def test_a_call_that_nothing_answers_is_cut(scripted: Callable[..., Any]) -> None:
-    from kit.runner.recording import columns
-
-    rollouts: list[Any] = []
-    most = {"arguments": {"max_tool_calling_iterations": 1}}
-    script = [[call("1"), call("2"), "a<|im_end|>", "b"], [call("3"), "c<|im_end|>"]]
-    generated(scripted(script=script, rollout_sinks=[rollouts.append], **most))
-    assert columns(rollouts[0])["finish_reason"] == ["tool_calls", "stop", "stop", "length"]
-    assert rollouts[0].truncated == [True, False, False, True]
 
 
 def test_an_answer_that_does_not_fit_is_not_given(scripted: Callable[..., Any]) -> None:
@@ -208,24 +196,3 @@ def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> No
     assert trainer.seen[0]["told"] == [0, 1, 2, 3]
     trainer.current_gradient_accumulation_steps = 1
     assert torch.isfinite(trainer.compute_loss(trainer.model, output))
-
-
-def test_parts_after_a_shortage_have_the_same_gradient(scripted: Callable[..., Any]) -> None:
-    trainer, gradients = scripted("dapo"), []
-    inputs = generated(trainer)
-    batch = MicroBatch(inputs)
-    parts = [batch.select([row], batch.lengths(trimmed=True)) for row in range(len(batch))]
-    for part, mask in zip(parts, inputs["tool_mask"], strict=True):
-        assert torch.equal(part["tool_mask"][0], mask[: part["tool_mask"].shape[1]])
-    trainer.current_gradient_accumulation_steps = 1
-    for budget in (None, 1):
-        trainer.set_savings(token_budget=budget)
-        trainer._stepping = budget is not None
-        trainer.model.zero_grad()
-        loss = trainer.compute_loss(trainer.model, dict(inputs))
-        if budget is None:
-            loss.backward()
-        gradients.append([weight.grad.clone() for weight in trainer.model.parameters() if weight.grad is not None])
-    assert gradients[0]
-    for whole, divided in zip(*gradients, strict=True):
-        torch.testing.assert_close(divided, whole, atol=1e-7, rtol=1e-5)

@@ -87,20 +87,6 @@ def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
     assert set(TRL_LOSS_ARGUMENTS) & worked["unsloth"]["moved"].keys()
 
 
-def test_the_calls_take_what_they_are_given(worked: Worked) -> None:
-    from peft import LoraConfig
-
-    from kit.config import ModelConfig
-    from kit.models.unsloth import Loading, adapter_arguments, model_arguments
-
-    calls = worked["unsloth"]["calls"]
-    engine = {"gpu_memory_utilization": 0.3, "float8_kv_cache": True, "max_lora_rank": 8}
-    for config in (ModelConfig(), ModelConfig(lora=None)):
-        given = model_arguments("m", None, config, torch.float16, Loading(8, fast_inference=engine))
-        assert given.keys() <= set(calls["from_pretrained"])
-    assert adapter_arguments(LoraConfig(), Loading(), None).keys() <= set(calls["get_peft_model"])
-
-
 def test_a_trainer_that_makes_bfloat16_of_float32_is_refused(worked: Worked) -> None:
     assert "bf16 False became True" in worked["unsloth"]["float32"]
 
@@ -113,7 +99,3 @@ def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worke
     assert found["with an engine"] == found["kit"]
     assert not any("vision" in name or "visual" in name for name in found["kit"])
     assert "Finetuning vision layers is not supported" in found["all-linear with an engine"]
-
-
-def test_the_tokenizer_still_pads_on_the_left(worked: Worked) -> None:
-    assert worked["unsloth"]["padding_side"] == "left"

@@ -7,7 +7,6 @@ Importing Unsloth takes longer than either: a fork of that process does what `pa
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import inspect
 import os
@@ -205,7 +204,6 @@ def unsloth(folder: Path) -> dict[str, Any]:
     import torch
     import trl
     from guards_on_unsloth import planted
-    from unsloth import FastLanguageModel
 
     from kit.trainer.arguments import true_defaults
     from kit.trainer.trainer import HookedGRPOTrainer
@@ -223,23 +221,16 @@ def unsloth(folder: Path) -> dict[str, Any]:
         "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],
         "recipes": computed(bench, lambda name, _: (theirs[name]["batches"], theirs[name]["lengths"])),
         "arguments": with_kits_arguments("unsloth"),
-        "fields": [field.name for field in dataclasses.fields(trl.GRPOConfig)],
         "moved": {
             name: [value, moved[name].default]
             for name, value in defaults.items()
             if name in moved and moved[name].default != value
-        },
-        "defaults": defaults,
-        "calls": {
-            name: list(inspect.signature(getattr(FastLanguageModel, name)).parameters)
-            for name in ("from_pretrained", "get_peft_model")
         },
         "log": trained.state.log_history,
         "float32": float32_on_a_newer_gpu(bench),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
-        "padding_side": bench.tokenizer.padding_side,
         "guards": planted(bench),
         "savings": twice.savings_report
         | {"packing": twice.packing_report}

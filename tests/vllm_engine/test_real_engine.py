@@ -67,24 +67,6 @@ def test_what_the_sampler_left_is_replayed(
     assert metrics(one.folder, "weight/sampler_correction") == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
-def test_a_dead_engine_ends_the_run_as_failed_with_a_checkpoint_it_is_resumed_from(
-    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
-) -> None:
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    def die() -> None:
-        raise EngineDeadError
-
-    plant(3, die)
-    one = attempt("optimisation.steps=4")
-    assert one.code == 2
-    assert "vLLM's engine died making 8 completions" in one.message
-    status = one.folder.status()
-    assert status["state"] == "failed"
-    assert "Resume the run" in status["reason"]
-    assert (one.folder.path / "checkpoint-2" / "adapter_model.safetensors").exists()
-
-
 def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
     attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
 ) -> None:
@@ -97,26 +79,6 @@ def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
     assert one.folder.status()["state"] == "failed"
     assert (one.folder.path / "checkpoint-1").is_dir()
     assert time.monotonic() - start < 150
-
-
-def test_an_engine_without_memory_says_what_helps_an_engine(
-    attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
-) -> None:
-    import torch
-
-    def full() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    plant(2, full)
-    one = attempt()
-    assert one.code == 2
-    assert "vLLM's engine is out of memory" in one.message
-    assert "generation.vllm.gpu_memory_utilization 0.3" in one.message
-    assert "Smaller micro-batches do not help" in one.message
-    assert (
-        not (one.folder.path / "events.jsonl").exists()
-        or "out_of_memory" not in one.folder.path.joinpath("events.jsonl").read_text()
-    ), "nothing was halved"
 
 
 def completions(folder: Any) -> list[Any]:
@@ -268,25 +230,6 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     assert (max(differences) > 1e-2) is stale
 
 
-def test_a_layer_that_the_engine_has_no_adapter_for_is_refused(
-    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kit.generation import vllm
-
-    found = vllm.adapter_tensors
-
-    def with_another(model: Any) -> Any:
-        rank, tensors = found(model)
-        name = next(name for name in tensors if "q_proj.lora_A" in name)
-        other = {end: name.replace("q_proj.lora_A", f"other.lora_{end}") for end in "AB"}
-        return rank, tensors | {other[end]: tensors[name.replace("lora_A", f"lora_{end}")] for end in "AB"}
-
-    monkeypatch.setattr(vllm, "adapter_tensors", with_another)
-    one = attempt(*ADAPTER)
-    assert one.code == 2
-    assert "vLLM takes no adapter on 1 of the adapted layers" in one.message
-
-
 def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any], engine_tree: Any) -> None:
     one = attempt("model.lora=null", "optimisation.steps=3", "optimisation.learning_rate=0.001")
     assert one.code == 0, one.message
@@ -355,31 +298,3 @@ def test_grpo_learns_quickstarts_task(attempt: Callable[..., Any], engine_tree: 
     print("reward by step:", [round(reward, 3) for reward in rewards])
     assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.3
     assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
-
-
-def test_the_killed_process_of_an_engine_is_a_failed_run_with_its_checkpoints(engine_tree: Any, tmp_path: Any) -> None:
-    import os
-    import signal
-    import subprocess
-    import sys
-
-    import yaml
-
-    from kit.runs.store import RunDir
-
-    engine_tree["optimisation"]["steps"], engine_tree["run"]["save_every"] = 500, 2
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(engine_tree))
-    folder = RunDir(tmp_path / "runs" / "it")
-    command = [sys.executable, "-m", "kit.cli", "train", str(tmp_path / "run.yaml")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as face:
-        deadline = time.monotonic() + 150
-        while not list(folder.path.glob("checkpoint-*")):
-            assert time.monotonic() < deadline
-            assert face.poll() is None, face.stdout and face.stdout.read()
-            time.sleep(0.2)
-        os.kill(folder.status()["pid"], signal.SIGKILL)
-        face.communicate(timeout=60)
-    status = folder.status()
-    assert (status["state"], status["exit"]) == ("failed", 128 + signal.SIGKILL)
-    assert "killed" in status["reason"]
-    assert (folder.path / "checkpoint-2" / "adapter_model.safetensors").exists()
