@@ -56,7 +56,6 @@ TRANSFORMERS = Backend("transformers", "cuda", "")
         (CPU, {"backend": "unsloth-cpu"}, "unsloth-cpu", "cpu"),
         (A100, {}, "unsloth", "cuda"),
         (A100, {"backend": "transformers"}, "transformers", "cuda"),
-        (A100, {"backend": "unsloth-cpu"}, "unsloth-cpu", "cpu"),
         (T4, {}, "unsloth", "cuda"),
         (P100, {}, "transformers", "cuda"),
         (Machine((8, 0), "A100"), {}, "transformers", "cuda"),
@@ -78,7 +77,6 @@ def test_the_backend_follows_from_the_machine_and_what_is_asked(
     ("machine", "asked", "words"),
     [
         (CPU, "unsloth", "unsloth-cpu"),
-        (CPU_BARE, "unsloth-cpu", "not installed"),
         (CPU_BARE, "unsloth", "not installed"),
     ],
 )
@@ -282,17 +280,6 @@ def test_adapters_are_those_of_the_configuration() -> None:
 )
 def test_gradient_checkpointing_by_backend(asked: Any, backend: Backend, expected: Any) -> None:
     assert checkpointing(asked, backend) == expected
-
-
-def test_the_length_is_that_of_the_run_within_the_models_context() -> None:
-    config = load_config(
-        "quickstart", ["data.max_prompt_tokens=100", "generation.max_completion_tokens=28", "run.seed=9"]
-    )
-    assert loading(config, UNSLOTH, None).max_seq_length == 128
-    assert loading(config, UNSLOTH, 64).max_seq_length == 64
-    assert loading(config, UNSLOTH, 64).seed == 9
-    config.data.max_prompt_tokens = None
-    assert loading(config, UNSLOTH, 2048).max_seq_length == 2048
 
 
 def test_the_engine_gets_its_share_only_where_it_makes_the_completions() -> None:

@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -136,9 +135,7 @@ class Loader:
             EngineError,
             "utilization 0.4",
         ),
-        (ImportError("vLLM is required"), {"gpu_memory_utilization": 0.4}, EngineError, "vLLM is required"),
         (RuntimeError("Engine core initialization failed"), {}, ModelError, "its weights could not be loaded"),
-        (ModelError("4-bit"), {"gpu_memory_utilization": 0.4}, ModelError, "^4-bit$"),
     ],
 )
 def test_an_engine_of_unsloths_that_does_not_start_is_no_broken_download(
@@ -170,7 +167,6 @@ def engine_of(tokens: int, sleeps: bool) -> Any:
         (engine_of(512, False), "0", "512 tokens only, of the 640"),
         (engine_of(640, False), "1", "without standby for multimodal models"),
         (SimpleNamespace(), "0", "went on without vLLM's engine"),
-        (engine_of(640, True), "1", None),
         (engine_of(640, False), "0", None),
     ],
 )
@@ -280,29 +276,6 @@ def test_the_engine_has_room_for_an_adapter_that_joins_the_trained_one_later(
 
 
 # --- going on without -------------------------------------------------------------------------------------------------
-
-
-def test_the_model_of_an_engine_that_did_not_start_is_gone_before_the_next_is_read(
-    attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[bool]] = []
-    read: list[weakref.ref[Any]] = []
-    load = models.load_model
-
-    def watched(*arguments: Any) -> Any:
-        seen.append([one() is not None for one in read])
-        loaded = load(*arguments)
-        read.append(weakref.ref(loaded.model))
-        return loaded
-
-    chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
-    monkeypatch.setattr("kit.runner.prepare.choose_engine", lambda *_: chosen)
-    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
-    monkeypatch.setattr("kit.runner.build.load_model", watched)
-    one = attempt("generation.engine=auto")
-    assert one.code == 0, one.message
-    assert "transformers' generate instead" in one.shown
-    assert seen == [[], [False]]
 
 
 FAILED_ENGINE = """

@@ -107,18 +107,14 @@ def hacked() -> dict[int, float]:
     return {0: 0.3, 9: 0.9, 18: 0.4, 27: 0.3, 36: 0.3}
 
 
-@pytest.mark.parametrize("alarm", ["off", "warn"])
-def test_the_alarm_only_warns_and_once(scripted: Any, hacked: dict[int, float], alarm: str) -> None:
-    if alarm == "off":
-        del hacked[36]  # nothing was said at step 27
-    result = scripted(hacked, f"evaluation.alarm={alarm}", "evaluation.every=9")
+def test_the_alarm_only_warns_and_once(scripted: Any, hacked: dict[int, float]) -> None:
+    result = scripted(hacked, "evaluation.alarm=warn", "evaluation.every=9")
     found = [
         event for event in result.folder.events() if event["kind"] == "alert" and event["name"] == "reward_hacking"
     ]
-    assert [(event["step"], event["severity"]) for event in found] == ([(27, "warning")] if alarm == "warn" else [])
+    assert [(event["step"], event["severity"]) for event in found] == [(27, "warning")]
     assert (result.folder.status()["state"], result.folder.status()["step"]) == ("finished", max(hacked))
-    if alarm == "warn":
-        assert "held-out greedy accuracy fell from 0.900 (step 9) to 0.300 (step 27)" in result.shown
+    assert "held-out greedy accuracy fell from 0.900 (step 9) to 0.300 (step 27)" in result.shown
 
 
 def test_the_alarm_stops_the_run(scripted: Any, hacked: dict[int, float]) -> None:

@@ -103,7 +103,7 @@ TRANSFORMS = [
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize(("n", "vocab", "width"), [(1, 5, 3), (7, 5, 33), (1, 1031, 33), (7, 1031, 3)])
+@pytest.mark.parametrize(("n", "vocab", "width"), [(1, 5, 3), (7, 1031, 33)])
 def test_values_and_gradients_equal_plain_float64(n, vocab, width, transform, bias, trainable):
     policy = side(n, vocab, width, bias=bias, trainable=trainable, **transform)
     reference = side(n, vocab, width, bias=bias, **transform)
@@ -112,16 +112,7 @@ def test_values_and_gradients_equal_plain_float64(n, vocab, width, transform, bi
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_float64_inputs_stay_float64_and_exact_across_tile_borders(small_tiles, transform, trainable):
-    policy = side(8, 23, 4, trainable=trainable, dtype=torch.float64, **transform)
-    for reference in (side(8, 23, 4, dtype=torch.float64), near(policy), near(policy, 1e-4)):
-        assert full_kl(policy, reference).dtype == torch.float64
-        agree(policy, reference, rtol=1e-10, atol=1e-12, grad_rtol=1e-10)
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-@pytest.mark.parametrize("chunk_size", [1, 3, 64, 100, 101, 5000])
+@pytest.mark.parametrize("chunk_size", [1, 64, 5000])
 def test_the_chunk_size_does_not_change_the_result(chunk_size, trainable):
     policy = side(9, 101, 5, trainable=trainable, dtype=torch.float64, softcap=6.0)
     agree(policy, near(policy, 0.5), chunk_size, rtol=1e-10, atol=1e-12, grad_rtol=1e-10)
@@ -181,7 +172,7 @@ def test_small_divergences_are_not_lost_in_float32(distance):
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-@pytest.mark.parametrize("top", [0, 9, 18])
+@pytest.mark.parametrize("top", [0, 18])
 def test_a_token_certain_on_both_sides_keeps_its_relative_precision_in_float32(small_tiles, top, trainable):
     # Logit 50 against 49 for the top token, 0 for the 18 others: p and q of another token are e^-50 and e^-49
     # nearly, far below float32's epsilon, and KL = 18 e^-50 (-1) - 18 e^-50 + 18 e^-49 = 18 e^-50 (e - 2).

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from kit.errors import ModelError
 from kit.models.failures import BackoffEvent, BatchSizeBackoff, explained, is_out_of_memory
-from kit.objective import Objective
 from kit.trainer.micro_batch import MicroBatch
 
-from .rollouts import KL, Counting, NewTrainer, adapter, assert_gradients_close, train
+from .rollouts import KL, NewTrainer, adapter, assert_gradients_close, train
 
 pytestmark = pytest.mark.survival
 
@@ -186,14 +185,14 @@ def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTr
     assert_gradients_close(got[0], want[0], rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["dapo", "high_entropy_only"])
-def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer, name: str) -> None:
+def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer) -> None:
     """Parts of the budget are still too large for the second micro-batch: theirs is the number that is halved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
-    want = stepped(new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, **settings))
+    objective = ACROSS["high_entropy_only"]
+    want = stepped(new_trainer(objective=objective, unchecked=True, num_iterations=2, **settings))
     memory = BatchSizeBackoff()
     saving = {"memory": memory, "token_budget": 100, "skip_flat_groups": True}
-    trainer = new_trainer(objective=ACROSS[name], unchecked=True, num_iterations=2, extra=saving, **settings)
+    trainer = new_trainer(objective=objective, unchecked=True, num_iterations=2, extra=saving, **settings)
     machine = Machine("backward", rows=2, from_call=2)
     got = stepped(trainer, machine)
     assert machine.failures >= 1
@@ -324,22 +323,6 @@ def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
     assert found[1] == [True]
 
 
-def test_hooks_with_state_are_called_once_a_micro_batch(new_trainer: NewTrainer) -> None:
-    hook = Counting()
-    objective = Objective(regularizers=[{"name": hook, "coef": 1.0}])
-    trainer = new_trainer(
-        objective=objective,
-        unchecked=True,
-        extra={"memory": BatchSizeBackoff()},
-        gradient_accumulation_steps=2,
-        max_steps=2,
-    )
-    machine = Machine("backward", rows=2, from_call=1)
-    stepped(trainer, machine)
-    assert machine.failures == 1
-    assert hook.calls == 4
-
-
 def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,14 +445,11 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
         (MemoryError(), True),
         (torch.OutOfMemoryError(CUDA_MESSAGE), True),
         (RuntimeError(CPU_MESSAGE), True),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
         (ValueError("the judge said: out of memory"), False),
         (OSError(28, "No space left on device"), False),
-        (KeyboardInterrupt(), False),
     ],
 )
 def test_what_counts_as_out_of_memory(error: BaseException, short: bool) -> None:

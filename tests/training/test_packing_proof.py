@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import layouts, packed_attention, proof, recurrent_packs
+from kit.scoring import layouts, packed_attention, proof
 from kit.scoring.layouts import Rows
 from kit.scoring.proof import probe_rows
 
@@ -159,13 +159,6 @@ def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pyt
     way, reason = outcome(trainer)
     assert way == "trimmed"
     assert "one completion changes the scores of another" in reason
-
-
-def test_recurrent_layers_of_an_unknown_form(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_packs, "_is_over_time", lambda module: False)
-    way, reason = outcome(tiny("qwen3_next"))
-    assert way == "trimmed"
-    assert "layers other than attention (linear_attention) would carry a text on into the next" in reason
 
 
 def test_sinks_that_are_left_out(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,6 @@ def test_a_completions_reward_stands_at_its_last_live_token() -> None:
     assert laid.dtype == torch.float32
 
 
-def test_reported_rewards_are_added_at_their_tokens() -> None:
-    mask = mask_of([1, 1, 1, 0], [1, 1, 0, 0])
-    laid = lay_out(torch.tensor([2.0, 0.0]), mask, [[7] * 3, [7] * 2], [[0.5, 0.0, 0.25], (1, -1)])
-    assert laid.tolist() == [[0.5, 0, 2.25, 0], [1.0, -1.0, 0, 0]]
-
-
 def test_what_tools_wrote_gets_nothing_and_a_hole_at_the_end_moves_the_reward_back() -> None:
     mask = mask_of([1, 0, 1, 0])  # of four tokens, a tool wrote the second and the last
     laid = lay_out(torch.tensor([2.0]), mask, [[7] * 4], [[0.5, 9.0, 0.25, 9.0]])
@@ -47,14 +41,6 @@ def test_a_list_that_is_not_as_long_as_its_completion_is_refused_by_place(row: A
     mask = mask_of([1, 1, 0], [1, 1, 0])
     with pytest.raises(RewardError, match=f"completion 1 holds {seen}, but the completion has 2 tokens"):
         lay_out(torch.zeros(2), mask, [[7] * 2, [7] * 2], [[0.0, 0.0], row])
-
-
-@pytest.mark.parametrize("lists", [1, 4], ids=["too_few", "two_functions_report"])
-def test_another_number_of_lists_than_of_completions_is_refused(lists: int) -> None:
-    """`log_extra` of two reward functions adds up to one list twice as long."""
-    mask = mask_of([1, 1], [1, 1])
-    with pytest.raises(RewardError):
-        lay_out(torch.zeros(2), mask, [[7] * 2, [7] * 2], [[0.0, 0.0]] * lists)
 
 
 def test_a_list_that_holds_no_numbers_is_refused_in_words() -> None:
