@@ -6,10 +6,9 @@
 (1.5, 'timeout')
 """
 
-from rewards.isolation.batch import Outcome, Task
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
 from rewards.isolation.component import IsolatedComponent
-from rewards.isolation.pool import Pool, shared_pool
+from rewards.isolation.pool import Outcome, Pool, Task, shared_pool
 
 __all__ = [
     "Cache",

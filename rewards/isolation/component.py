@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rewards.isolation.batch import Outcome, Task
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
-from rewards.isolation.pool import shared_pool
+from rewards.isolation.pool import Outcome, Task, shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
 _RECENT = MemoryCache()

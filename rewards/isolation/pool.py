@@ -1,17 +1,165 @@
-"""A pool of warm worker processes."""
+"""A pool of warm worker processes that are killed when a call overruns."""
 
 import atexit
+import contextlib
+import json
+import math
 import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
 
-from rewards.isolation.batch import Batch, Outcome, Task
-from rewards.isolation.process import WorkerProcess
+from rewards.isolation.worker import MAX_RESULT
+from rewards.parallel import cores, slow_last
 from rewards.protocol import failure_reason
 
+LOADING_SECONDS = 120.0  # for a worker to boot, and to import a function's module: not on the item's account
 _MAX_WORKERS = 16
+_WORKER = Path(__file__).with_name("worker.py")
+_SINGLE_THREADED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call to make in a worker.
+
+    A function that can be interrupted says so with a `grace`: at the deadline an alarm raises `Overrun`, a BaseException,
+    in it, which is a `timeout` that costs no worker. In a batch with a budget such a function is first given an eighth of
+    the deadline, and all of it when every other task was tried. A function may also give up by itself, with any exception
+    that has a true attribute `overrun`.
+
+    Args:
+        function: `package.module:function`. Its module is imported in the worker, outside the deadline; when the module
+            has a function `warm_up()`, that is called once after the import.
+        arguments: plain picklable values.
+        info: what a score says beside the reason when the call fails, for instance the extracted answer.
+        repeatable: the same arguments always give the same result, so that it may come from a cache.
+        grace: seconds after the deadline before the worker is killed, for a function that can be interrupted: on a busy
+            machine, or inside a library's C code, it may be late to hear of the alarm. 0: it is killed at the deadline.
+    """
+
+    function: str
+    arguments: tuple[Any, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+    repeatable: bool = True
+    grace: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: its result as JSON would give it back (tuples as lists), or why there is none.
+
+    `status` is `ok`; `timeout` for an overrun of the deadline; `error` for what the function raised, a crash, or memory
+    that ran out; `infra` where no worker could be had at all, or the batch's budget was spent before the task had had its
+    whole deadline: that is the neighbours' doing, and says nothing about the task.
+    """
+
+    status: Literal["ok", "timeout", "error", "infra"]
+    value: Any = None
+    reason: str | None = None
+    seconds: float = 0.0
+
+
+class Worker:
+    """One worker process and the pipe to it; loads `preload` while it boots."""
+
+    def __init__(self, preload: str | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        inside, self._lifeline = os.pipe()
+        # The folder that this process works in comes last: one there that is named like a package is then no package.
+        path = sorted(sys.path, key=lambda entry: entry in ("", os.getcwd()))
+        setup = json.dumps([path, preload, theirs.fileno(), inside])
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", str(_WORKER), setup],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), inside],
+                env=os.environ | _SINGLE_THREADED,
+                start_new_session=True,  # Ctrl-C is for us; and its children can be killed with it
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(inside)
+        self._pipe = Connection(ours.detach())
+        self._loaded: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def load(self, function: str) -> str | None:
+        """Imports the function's module; the reason where that fails.
+
+        Raises:
+            OSError, EOFError: the process ends, or does not answer.
+        """
+        if function in self._loaded:
+            return None
+        kind, reason, _, _ = self.ask(pickle.dumps((function, None, 0, 0.0)), LOADING_SECONDS)
+        if kind == "ok":
+            self._loaded.add(function)
+            return None
+        return str(reason)
+
+    def ask(self, request: bytes, seconds: float) -> Any:
+        """The reply to a request, see `worker`.
+
+        Raises:
+            TimeoutError: there is none after so many seconds.
+            OSError, EOFError: the process has ended.
+            ValueError: the reply cannot be read.
+        """
+        self._pipe.send_bytes(request)
+        if not self._pipe.poll(seconds):
+            raise TimeoutError(f"silent for {seconds:g} s")
+        return json.loads(self._pipe.recv_bytes(MAX_RESULT + 1000))
+
+    def end(self) -> str:
+        """Kills it and what it started; how it had ended, if it was dead already."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.5 if self._pipe.poll(0) else 0)  # readable and silent: it is ending
+        code = self._process.poll()
+        if code is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # before it became the leader of its session
+                self._process.kill()
+        self.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # SIGKILL waits for nothing but the kernel
+            self._process.wait(timeout=5)
+        return "it closed its pipe" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """Closes our ends only: in a forked child, the process is the parent's."""
+        self._pipe.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
 
 class Pool:
@@ -26,15 +174,14 @@ class Pool:
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers is {workers}. Give at least 1, or None for one a core.")
-        self.size = workers or min(_MAX_WORKERS, max(2, len(os.sched_getaffinity(0))))
+        self.size = workers or min(_MAX_WORKERS, max(2, cores()))
         self._fresh()
         _POOLS.add(self)
 
     def _fresh(self) -> None:
-        self._free = threading.Condition()
-        self._idle: list[WorkerProcess] = []
-        self._alive: set[WorkerProcess] = set()
-        self._reserved = 0  # workers that are running, or being started
+        self._places = threading.Semaphore(self.size)
+        self._idle: list[Worker] = []
+        self._alive: set[Worker] = set()
 
     def run(
         self, tasks: Sequence[Task], *, deadline: float = 2.0, memory_mb: int = 2048, budget: float | None = None
@@ -52,85 +199,95 @@ class Pool:
         """
         if deadline <= 0 or memory_mb <= 0:
             raise ValueError(f"deadline is {deadline} s and memory_mb {memory_mb}. Give more than 0 of both.")
-        batch = Batch(tasks, deadline, memory_mb << 20, budget)
-        if not batch.pending:
-            return batch.finished()
-        with self._borrowed(batch) as workers:
-            if workers:
-                batch.work(workers, self._replace, self._give_back)
-        return batch.finished()
+        end = math.inf if budget is None else time.monotonic() + budget
+
+        def attempt(task: Task, share: float) -> Outcome | None:
+            left = end - time.monotonic()
+            if left > 0 and self._places.acquire(timeout=None if budget is None else left):
+                try:
+                    outcome = self._attempt(task, deadline, memory_mb << 20, share, end)
+                finally:
+                    self._places.release()
+                if outcome is not None or (share < 1.0 and time.monotonic() < end):
+                    return outcome
+            return Outcome("infra", None, f"the batch's budget of {budget or 0:g} s was spent by others")
+
+        return [outcome for outcome in slow_last(attempt, tasks, self.size, budget is None) if outcome is not None]
 
     def close(self) -> None:
         """Ends the workers that have nothing to do; the next batch starts new ones."""
-        with self._free:
-            idle, self._idle = self._idle, []
-            self._reserved -= len(idle)
-            self._free.notify_all()
+        idle, self._idle = self._idle, []
         for worker in idle:
-            self._alive.discard(worker)
-            worker.end()
+            self._end(worker)
 
-    def _kill(self) -> None:
-        for worker in list(self._alive):
-            worker.end()
-
-    @contextmanager
-    def _borrowed(self, batch: Batch) -> Iterator[list[WorkerProcess]]:
-        """Workers for this batch alone: all idle ones, and new ones up to the pool's size. Waits for at least one."""
-        with self._free:
-            while not self._idle and self._reserved >= self.size:
-                if not self._free.wait(batch.left()):
-                    break
-            dead = [worker for worker in self._idle if not worker.is_alive()]
-            self._idle = [worker for worker in self._idle if worker not in dead]
-            self._reserved -= len(dead)
-            wanted = min(len(batch.pending), self.size)
-            mine = [self._idle.pop() for _ in range(min(wanted, len(self._idle)))]
-            new = min(wanted - len(mine), self.size - self._reserved)
-            self._reserved += new
-        for worker in dead:
-            self._alive.discard(worker)
-            worker.end()
-        for _ in range(new):
-            self._start(mine, batch)
+    def _attempt(self, task: Task, deadline: float, memory: int, share: float, end: float) -> Outcome | None:
+        """What became of a call; None where it had no more than a part of its deadline."""
+        module, _, name = task.function.partition(":")
+        if not module or not name or module == "__main__":
+            return Outcome("error", None, f"{task.function!r} is not of the form package.module:function")
         try:
-            yield mine
-        finally:  # also when the keyboard interrupts: what is still working is not to be waited for
-            for worker in list(mine):
-                self._give_back(mine, worker)
-
-    def _start(self, mine: list[WorkerProcess], batch: Batch) -> None:
-        """One more worker for a place that is reserved."""
-        try:
-            worker = WorkerProcess(batch.functions)
+            worker = self._worker(task.function)
         except OSError as failure:
-            batch.no_worker = failure_reason(failure)
-            with self._free:
-                self._reserved -= 1
-                self._free.notify()
-            return
-        self._alive.add(worker)
-        mine.append(worker)
+            return Outcome("infra", None, f"no worker process could be started: {failure_reason(failure)}"[:300])
+        try:
+            problem = worker.load(task.function)
+        except (OSError, EOFError, ValueError):
+            return Outcome("infra", None, f"no worker process could be started ({self._end(worker)})")
+        if problem is not None:
+            self._idle.append(worker)
+            return Outcome("error", None, problem)
+        allowed = min(deadline * share if task.grace else deadline, end - time.monotonic())
+        if allowed <= 0:
+            self._idle.append(worker)
+            return None
+        start = time.monotonic()
+        try:
+            request = pickle.dumps((task.function, task.arguments, memory, allowed if task.grace else 0.0))
+        except Exception as failure:
+            self._idle.append(worker)
+            return Outcome("error", None, f"cannot be sent to a worker: {failure_reason(failure)}")
+        try:
+            kind, value, seconds, ends = worker.ask(request, allowed + task.grace)
+        except TimeoutError:
+            self._replace(worker, task.function)
+            kind, value, seconds, ends = "late", None, time.monotonic() - start, False
+        except (OSError, EOFError, ValueError) as failure:
+            how = self._replace(worker, task.function)
+            why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else how
+            return Outcome("error", None, f"the worker process ended ({why})"[:300], time.monotonic() - start)
+        else:
+            self._replace(worker, task.function) if ends else self._idle.append(worker)
+        if kind == "late" and seconds < deadline and allowed < deadline:
+            return None
+        if kind == "late":
+            return Outcome("timeout", None, f"over the deadline of {deadline:g} s", seconds)
+        return Outcome("ok", value, None, seconds) if kind == "ok" else Outcome("error", None, value, seconds)
 
-    def _replace(self, mine: list[WorkerProcess], dead: WorkerProcess, batch: Batch) -> None:
-        """At once, even with nothing left to do: the new one loads what it needs before the next batch asks for it."""
-        mine.remove(dead)
-        self._alive.discard(dead)
-        dead.end()
-        self._start(mine, batch)
+    def _worker(self, function: str) -> Worker:
+        """An idle one, or a new one."""
+        while True:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                worker = Worker(function)
+                self._alive.add(worker)
+                return worker
+            if worker.is_alive():
+                return worker
+            self._end(worker)
 
-    def _give_back(self, mine: list[WorkerProcess], worker: WorkerProcess) -> None:
-        mine.remove(worker)
-        usable = not worker.dead and not worker.waiting
-        if not usable:
-            self._alive.discard(worker)
-            worker.end()
-        with self._free:
-            if usable:
-                self._idle.append(worker)
-            else:
-                self._reserved -= 1
-            self._free.notify()
+    def _replace(self, worker: Worker, function: str) -> str:
+        """Starts another one at once: it loads what it needs before the next batch asks for it."""
+        how = self._end(worker)
+        with contextlib.suppress(OSError):
+            fresh = Worker(function)
+            self._alive.add(fresh)
+            self._idle.append(fresh)
+        return how
+
+    def _end(self, worker: Worker) -> str:
+        self._alive.discard(worker)
+        return worker.end()
 
     def _forget(self) -> None:
         """In a forked child: the workers are the parent's, and this end of their pipes must not keep them alive."""
@@ -140,29 +297,24 @@ class Pool:
 
 
 _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
-_SHARED: list[Pool] = []
-_SHARED_LOCK = threading.Lock()
+_SHARED = Pool()
 
 
 def shared_pool() -> Pool:
     """The pool that all components of this process use."""
-    with _SHARED_LOCK:
-        if not _SHARED:
-            _SHARED.append(Pool())
-        return _SHARED[0]
+    return _SHARED
 
 
+@atexit.register
 def _close_all() -> None:
     for pool in list(_POOLS):
-        pool._kill()
+        for worker in list(pool._alive):
+            worker.end()
 
 
 def _forget_all() -> None:
-    global _SHARED_LOCK
-    _SHARED_LOCK = threading.Lock()  # another thread of the parent may have held it
     for pool in list(_POOLS):
         pool._forget()
 
 
-atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_all)

@@ -1,28 +1,22 @@
-"""The inside of a worker process: a script that reads chunks of calls, makes them, and writes plain results.
+"""The inside of a worker process: a script that makes the calls it is sent, one after the other.
 
-Run by path, never imported by it: it knows nothing of the parent's main module and of this library. Frames to the
-parent are a header (kind, item, number, payload length) and a JSON payload.
+Run by path: it knows nothing of the parent's main module and of this library. A request is the pickle of (function,
+arguments or None to load it only, bytes of memory, seconds until it is interrupted or 0); a reply is the JSON of
+[`ok`, `error` or `late`, value or reason, seconds, whether this process ends now].
 """
 
 import importlib
 import json
 import os
 import pickle
+import resource
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
-HEADER = struct.Struct("<cIdI")
-LENGTH = struct.Struct("<Q")  # before each chunk that comes from the parent
-READY = b"H"  # booted; functions that were named in advance are loaded
-LOADING = b"L"  # importing the item's function; number: monotonic seconds
-STARTED = b"S"  # number: monotonic seconds at which the item began
-RESULT = b"R"  # number: seconds the item took; payload: its JSON
-FAILED = b"E"  # number: seconds the item took; payload: the reason as JSON
-LATE = b"T"  # the function was interrupted, its time was over (an exception with a true `overrun`); as FAILED
 MAX_RESULT = 16_000_000  # bytes of JSON
 
 
@@ -33,59 +27,40 @@ class Overrun(BaseException):
 
 
 class Worker:
-    """Calls functions by name, one item after the other, each under a limit of address space."""
+    """Calls functions by name, each under a limit of address space."""
 
-    def __init__(self, requests: IO[bytes], replies: int) -> None:
-        self.requests = requests
-        self.replies = replies
+    def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.baseline = 0  # bytes of address space that loaded code takes
-        self.memory = 0  # bytes that an item may take beside it
-        self.end: float | None = None  # monotonic seconds after which what can be interrupted is, however short it ran
+        self.baseline = address_space()  # bytes that loaded code takes
 
-    def serve(self) -> None:
-        """Until the parent closes the pipe, or this process has grown so much that a fresh one is better."""
-        while len(header := self.requests.read(LENGTH.size)) == LENGTH.size:
-            memory, self.end, items = pickle.loads(self.requests.read(*LENGTH.unpack(header)))
-            self.memory = memory
-            self.limit(memory)
-            waiting = b""  # the reply before goes out with the next start: one write an item
-            for item, function, arguments, alarm in items:
-                waiting, exhausted = self.answer(item, function, arguments, alarm, waiting)
-                if exhausted:
-                    self.write(waiting)
-                    return
-            self.write(waiting)
-            if address_space() > self.baseline + memory // 2:
-                return
-
-    def answer(self, item: int, function: str, arguments: bytes, alarm: float, waiting: bytes) -> tuple[bytes, bool]:
-        """The item's reply, and whether memory ran out, after which nothing in this process can be relied on."""
-        start = time.monotonic()
+    def answer(self, request: bytes) -> tuple[bytes, bool]:
+        """The reply, and whether this process should end: memory ran out, or it has grown too much."""
+        start, memory, exhausted = time.monotonic(), 0, False
         try:
+            function, arguments, memory, alarm = pickle.loads(request)
             if function not in self.functions:
-                self.write(waiting + HEADER.pack(LOADING, item, start, 0))
-                waiting = b""
                 self.load(function)
                 start = time.monotonic()
-            self.write(waiting + HEADER.pack(STARTED, item, start, 0))
-            payload = json.dumps(self.called(function, pickle.loads(arguments), alarm), allow_nan=False).encode()
-            if len(payload) > MAX_RESULT:
-                raise ValueError(f"the result is {len(payload)} bytes of JSON, more than {MAX_RESULT}")
+            value = None
+            if arguments is not None:
+                limit(self.baseline + memory)
+                value = self.called(function, arguments, alarm)
+            reply = json.dumps(["ok", value, time.monotonic() - start], allow_nan=False)
+            if len(reply) > MAX_RESULT:
+                raise ValueError(f"the result is {len(reply)} bytes of JSON, more than {MAX_RESULT}")
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException too
-            reason = json.dumps(describe(failure)).encode()
-            kind = LATE if getattr(failure, "overrun", False) is True else FAILED
-            reply = HEADER.pack(kind, item, time.monotonic() - start, len(reason)) + reason
-            return reply, isinstance(failure, MemoryError)
-        return HEADER.pack(RESULT, item, time.monotonic() - start, len(payload)) + payload, False
+            kind = "late" if getattr(failure, "overrun", False) is True else "error"
+            reply = json.dumps([kind, describe(failure), time.monotonic() - start])
+            exhausted = isinstance(failure, MemoryError)
+        limit(None)
+        ends = exhausted or (memory > 0 and address_space() > self.baseline + memory // 2)
+        return f"{reply[:-1]}, {json.dumps(ends)}]".encode(), ends
 
     def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
-        """What the function returns; after `alarm` seconds, if that is not 0, or at the chunk's end, `Overrun` is raised in
-        it, between two steps of the interpreter. What that cannot stop is for the parent to kill."""
+        """What the function returns; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
+        of the interpreter. What that cannot stop is for the parent to kill."""
         if not alarm:
             return self.functions[function](*arguments)
-        if self.end is not None:
-            alarm = min(alarm, max(self.end - time.monotonic(), 1e-6))  # 0 would be no alarm at all
         signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, alarm)
         try:
@@ -95,7 +70,6 @@ class Worker:
 
     def load(self, function: str) -> None:
         """Imports without a limit, and calls the module's `warm_up()` if it has one."""
-        self.limit(None)
         module = importlib.import_module(function.partition(":")[0])
         called: Any = module
         for part in function.partition(":")[2].split("."):
@@ -104,21 +78,13 @@ class Worker:
             warm_up()
         self.functions[function] = called
         self.baseline = address_space()
-        self.limit(self.memory or None)
 
-    def limit(self, memory: int | None) -> None:
-        import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        wanted = resource.RLIM_INFINITY if memory is None else self.baseline + memory
-        if hard != resource.RLIM_INFINITY and (memory is None or wanted > hard):
-            wanted = hard
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
-
-    def write(self, frames: bytes) -> None:
-        view = memoryview(frames)
-        while view:
-            view = view[os.write(self.replies, view) :]
+def limit(memory: int | None) -> None:
+    """Limits the address space to so many bytes; None for as many as there may be."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    wanted = hard if memory is None or (hard != resource.RLIM_INFINITY and memory > hard) else memory
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 def _ring(*_: object) -> None:
@@ -152,33 +118,23 @@ def die_with_parent(lifeline: int) -> None:
         os._exit(0)
 
 
-def private_pipes() -> tuple[IO[bytes], int]:
-    """Our ends of the pipes under new numbers; what a function reads or prints goes nowhere."""
-    requests, replies = os.dup(0), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nowhere, number)
-    return os.fdopen(requests, "rb"), replies
-
-
 def main() -> None:
-    import resource
-
-    requests, replies = private_pipes()
-    path, preload, lifeline = json.loads(sys.argv[1])
+    path, preload, requests, lifeline = json.loads(sys.argv[1])
     die_with_parent(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = [""]
     sys.path[:] = path
-    worker = Worker(requests, replies)
-    worker.baseline = address_space()
-    for function in preload:
+    worker, pipe = Worker(), Connection(requests)
+    if preload:
+        worker.answer(pickle.dumps((preload, None, 0, 0.0)))  # a failure is said again to the item that needs it
+    ends = False
+    while not ends:
         try:
-            worker.load(function)
-        except BaseException:  # said again, with its reason, by the item that needs it
-            continue
-    worker.write(HEADER.pack(READY, 0, time.monotonic(), 0))
-    worker.serve()
+            request = pipe.recv_bytes()
+        except EOFError:
+            return
+        reply, ends = worker.answer(request)
+        pipe.send_bytes(reply)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ cheating its reward; not for hostile strangers on a machine that holds secrets.
 
 from rewards.sandbox.commands import Interpreter, interpreter
 from rewards.sandbox.records import Job, Level, LevelReport, Result, SandboxError
-from rewards.sandbox.runner import choose, concurrently, describe, level, run, run_all
+from rewards.sandbox.runner import choose, describe, level, run, run_all
 
 __all__ = [
     "Interpreter",
@@ -27,7 +27,6 @@ __all__ = [
     "Result",
     "SandboxError",
     "choose",
-    "concurrently",
     "describe",
     "interpreter",
     "level",

@@ -5,10 +5,11 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from rewards.parallel import concurrently
 from rewards.sandbox import commands
 from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, RunStatus, SandboxError
 
@@ -23,9 +24,6 @@ _MEANING: dict[Level, str] = {
     "landlock": "Landlock, a filter of system calls, limits; no processes and no writable directory",
     "unsafe": "limits only: the program sees your files and your network; for allow_unsafe=True alone",
 }
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def level() -> Level | None:
@@ -81,22 +79,6 @@ def run_all(
     """Results in order, `workers` programs at the same time (as many as there are CPUs); raises like `run`."""
     chosen = choose(at, allow_unsafe)
     return concurrently(functools.partial(_run_at, chosen), jobs, workers)
-
-
-def concurrently(function: Callable[[T], R], items: Sequence[T], workers: int | None = None) -> list[R]:
-    """`function` of every item, in order, in as many threads as there are CPUs: each waits for a sandbox."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    threads = min(len(items), workers or workers_here())
-    if threads <= 1:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(threads, thread_name_prefix="sandbox") as pool:
-        return list(pool.map(function, items))
-
-
-def workers_here() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:

@@ -13,7 +13,6 @@ import pytest
 
 from rewards import Context, Preset, Score, build_samples
 from rewards.isolation import Cache, IsolatedComponent, MemoryCache, Pool, Task, content_key, shared_pool
-from rewards.isolation.pool import _SHARED
 
 HERE = str(Path(__file__).parent)
 
@@ -134,7 +133,7 @@ def test_threads_share_a_pool(pool):
         (call("nothing_of_the_kind"), "AttributeError"),
         (Task("no_such_module:f"), "ModuleNotFoundError"),
         (Task("nonsense"), "package.module:function"),
-        (Task("__main__:f"), "move it to a module"),
+        (Task("__main__:f"), "package.module:function"),
         (call("double", lambda: None), "cannot be sent to a worker"),
         (call("double"), "TypeError"),
     ],
@@ -203,7 +202,7 @@ def test_a_batch_has_a_budget(pool):
     assert outcomes[0].status == "ok"
     assert (outcomes[-1].status, outcomes[-1].reason) == (
         "infra",
-        "not tried: the batch's budget of 0.6 s was spent by others",
+        "the batch's budget of 0.6 s was spent by others",
     )
     assert statuses(pool.run([call("double", 1)])) == ["ok"]
 
@@ -216,7 +215,7 @@ def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
     assert statuses(outcomes[10:]) == ["ok"] * 30
     assert {o.status for o in outcomes[:10]} == {"timeout", "infra"}
     assert {o.reason for o in outcomes[:10] if o.status == "timeout"} == {"over the deadline of 0.8 s"}
-    told = "tried in part: the batch's budget of 1.6 s was spent by others"
+    told = "the batch's budget of 1.6 s was spent by others"
     assert {o.reason for o in outcomes[:10] if o.status == "infra"} == {told}
     assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
@@ -224,7 +223,7 @@ def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
 def test_a_spent_budget_kills_only_what_cannot_be_interrupted(pool):
     before = {o.value for o in pool.run([call("pid")] * 50)}
     start = time.monotonic()
-    told = "tried in part: the batch's budget of 0.2 s was spent by others"
+    told = "the batch's budget of 0.2 s was spent by others"
     for tasks in ([call("wait", 60, grace=20.0)] * 2, [call("wait", 60, grace=20.0)] * 12):
         outcomes = pool.run(tasks, deadline=10.0, budget=0.2)
         assert {(o.status, o.reason) for o in outcomes[:2]} == {("infra", told)}
@@ -441,8 +440,7 @@ def test_isolated_components_are_picklable_and_take_no_workers_along(tmp_path):
 
 def test_all_components_share_one_pool_that_is_started_when_needed():
     assert shared_pool() is shared_pool()
-    assert [shared_pool()] == _SHARED
-    code = "import rewards.isolation as i; from rewards.isolation.pool import _SHARED; print(len(_SHARED))"
+    code = "import rewards.isolation as i; print(len(i.shared_pool()._alive))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "0\n"
 
 

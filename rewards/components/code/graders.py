@@ -17,8 +17,9 @@ from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_out
 from rewards.components.code.values import CODE, SOURCE_FILE, decode, encode
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
+from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
-from rewards.sandbox import Job, Result, SandboxError, choose, concurrently, interpreter, run_all
+from rewards.sandbox import Job, Result, SandboxError, choose, interpreter, run_all
 
 SCORING = ("all", "share")
 _TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "verification_info")
@@ -27,7 +28,6 @@ _SETUP_COLUMN = "test_setup_code"
 _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
-_FIRST_TRY = 1 / 8  # of a run's time: what has not ended by then waits until all others were tried
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 _MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
@@ -94,13 +94,13 @@ class _CodeComponent(ItemComponent):
         known = {key: kept for key, kept in cache.get_many(keys).items() if _is_kept(kept)}
         todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
         end = math.inf if self.batch_seconds is None else time.monotonic() + self.batch_seconds
-        first = _FIRST_TRY if len(todo) > 1 and self.batch_seconds is not None else 1.0
-        fresh: dict[str, Score] = {}
-        for share in dict.fromkeys((first, 1.0)):
-            waiting = [key for key in todo if key not in fresh]
-            limits = _Limits(share, end)
-            tried = concurrently(lambda key: self._tried(todo[key], ctx, limits), waiting, self.workers)  # noqa: B023
-            fresh |= {key: score for key, score in zip(waiting, tried, strict=True) if score is not None}
+        one_pass = self.batch_seconds is None or len(todo) < 2
+
+        def attempt(key: str, share: float) -> Score | None:
+            return self._tried(todo[key], ctx, _Limits(share, end))
+
+        tried = slow_last(attempt, list(todo), self.workers, one_pass)
+        fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
         cache.put_many({k: kept for k, score in fresh.items() if not k.startswith("only:") and (kept := _kept(score))})
         return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
 
