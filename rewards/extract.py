@@ -130,23 +130,6 @@ def boxed_answer(text: str, strict: bool = False, max_chars: int = MAX_CHARS) ->
     return Extracted(", ".join(dict.fromkeys(content[:-1].strip() for content in reversed(contents))))
 
 
-def without_copied_boxes(text: str, prompt: str) -> str:
-    """`text` without the boxes before the last one that stand in the prompt just so: the question's own, or its example."""
-    last, _ = _last_box(text, 0, len(text))
-    pieces, done = [], 0
-    for _ in range(MAX_BOXES):
-        opened, box = min(
-            ((at, box) for box in _BOXES if (at := text.find(box, done, max(0, last))) >= 0), default=(-1, "")
-        )
-        end = _box_end(text, opened + len(box)) if opened >= 0 else -1
-        if not 0 <= end < last:
-            break
-        copied = text[opened : end + 1] in prompt
-        pieces.append(text[done : opened if copied else end + 1])
-        done = end + 1
-    return "".join(pieces) + text[done:]
-
-
 def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
     """What follows `Answer:` (`Final answer:`, `The answer is`), after the last `</think>`: on its line, or on the next.
 

@@ -45,7 +45,7 @@ _GAMMA = re.compile(r"\\([gG])amma(?![A-Za-z]|\s*\()")  # both are Euler's const
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _PRIMES = re.compile(r"(?<![A-Za-z\\])([A-Za-z])('{1,4})(?!')")
 _DROPPED = re.compile(
-    r"\\(?:ldots|cdots|dots|vdots|ddots|approx|simeq|sim)(?![A-Za-z])|\.\.|[\"'?&#@]"  # `&` outside of matrices
+    r"\\(?:ldots|cdots|dots|vdots|ddots|approx|simeq|sim)(?![A-Za-z])|\.\.|[\"'?&#@:]"  # `&` outside of matrices
     r"|[0-9)\]]\s*_|(?:frac|sqrt)\s?\{[^{}]{0,80}\}(?:\{[^{}]{0,80}\})?\s*_|\{\}\s*_|_\s*\{\s*\}"  # subscripts on numbers
     r"|\\frac\s?\d\s?\d\d|\\sqrt\s?\d\d|[fgh]\^\{?-1\}?\s*\("  # displayed otherwise than it is read
 )

@@ -1,8 +1,8 @@
 r"""Do two short answers mean the same? Meant for an isolated worker: `warm_up` loads SymPy, which takes seconds.
 
-The text is taken apart first (lists, sets, tuples, intervals, unions, matrices, named values, times of day), so that
+The text is taken apart first (lists, sets, tuples, intervals, unions, matrices, named values), so that
 each comparison left for math-verify is between two single expressions; what it accepts is then confirmed numerically.
-With `final`, an answer also has to be worked out as far as the reference, see `math_form`.
+With `final`, an answer also has to be worked out as far as the reference, see `math_expressions.worked_out`.
 """
 
 import gc
@@ -22,42 +22,17 @@ from rewards.components.math_expressions import (
 from rewards.components.math_text import (
     Pieces,
     bare,
-    clock,
     decimals,
     is_number,
     number,
     numeral,
-    phrase,
     plain,
-    same_figure,
     same_number,
     same_order,
     same_text,
     split,
-    units_differ,
     words,
 )
-
-_DECIMAL_COMMA = re.compile(r"^(-?\d{1,30}),(\d{1,30})$")
-_BROKEN_OFF = re.compile(r"(?<!\$)\$ *\n|\\\( *\n")  # mathematics within a line does not go on below it
-_EITHER_BEFORE, _EITHER_AFTER = re.compile(r"\b(?:or|either|and)\W{0,4}$"), re.compile(r"\W{0,4}(?:or|and)\b")
-
-
-def found_anywhere(text: str) -> str | None:
-    """The answer that Math-Verify takes out of a text, unless it is one of two: `70 or 72`."""
-    import math_verify
-
-    found = [part for part in math_verify.parse(text, parsing_timeout=None) if isinstance(part, str)]
-    if not found or _BROKEN_OFF.search(text):
-        return None
-    before, _, after = text.rpartition(found[0])
-    return None if _EITHER_BEFORE.search(before[-20:]) or _EITHER_AFTER.match(after[:20]) else found[0]
-
-
-def with_point(number: str) -> str:
-    """A decimal comma as a point: `2,74` is `2.74`."""
-    return _DECIMAL_COMMA.sub(r"\1.\2", number.strip("$ "))
-
 
 MAX_PARTS = 50
 _SIGNS = re.compile(r"[()\[\]{}=]|\\(?:approx|simeq)(?![a-z])")
@@ -70,36 +45,18 @@ _DENIALS = re.compile(r"(?<![A-Za-z])(?:not|no|never|wrong|false|isn't)(?![A-Za-
 _LETTER = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z]|\\(?!frac|sqrt|log|ln|sin|cos|tan|sec|csc|cot|arc|pi|cdot|times|left|right)[a-z]"
 )
-_INTEGRATED = re.compile(r"\+\s?([CcKk])$")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e")
 _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
-def judge(answer: str, reference: str, final: bool = False, anywhere: bool = False) -> str:
+def judge(answer: str, reference: str, final: bool = False) -> str:
     """`equal`, `different`, `unread` (the answer), `reference` (cannot be read itself) or `too_large` to evaluate.
 
     With `final`, `unevaluated` for an answer that is not worked out as far as the reference: one that is no plain number
-    where the reference is one, or that equals the reference and is not in `math_form.worked_out`. `answer` is a text that
-    holds the answer `anywhere`: then it is also looked for as Math-Verify does, and a comma may be a decimal point; what was
-    found and is equal stands behind `equal: `.
+    where the reference is one, or that equals the reference and is not `worked_out`.
     """
-    verdict = _verdict(answer, reference, final)
-    if not anywhere or verdict in ("equal", "reference"):
-        return verdict
-    found = found_anywhere(answer)
-    if found is None:
-        return "unread"
-    verdict = "equal" if same_number(with_point(reference), with_point(found)) else _verdict(found, reference, final)
-    return f"equal: {found}" if verdict == "equal" else verdict
-
-
-def _verdict(answer: str, reference: str, final: bool) -> str:
     expected = plain(reference)
     given = plain(answer, letters=is_number(expected))
-    if units_differ(reference, answer):
-        return "different"
-    given = _with_constant_of(expected, given)
     if bare(expected) == bare(given):
         return "equal"
     try:
@@ -118,22 +75,6 @@ def _verdict(answer: str, reference: str, final: bool) -> str:
         if not _readable(expected):
             return "reference"
         return "different" if isinstance(failure, Opaque) else "unread"
-
-
-def _with_constant_of(expected: str, given: str) -> str:
-    """`given` with the name that `expected` has for the constant of integration: `x^2 + c` for `x^2 + C`."""
-    one, other = _INTEGRATED.search(expected), _INTEGRATED.search(given)
-    if not (one and other) or one[1] == other[1]:
-        return given
-    if _mentions(one[1], expected[: one.start()]) or any(
-        _mentions(o, given[: other.start()]) for o in (one[1], other[1])
-    ):
-        return given
-    return f"{given[: other.start()]}+{one[1]}"
-
-
-def _mentions(letter: str, text: str) -> bool:
-    return letter in _COMMAND.sub(" ", text)
 
 
 def warm_up() -> None:
@@ -169,11 +110,7 @@ def _same(expected: str, given: str, final: bool) -> bool:
     if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # an entry that is written twice
         right = right._replace(parts=tuple({bare(part): part for part in right.parts}.values()))
     if len(left.parts) != len(right.parts) or max(len(left.parts), len(right.parts)) > MAX_PARTS:
-        return (
-            _matching(_groups(expected, right), right.parts, final)
-            or _matching(left.parts, _groups(given, left), final)
-            or _same_alternatives(left, right, final)
-        )
+        return False
     if not kinds <= {"list", "set", "tuple"} and not (
         kinds <= {"tuple", "interval"} and left.brackets == right.brackets
     ):
@@ -201,23 +138,6 @@ def _as_tuple(pieces: Pieces) -> Pieces:
     return Pieces("tuple", pieces.parts, "()") if one_line else pieces
 
 
-def _groups(text: str, other: Pieces) -> list[str]:
-    """`p = 5, q = 2; p = 7, q = 2` as `(p = 5, q = 2)` and `(p = 7, q = 2)`, where the other side has as many; else none."""
-    groups = [f"({group})" for group in text.split(";")]
-    fits = len(groups) == len(other.parts) > 1 and "," in text and not set("()[]") & set(text)
-    return groups if fits and other.kind in ("list", "set") else []
-
-
-def _same_alternatives(expected: Pieces, given: Pieces, final: bool) -> bool:
-    """`x + 11` against `x + 11, 11 + x`: a list of one value in several spellings is that value."""
-    first, *others = expected.parts
-    if expected.kind != "list" or given.kind != "scalar" or not 0 < len(others) < 4:
-        return False
-    if any(bare(first) == bare(other) or not _same(first, other, False) for other in others):
-        return False
-    return _same(first, given.parts[0], final)
-
-
 def _unfolded(text: str) -> Pieces:
     """The outermost structure; `(x, y) = (1, 2)` as the list `x = 1, y = 2`."""
     pieces = split(text)
@@ -241,7 +161,7 @@ def _same_by_name(expected: Sequence[str], given: Sequence[str], final: bool) ->
         return one.keys() == values.keys() and all(_same(one[name], values[name], final) for name in one)
     if one:
         return _in_order(list(one.values()), given, final)
-    return _in_order(expected, [other[name] for name in _customary(list(other))], final) if other else None
+    return _in_order(expected, [other[name] for name in sorted(other)], final) if other else None
 
 
 def _names(parts: Sequence[str]) -> dict[str, str]:
@@ -251,13 +171,6 @@ def _names(parts: Sequence[str]) -> dict[str, str]:
         return {}
     stems = {name.partition("_")[0].strip() for name, _, _ in named}
     return {bare(name.strip()): value.strip() for name, _, value in named} if len(stems) == len(parts) else {}
-
-
-def _customary(names: list[str]) -> list[str]:
-    """`x, y, z` and other consecutive letters by the alphabet, other names as written."""
-    ordered = sorted(names)
-    follow = all(len(name) == 1 and ord(name) == ord(ordered[0]) + at for at, name in enumerate(ordered))
-    return ordered if follow else names
 
 
 def _in_order(expected: Sequence[str], given: Sequence[str], final: bool) -> bool:
@@ -301,27 +214,6 @@ def _same_scalar(expected: str, given: str, final: bool) -> bool:
     if final and number(expected) is not None:
         raise Unevaluated
     return same_expression(expected, given, final)
-
-
-def _same_time(expected: str, given: str) -> bool | None:
-    time = clock(expected)
-    if time is None:
-        return None
-    other = clock(given)
-    if other is None:
-        return False
-    if time.marker and other.marker:
-        return time == other
-    if time.marker or other.marker:  # `22:30` is `10:30 p.m.`, and `10:30` without more may be either
-        marked, plainly = (time, other) if time.marker else (other, time)
-        afternoon = marked.seconds % 43_200 + 43_200 * (marked.marker == "p")
-        return plainly.seconds == afternoon or (other.marker != "" and plainly.seconds == marked.seconds)
-    return time.seconds == other.seconds
-
-
-def _same_phrase(expected: str, given: str) -> bool | None:
-    one, other = phrase(expected), phrase(given)
-    return None if one is None or other is None else one == other
 
 
 def _same_numeral(expected: str, given: str) -> bool | None:
@@ -442,7 +334,7 @@ def _is_symbol(side: str) -> bool:
 
 
 _KNOWN = (
-    _same_time, same_text, _same_phrase, same_figure, same_order, _same_numeral, same_number,
+    same_text, same_order, _same_numeral, same_number,
 )  # fmt: skip
 
 
@@ -451,7 +343,7 @@ def _readable(text: str) -> bool:
         pieces = split(text)
         for part in pieces.parts if pieces.kind != "scalar" else (text,):
             for _, side in _sides(part):
-                if words(side) is None and clock(side) is None:
+                if words(side) is None:
                     parsed(side.removesuffix("%"), False)
     except (Opaque, TooLarge):
         return True

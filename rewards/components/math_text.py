@@ -7,18 +7,12 @@ Pieces(kind='interval', parts=('0', '\\infty'), brackets='[)')
 >>> written_out(r"0.1\overline{6}"), number("1.5e3"), number("3 1/2"), numeral("1011_2")
 ('\\frac{1}{6}', Fraction(1500, 1), Fraction(7, 2), ('1011', '2'))
 
-A computer algebra system multiplies letters, so that `cat` is `act`. Here:
-
-- text (`\text{Yes}`, `no solution`, `Team 1`) is compared as text, upper and lower case alike;
-- figures as mathematicians name them: `\overline{AB}`, lines and arcs either way round, `\triangle` in any order,
-  `\angle ABC` and `\angle CBA`; rays, vectors and other figures in order;
-- an answer of nothing but letters, three or more or with one in upper case, has to have the reference's order; so have
-  runs of letters with one in upper case within an expression. `xy` and `yx` are a product.
+A computer algebra system multiplies letters, so that `cat` is `act`. Here text (`\text{Yes}`, `no solution`) is compared as
+text, upper and lower case alike. An answer of nothing but letters, three or more or with one in upper case, has to have the
+reference's order; so have runs of letters with one in upper case within an expression. `xy` and `yx` are a product.
 
 >>> same_order("cat", "act"), same_order("xy", "yx"), same_order("nRT", "TRn"), same_order("2abc", "2cab")
 (False, None, False, None)
->>> same_figure(r"\angle ABC", r"\angle CBA"), same_figure(r"\angle ABC", r"\angle ACB")
-(True, False)
 """
 
 import math
@@ -32,9 +26,6 @@ _RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)  # between a
 _NUMBER_CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
 # Runs are bounded, and each begins where no digit stands before: linear in the length of the text.
 _BAR = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?(?:\{(\d{1,20})\}|(\d))(?!\s?[\d.])")
-_REPEATING_DOTS = re.compile(
-    r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\dot\s?\{?(\d)\}?(?:(\d{0,20})\\dot\s?\{?(\d)\}?)?(?!\s?[\d.]|\\dot)"
-)
 _PARENTHESES = re.compile(r"(?<![\d.A-Za-z)}])(\d{1,20})\.()\((\d{1,20})\)(?!\s?[\d.(^])")
 _SHORT = re.compile(r"\\frac\s?(\d)\s?(\d)(?!\d)")
 _MIXED = re.compile(r"([+-]?)(\d{1,30})(?:\s?\\frac\{(\d{1,30})\}\{(\d{1,30})\}|\s(\d{1,30})/(\d{1,30}))")
@@ -52,10 +43,10 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
 
 
 def written_out(text: str) -> str:
-    r"""`text` with each repeating decimal (`0.\overline{3}`, `\bar`, `\dot`, `0.(3)`) as the fraction that it is."""
+    r"""`text` with each repeating decimal (`0.\overline{3}`, `\bar`, `0.(3)`) as the fraction that it is."""
     if "." not in text:
         return text
-    for pattern in (_BAR, _REPEATING_DOTS, _PARENTHESES):
+    for pattern in (_BAR, _PARENTHESES):
         text = pattern.sub(_as_fraction, text)
     return text
 
@@ -133,39 +124,19 @@ def _rounds_to(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
 
 
-MAX_WORDS = 60
 TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|sf|tt)|mbox|hbox|operatorname|rm)\s?\{([^{}]*)\}"
 """A command that sets text, and its content."""
 _TEXT_COMMAND = re.compile(TEXT)
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
-_NAME_OR_NUMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.'’:-]*")
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "even", "dne", "both", "none", "true", "false", "all", "one", "two", "six"}
 )
-_CALENDAR = frozenset(re.findall(r"\S+", """
-    am pm a.m p.m january february march april may june july august september october november december jan feb mar apr
-    jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday mon tue tues wed thu thurs
-    fri sat sun
-"""))  # fmt: skip
-_FIGURE = re.compile(
-    r"(?:\\(angle|measuredangle|triangle|square|odot|parallelogram|Delta)(?![a-z])\s?"
-    r"|\\(overline|overleftrightarrow|overrightarrow|vec|widehat|overarc|wideparen)\s?)?"
-    r"\{?((?:\s?[A-Z](?:_\{?\d\}?)?'{0,3}){1,12})\}?"
-)
-_CORNER = re.compile(r"[A-Z](?:_\{?\d\}?)?'{0,3}")
 _LATEX_COMMAND = re.compile(r"\\[A-Za-z]+|[_^]\s?(?:\{[^{}]{0,40}\}|.)")
 _FUNCTION_NAMES = re.compile(
     r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|max|min|gcd|lcm|sqrt|mod|pi)(?![A-Za-z])"
 )
 _RUN = re.compile(r"[A-Za-z](?: ?[A-Za-z])+")
 _LETTERS = re.compile(r"[A-Za-z ]+")
-
-
-class Figure(NamedTuple):
-    """`kind` is the command, or nothing for bare letters; `corners` its letters in order, with primes and indices."""
-
-    kind: str
-    corners: tuple[str, ...]
 
 
 def words(text: str) -> str | None:
@@ -201,47 +172,6 @@ def same_text(expected: str, given: str) -> bool | None:
 
 def _letter(text: str) -> str:
     return _TEXT_COMMAND.sub(r"\1", text).strip("() .")
-
-
-def phrase(text: str) -> tuple[str, ...] | None:
-    """The words and numbers of `Team 1`, `June 5` or `5 \\text{ June}`, dates in one order; None for anything else."""
-    spelled = _TEXT_COMMAND.sub(r" \1 ", text).replace(",", " ").replace("~", " ").split()
-    if not 2 <= len(spelled) <= MAX_WORDS or not all(_NAME_OR_NUMBER.fullmatch(word) for word in spelled):
-        return None
-    if not any(len(word) >= 3 and word.isalpha() and not _FUNCTION_NAMES.fullmatch(word) for word in spelled):
-        return None
-    found = [word.casefold().rstrip(".") for word in spelled]
-    return tuple(sorted(found) if len(found) == 2 and any(map(calendar_word, found)) else found)
-
-
-def calendar_word(word: str) -> bool:
-    """Whether `word` is a month, a weekday, am or pm: no unit, a number with it is a date or time."""
-    return word.casefold().strip(".,()") in _CALENDAR
-
-
-def figure(text: str) -> Figure | None:
-    """A figure of geometry, or a run of upper-case letters that may be one."""
-    match = _FIGURE.fullmatch(text.strip())
-    if match is None or text.count("{") != text.count("}"):
-        return None
-    return Figure(match[1] or match[2] or "", tuple(_CORNER.findall(match[3].replace(" ", ""))))
-
-
-def same_figure(expected: str, given: str) -> bool | None:
-    """Whether two figures are the same one; None unless at least one has its sign and the other its letters."""
-    one, other = figure(expected), figure(given)
-    if one is None or other is None or not (one.kind or other.kind):
-        return None
-    if max(len(one.corners), len(other.corners)) < 2 and not (one.kind == other.kind == "angle"):
-        return None  # a conjugate, a mean, a vector: not the letter without its sign
-    ordered = {"overrightarrow", "vec", "widehat"}
-    if one.kind != other.kind and ("" not in (one.kind, other.kind) or {one.kind, other.kind} & ordered):
-        return False
-    kind = one.kind or other.kind
-    if kind in ("triangle", "Delta"):
-        return sorted(one.corners) == sorted(other.corners)
-    turned = kind in ("angle", "measuredangle") or (len(one.corners) == 2 and kind not in ordered)
-    return one.corners == other.corners or (turned and one.corners == other.corners[::-1])
 
 
 def same_order(expected: str, given: str) -> bool | None:
@@ -309,10 +239,6 @@ _RATE = rf"(?:m|km|mi|ft|cm)/(?:s|h|hr|min){_POWER}"
 _LETTER = rf"[mgshlLNJWVAKCF](?:/(?:h|s))?{_POWER}"  # a unit where the reference is a number, else a variable
 _UNIT_TEXT = re.compile(rf"\s*{TEXT}{_POWER}$")
 _PER_UNIT = re.compile(rf"\s?(?:/|\\cdot|\\times)\s?{TEXT}(?:\^\s?\{{?-?[1-4]\}}?)?$")  # `/ s^2` of `m / s^2`
-_IN_WORDS = re.compile(
-    r"(?<=\d)\s*(?:\\text\s?\{\s?(?P<text>thousand|[mb]illion|trillion)\s?\}|(?P<word>thousand|[mb]illion|trillion)(?![A-Za-z]))"
-)
-_POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNIT_GLUED = (
     re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE})$"),
     re.compile(rf"(?<=[\d}}]) ?(?:{_UNIT}|{_RATE}|{_LETTER})$"),
@@ -329,8 +255,6 @@ _DEGREES = re.compile(r"\^\{?\\circ\}?")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|sec|csc|cot)(?![a-z])")
 _IN_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s?\^\{?\\circ\}?")
 _NAME_IN = re.compile(r"^[A-Za-z]\s*\\in(?![a-z])\s*")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?:m\.?)?", re.IGNORECASE)
-_HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s?m\.?", re.IGNORECASE)
 _MULTIPLIED = re.compile(r"(?<=\d) (?=[A-Za-z])")
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s|\s(?![0-9A-Za-z])")
 _VECTOR = re.compile(r"\\langle(?![A-Za-z])((?:[^<>|\\]|\\(?!langle|rangle))*+)\\rangle(?![A-Za-z])")
@@ -340,18 +264,6 @@ _BUILT = re.compile(
     r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))([^|:,{}]*)\\\}"
 )
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e")
-_MEASURE = re.compile(r"(?<![A-Za-z])([A-Za-z]+|¢)\.?(?:\s?\^?\s?\{?[23]\}?)?$")
-# Names of units of measure that exclude one another: an answer in another one is another answer.
-_MEASURES = {
-    name: names.split()[0]
-    for names in (
-        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "inch in inche",
-        "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound", "oz ounce", "ml milliliter",
-        "l liter litre", "sec s second", "min minute", "h hr hour", "day", "week", "month", "year", "dollar", "cent ¢",
-        "degree deg", "radian rad",
-    )
-    for name in names.split()
-}  # fmt: skip
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
     north south east west left right up down upward downward upwards downwards above below ahead behind before after
     increase decrease more less profit loss gain inside outside odd even
@@ -370,13 +282,6 @@ class Pieces(NamedTuple):
     brackets: str = ""
 
 
-class Time(NamedTuple):
-    """Seconds since midnight as written, and the marker `a`, `p` or none."""
-
-    seconds: int
-    marker: str
-
-
 def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     """`text` without wrappers, currency, spacing commands, units, and digit grouping, in ASCII LaTeX.
 
@@ -387,48 +292,13 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     text = (
         _VECTOR_IN_SIGNS.sub(r"(\1)", text) if _VECTOR_IN_SIGNS.fullmatch(text) else _VECTOR.sub(_in_parentheses, text)
     )
-    text = _IN_WORDS.sub(_as_power, _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text))
+    text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
     if join_groups and not text.startswith(("(", "[", "\\{")):
         text = _COMMA_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
     if _TRIGONOMETRY.search(text):
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
     return _whole(_without_unit(written_out(text), letters)).replace(_ROW, "\\\\")
-
-
-def units_differ(expected: str, given: str) -> bool:
-    r"""Whether both are measured, in units of which one excludes the other: `3 hours` is not `3 minutes`.
-
-    Squares and cubes are not told from lengths, and what only one of them says counts for nothing.
-    """
-    one, other = _measure(expected), _measure(given)
-    return one is not None and other is not None and one != other
-
-
-def _measure(text: str) -> str | None:
-    """The unit behind the only number of a text, by its shortest name, or None."""
-    text = _TEXT.sub(r" \1 ", _laid_out_but_dollars(text)).strip().removesuffix(".").strip()
-    if "$" in text or text.endswith(("^\\circ", "^{\\circ}")):
-        return "dollar" if "$" in text else "degree"
-    found = _MEASURE.search(text)
-    if (
-        found is None
-        or not is_number(text[: found.start()].strip())
-        or not any(c.isdigit() for c in text[: found.start()])
-    ):
-        return None
-    name = found[1] if len(found[1]) == 1 else found[1].lower()
-    return _MEASURES.get(name) or _MEASURES.get(name.removesuffix("s"))
-
-
-def _laid_out_but_dollars(text: str) -> str:
-    """As `_laid_out`, with the sign of the currency, which `\\$` writes, as `$`; others around the text are taken off."""
-    text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
-    return _laid_out(text).replace("\0", "$")
-
-
-def _as_power(match: re.Match[str]) -> str:
-    return f"\\times 10^{{{_POWERS_OF_TEN[match['text'] or match['word']]}}}"
 
 
 def _in_parentheses(vector: re.Match[str]) -> str:
@@ -480,17 +350,6 @@ def _whole(text: str) -> str:
     if _REALS.fullmatch(text):
         return "(-\\infty,\\infty)"
     return "\\emptyset" if bare(text) in ("\\{\\}", "\\varnothing") else text
-
-
-def clock(text: str) -> Time | None:
-    """A time of day, `10:30`, `10:30:15`, `9:05 p.m.` or `4 PM`; None for ratios such as `1:3`."""
-    text = _TEXT.sub(r" \1", text).strip()
-    if match := _HOUR.fullmatch(text):
-        return Time(3600 * int(match[1]), match[2].lower()) if 1 <= int(match[1]) <= 12 else None
-    match = _TIME.fullmatch(text)
-    if match is None or int(match[1]) > 23 or int(match[2]) > 59 or int(match[3] or 0) > 59:
-        return None
-    return Time(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3] or 0), (match[4] or "").lower())
 
 
 def split(text: str) -> Pieces:
@@ -594,8 +453,6 @@ def _without_unit(text: str, letters: bool) -> str:
         text = whole  # `3 / \\text{s}` has no unit in front of the stroke
     match = _UNIT_TEXT.search(text)
     if match and match.start() and _is_unit(match[1]):
-        if clock(text):
-            return text
         return text[: match.start()].rstrip()
     match = _UNIT_GLUED[letters].search(text)
     if match and is_number(text[: match.start()]):
@@ -613,9 +470,8 @@ def _without_unit(text: str, letters: bool) -> str:
 
 
 def _is_unit(text: str) -> bool:
-    """No unit: directions and comparisons, and what makes a number a date or a time."""
-    found = text.casefold().split()
-    return is_unit(text) and not any(word.strip("().,") in _NOT_UNITS or calendar_word(word) for word in found)
+    """Directions and comparisons are no units."""
+    return is_unit(text) and not any(word.strip("().,") in _NOT_UNITS for word in text.casefold().split())
 
 
 def _closes_at_end(text: str) -> bool:

@@ -14,18 +14,15 @@ from rewards.components.math_text import (
     plain,
     reference_text,
     same_number,
-    units_differ,
 )
 from rewards.errors import PresetError
 from rewards.extract import (
     Extracted,
     any_answer,
     boxed_answer,
-    has_text,
     hash_answer,
     line_answer,
     tagged_answer,
-    without_copied_boxes,
 )
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking, shown
@@ -37,12 +34,9 @@ _SCANNERS: dict[str, Callable[..., Extracted]] = {
     "line": line_answer,
     "tag": tagged_answer,
 }
-MAX_NESTED = 3
 _GRACE = 0.5  # seconds; the comparison can be interrupted, and loading SymPy anew would cost more
-_BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 ANSWER_PLACES = ("any", *_SCANNERS)
 BOXES = ("one", "last")
-_LENIENT_CHARS = 2_000  # of the end of a text, in which Math-Verify looks for an answer
 _COMPARED_AS_TEXT = re.compile(
     r"[=%(:]|\\(?:approx|simeq)"
 )  # or side by side: no number by itself, and yet maybe right
@@ -59,13 +53,13 @@ _REASONS = {
 class MathVerify(IsolatedComponent):
     r"""`high` when the answer equals the reference by math-verify's rules and some stricter ones, else the floor.
 
-    Equal: the same number, expression, equation, set (any order), tuple or interval (order and brackets), matrix, time
-    of day or word; written with or without units, `$`, `\text`, `x =`, thousands separators; `50\%` is 50 and 0.5.
+    Equal: the same number, expression, equation, set (any order), tuple or interval (order and brackets), matrix or
+    word; written with or without units, `$`, `\text`, `x =`, thousands separators; `50\%` is 50 and 0.5.
     Every side of an equation has to be equal, so `8 = 7` is not 7; tiny numbers are compared by their size. Rational
     numbers have no approximation; case, primes, subscripts, bases and ellipses count.
 
     An answer has to be worked out: where it stands in the prompt it has to be the reference to the letter, and with
-    `final_form` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `math_form`.
+    `final_form` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `worked_out`.
 
     Args:
         answer_in: `boxed`, `tag` (`<answer>`, with or without a box within), `hash` (`####`), `line` (`Answer:`), or
@@ -74,15 +68,14 @@ class MathVerify(IsolatedComponent):
             inequalities that are not solved; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers; of `last` the last one counts, as models need it that box
             what they find on the way. Boxes side by side (`\\boxed{1} and \\boxed{2}`) are one list in either case.
-        lenient: the last answer counts of several, text may follow a tag or line, and where no answer stands in its place
-            it is looked for as Math-Verify does. A box, tag or think block that is opened and not closed is no answer in
-            either case.
+        lenient: the last answer counts of several, and text may follow a tag or line. A box, tag or think block that is
+            opened and not closed is no answer in either case.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             are tried last; one for which no time was left is `infra`: no score, and no word on the answer.
     """
 
     name: str = "accuracy"
-    version: str = "3"
+    version: str = "4"
     answer_in: str = "boxed"
     final_form: bool | None = None
     boxes: str = "one"
@@ -107,33 +100,23 @@ class MathVerify(IsolatedComponent):
             return Score(None, "format", {"reason": "too_long"})
         one = plain(expected)
         other = plain(found.value, letters=is_number(one))
-        if units_differ(expected, found.value):
-            return self._settled("different", sample, found.value)
         if one == other and one:
             return Score(self.high, "ok", info)
         if (equal := same_number(one, other)) is not None and "," not in expected:
             return self._settled("equal" if equal else "different", sample, found.value)
         final = not self.lenient if self.final_form is None else self.final_form
-        anywhere = self.lenient and "\\boxed" not in sample.whole
-        plainly = final and number(one) is not None and "," not in expected and not anywhere
-        if plainly and not _COMPARED_AS_TEXT.search(other):
+        if final and number(one) is not None and "," not in expected and not _COMPARED_AS_TEXT.search(other):
             return self._settled("unevaluated", sample, found.value)
-        arguments = (found.value, expected, final, anywhere)
+        arguments = (found.value, expected, final)
         return Task("rewards.components.math_judge:judge", arguments, info, grace=_GRACE)
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         if result == "reference":
             return _no_reference(sample)
-        said, _, answer = str(result).partition(": ")
-        return self._settled(said, sample, answer or self._found(sample).value or "")
+        return self._settled(str(result), sample, self._found(sample).value or "")
 
     def _found(self, sample: Sample) -> Extracted:
-        found = answer_at(sample, self.answer_in, not self.lenient, self.boxes)
-        if self.lenient and found.reason in ("missing", "blank"):
-            found = answer_at(sample, "any", False)
-        if self.lenient and found.reason == "missing" and has_text(sample.whole):
-            return Extracted(sample.whole.rpartition("</think>")[2][-_LENIENT_CHARS:].strip() or None, "missing")
-        return found
+        return answer_at(sample, self.answer_in, not self.lenient, self.boxes)
 
     def _settled(self, result: str, sample: Sample, answer: str) -> Score:
         if result == "equal" and is_copied(answer, reference_text(sample.reference) or "", prompt_text(sample.prompt)):
@@ -152,10 +135,9 @@ def check_places(answer_in: str, boxes: str = "one") -> None:
 
 
 def answer_at(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") -> Extracted:
-    """The answer's text; a tag or line that holds a box holds the box's content, a box that holds but a box that one's.
+    """The answer's text; of a tag or line that holds a box, the box's content.
 
-    Boxes that are copied from the prompt are no answers, where another one follows. Where the prompt opened a `<think>`
-    that the completion does not close, there is none.
+    Where the prompt opened a `<think>` that the completion does not close, there is none.
     """
     if opens_thinking(sample.prompt) and "</think>" not in sample.text:
         return Extracted(None, "unterminated_think")
@@ -163,35 +145,10 @@ def answer_at(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") 
     scanner: Callable[..., Extracted] = any_answer if answer_in == "any" else _SCANNERS[answer_in]
     how = {"any": (strict, one_box), "boxed": (one_box,)}.get(answer_in, (strict,))
     found = sample.once(scanner, *how)
-    if found.reason == "duplicated_box":
-        found = scanner(_unnested(without_copied_boxes(sample.whole, prompt_text(sample.prompt))), *how)
     if answer_in in ("any", "boxed") or found.value is None:
         return found
     inner = boxed_answer(found.value, one_box)
     return found if inner.reason == "missing" else inner
-
-
-def _unnested(text: str) -> str:
-    r"""`text` with a last box that is all that its outer boxes hold, `\boxed{\boxed{7}}`, as one box."""
-    for _ in range(MAX_NESTED):
-        inner = text.rfind("\\boxed{")
-        outer = text[:inner].rstrip() if inner > 0 else ""
-        end = _closing_brace(text, inner + len("\\boxed"))
-        rest = text[end + 1 :].lstrip() if end > 0 else ""
-        if not outer.endswith("\\boxed{") or not rest.startswith("}"):
-            break
-        text = outer.removesuffix("\\boxed{") + text[inner : end + 1] + rest[1:]
-    return text
-
-
-def _closing_brace(text: str, opened: int) -> int:
-    """Where the brace at `opened` is closed, or -1; escaped braces are skipped."""
-    depth = 0
-    for match in _BRACE.finditer(text, opened, opened + MAX_MATH_CHARS):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.start()
-    return -1
 
 
 def _no_reference(sample: Sample) -> Score:

@@ -47,12 +47,12 @@ def math_verify(
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
     Formula: 1 when the answer equals the reference, else 0. Equal are the same number, expression, equation, set (in
-    any order), tuple or interval (order and brackets), matrix (entry by entry), time of day or word, with or without units, `$`,
+    any order), tuple or interval (order and brackets), matrix (entry by entry) or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
     Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
     is the rounding of an irrational reference to three digits or more, or stands beside a side that is exact. Upper and
-    lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`,
-    `\angle ABC`; not in `\overline{AB}` and `\triangle ABC`); `a = 1, b = 2` is compared by name or in order. Boxes side by
+    lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`);
+    `a = 1, b = 2` is compared by name or in order. Boxes side by
     side (`\boxed{1} and \boxed{-2}`) are one list, in answers and references. A letter behind a number is a unit only where the
     reference is a number.
     The answer has to be worked out: with `final_form` it holds no more arithmetic than the reference (`6 \cdot 12` is not 72,
@@ -75,8 +75,7 @@ def math_verify(
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.
@@ -121,8 +120,7 @@ def math_boxed(
         format_weight: share of the box, below 0.5.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.
@@ -175,8 +173,7 @@ def math_dapo(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.
@@ -245,8 +242,7 @@ def math_cosine(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.
@@ -307,8 +303,7 @@ def math_kimi_length(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.
@@ -370,8 +365,7 @@ def math_length_budget(
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
         boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
-        lenient: the last answer counts of several, text may follow it, and where none stands in its place it is looked for as
-            Math-Verify does.
+        lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
         batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             come last, and without a score (`infra`) where no time is left for them.

@@ -140,8 +140,7 @@ def r1_zero(
         language_weight: weight of the language; 0 leaves it out, as for R1-Zero.
         language: ISO 639-1 code of the language that the reasoning should be in.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer tag counts of several, and text may follow it; where there is none, an answer is looked for
-            elsewhere.
+        lenient: the last answer tag counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
 
     Raises:

@@ -13,7 +13,6 @@ from rewards.extract import (
     tagged_answer,
     tags_problem,
     think_answer_problem,
-    without_copied_boxes,
 )
 
 
@@ -138,16 +137,6 @@ def test_strict_boxed_answer_refuses_boxes_that_differ(text: str, reason: str | 
 )
 def test_boxes_side_by_side_are_one_list(text: str, answer: str) -> None:
     assert boxed_answer(text).value == answer
-
-
-def test_boxes_that_are_copied_from_the_prompt_are_left_out_but_for_the_last() -> None:
-    prompt = r"What goes in the box: $3 + \boxed{\phantom{4}} = 7$? Answer in \boxed{}, such as \boxed{5}."
-    copied = r"As $3 + \boxed{\phantom{4}} = 7$, and not \boxed{5}, it is \boxed{4}."
-    assert without_copied_boxes(copied, prompt) == r"As $3 +  = 7$, and not , it is \boxed{4}."
-    assert without_copied_boxes(r"\boxed{4} or \boxed{5}", prompt) == r"\boxed{4} or \boxed{5}"
-    assert without_copied_boxes(r"\boxed{6} \boxed{4}", prompt) == r"\boxed{6} \boxed{4}"
-    assert without_copied_boxes(r"\boxed{5 \boxed{4}", prompt) == r"\boxed{5 \boxed{4}"
-    assert without_copied_boxes("none", prompt) == "none"
 
 
 @pytest.mark.parametrize(

@@ -60,52 +60,6 @@ def test_half_a_reference_is_not_enough():
     assert statuses(*completions, reference=reference) == ["wrong", "wrong", "ok", "ok", "wrong"]
 
 
-def test_one_value_in_several_spellings_is_one_answer():
-    reference = r"This yields $\boxed{x+11}$ or $\boxed{11+x}$."
-    completions = [r"\boxed{x+11}", r"\boxed{11+x}", r"\boxed{x+12}", r"\boxed{x+11} or \boxed{11+x}"]
-    assert statuses(*completions, reference=reference) == ["ok", "ok", "wrong", "ok"]
-    assert statuses(r"\boxed{1}", reference="1, 1") == ["wrong"]
-
-
-def test_the_questions_own_box_is_no_second_answer():
-    prompt = r"What goes in the box: $3 + \boxed{\phantom{4}} = 7$? Put the answer in \boxed{}."
-    completions = [
-        r"In $3 + \boxed{\phantom{4}} = 7$ there goes \boxed{4}.",
-        r"\boxed{} is what I need: \boxed{4}",
-        r"In $3 + \boxed{\phantom{4}} = 7$ there goes \boxed{5}.",
-        r"\boxed{5} or rather, thinking about it once more, \boxed{4}",
-        r"\boxed{4} in $3 + \boxed{\phantom{4}} = 7$",
-    ]
-    samples = build_samples([prompt] * 5, completions, reference=["4"] * 5)
-    scores = run_component(MathVerify(deadline=10.0), samples, Context())
-    assert [score.status for score in scores] == ["ok", "ok", "wrong", "format", "format"]
-
-
-LENIENT = [
-    ("so the number is 10 which is 1,000.99€", "1000.99", "ok"), ("Thus $x <= 2$ is our answer.", r"x \le 2", "ok"),
-    (r"The distance is $125\textnormal{ miles}$.", "125", "ok"), ("The largest $n$ is 34.", "34", "ok"),
-    ("It costs 2,74 $", "2.74", "ok"), ("It costs 2,75 $", "2.74", "wrong"), ("The largest $n$ is 35.", "34", "wrong"),
-    ("It is 70 or 72.", "72", "wrong"), ("either 72 or 70", "72", "wrong"), ("It is $70$ or $72$.", "72", "wrong"),
-    ("<think>72</think> ", "72", "format"), (r"\boxed{72", "72", "format"), ("<think>It is 72.", "72", "format"),
-    ("Answer: 72\n\nI hope that this helps.", "72", "ok"), ("no number at all", "72", "wrong"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("completion", "reference", "status"), LENIENT)
-def test_lenient_looks_for_an_answer_anywhere_and_takes_no_hedge(completion, reference, status):
-    assert statuses(completion, reference=reference, lenient=True) == [status]
-    assert statuses(completion, reference=reference) == ["format"]
-
-
-def test_lenient_pays_no_echo_of_the_prompt_either():
-    prompt = r"What is $6 \cdot 12$?"
-    completions = [prompt, r"It is $6 \cdot 12$.", r"As $6 \cdot 12 = 72$, it is $72$.", r"\boxed{6 \cdot 12}"]
-    samples = build_samples([prompt] * 4, completions, reference=["72"] * 4)
-    scores = run_component(MathVerify(lenient=True, deadline=20.0), samples, Context())
-    assert [score.status for score in scores] == ["wrong", "wrong", "ok", "wrong"]
-    assert scores[2].info["extracted"] == "72"
-
-
 @pytest.mark.parametrize(
     ("answer_in", "completion"),
     [
@@ -200,16 +154,6 @@ def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
     assert hanging <= {("timeout", 0.0), ("infra", None)}
     assert ("infra", None) in hanging
     assert before <= {worker.pid for worker in shared_pool()._alive}
-
-
-def test_a_box_that_holds_nothing_but_a_box_is_that_one():
-    assert statuses(r"\boxed{\boxed{72}}", r"\boxed{ \boxed{72.0} }.", r"\boxed{\boxed{70}}") == [
-        "ok",
-        "ok",
-        "wrong",
-    ]
-    assert statuses(r"\boxed{70+\boxed{72}}", r"\boxed{\boxed{72}", r"\boxed{70} \boxed{\boxed{72}}") == ["format"] * 3
-    assert statuses(r"\boxed{\boxed{72}}", answer_in="any") == ["ok"]
 
 
 def test_timeouts_hold_off_the_main_thread():
