@@ -56,6 +56,7 @@ REWARDS_LAYERS = [
     "rewards.preset",
     "rewards.functions",
     "rewards.http",
+    "rewards.parallel",
     "rewards.isolation",
     "rewards.sandbox",
     "rewards.components",
