@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from study_runs import draw, make_run
+from study_runs import draw, evaluation, make_run
 from typer.testing import CliRunner
 
 from kit.api import launch as api
 from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RewardError, RunError
+from kit.runs.lock import try_lock
 from kit.runs.store import RunDir, RunStore
 from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
-from kit.studies.sweep import carry_out, history, look, run_trial, table
-from kit.studies.sweep_config import SweepConfig, check, load_sweep, trial_config
-from kit.studies.sweep_study import Study
+from kit.studies.sweep import SweepConfig, carry_out, check, load_sweep, look, run_trial, table, trial_config
 
 LR, CLIP = "optimisation.learning_rate", "objective.clip.eps_high"
 SPACE: dict[str, Any] = {LR: {"type": "loguniform", "low": 1e-5, "high": 1e-3}, CLIP: [0.2, 0.3, 0.4]}
@@ -108,16 +107,7 @@ def test_every_trial_is_a_run_with_its_values_and_the_best_is_left_as_yaml(
     best = load_config(root / "sweeps/it/best.yaml")
     assert best.optimisation.learning_rate == highest["params"][LR]
     assert best.run.id is None, "so that it can be trained again"
-    page = (root / "sweeps/it/sweep.html").read_text()
-    assert "Score by trial" in page
-    assert "Importance" in page
     assert json.loads((root / "sweeps/it/table.json").read_text())["trials"] == found["trials"]
-
-
-def test_the_key_that_matters_has_the_importance(finished: tuple[Path, dict[str, Any], list[RunConfig]]) -> None:
-    importances = Study(sweep(trials=10), finished[0]).importances()
-    assert importances[LR] > 0.8
-    assert sum(importances.values()) == pytest.approx(1.0)
 
 
 def test_the_same_seed_proposes_the_same_values(
@@ -204,8 +194,7 @@ import os, signal, sys
 from pathlib import Path
 from kit.api import launch as api
 from kit.runs.store import RunStore
-from kit.studies.sweep_config import load_sweep
-from kit.studies.sweep import carry_out
+from kit.studies.sweep import carry_out, load_sweep
 
 def launch(config, *, quiet=False):
     RunStore(config.run.root).create(config.run.id).write_status("running")
@@ -231,20 +220,31 @@ def test_a_killed_sweep_goes_on_with_the_values_of_the_dead_trial(tmp_path: Path
     assert found[1]["params"] == before[0]["params"]
 
 
-def test_a_trial_of_a_living_sweep_is_left_alone(tmp_path: Path) -> None:
-    study = Study(sweep(), tmp_path)
-    study.ask()
-    assert Study(sweep(), tmp_path).retry_dead() == []
-    assert study.remaining() == 2
+def test_a_sweep_that_runs_in_another_process_is_left_alone(tmp_path: Path, launched: list[RunConfig]) -> None:
+    (tmp_path / "sweeps/it").mkdir(parents=True)
+    handle = try_lock(tmp_path / "sweeps/it/lock")
+    assert handle is not None
+    with pytest.raises(RunError, match="Another process"):
+        carry_out(sweep(), tmp_path, silent)
+    os.close(handle)
+    assert launched == []
 
 
-def test_values_that_kill_every_time_are_given_up(tmp_path: Path) -> None:
-    study = Study(sweep(trials=1), tmp_path)
+def test_values_that_are_interrupted_every_time_are_given_up(
+    tmp_path: Path, launched: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(config: RunConfig, *, quiet: bool = False) -> None:
+        launched.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "launch", interrupt)
     for _ in range(3):
-        assert study.remaining() == 1
-        study.give_up(study.ask())
-    assert study.remaining() == 0
-    assert len({str(row["params"]) for row in study.rows()}) == 1
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(sweep(trials=1), tmp_path, silent)
+    with pytest.raises(RunError, match="No trial"):
+        carry_out(sweep(trials=1), tmp_path, silent)
+    assert len({config.optimisation.learning_rate for config in launched}) == 1
+    assert len(launched) == 3
 
 
 def test_a_grid_has_every_combination_once(tmp_path: Path, launched: list[RunConfig]) -> None:
@@ -322,8 +322,11 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
         ({"space": {}}, "space"),
         ({"space": {LR: [-1.0, 0.0]}}, "no value of it can be used"),
         ({"space": {"objective.clip.eps_hgih": [0.2, 0.3]}}, "eps_high"),
-        ({"space": {"run.id": ["a"]}}, "the sweep sets it"),
+        ({"space": {"run.seed": [0, 1]}}, "different yardsticks"),
+        ({"space": {"data": [{"heldout": 3}]}}, "different yardsticks"),
         ({"space": {"evaluation.k": [2, 4]}}, "different yardsticks"),
+        ({"space": {"reward.params": [{}]}}, "evaluation.checker"),
+        ({"metric": "greedy_acuracy"}, "Did you mean 'greedy_accuracy'"),
         ({"sampler": {"name": "grid"}}, "a grid needs"),
         ({"sampler": {"nam": "grid"}}, "Did you mean 'name'"),
         ({"trails": 3}, "Did you mean 'trials'"),
@@ -361,7 +364,29 @@ def test_another_search_under_the_same_name_is_refused(tmp_path: Path, launched:
 def test_runs_of_a_sweep_that_was_removed_are_not_taken_for_this_one(tmp_path: Path) -> None:
     RunStore(tmp_path).create("it-t0000")
     with pytest.raises(RunError, match="another name"):
-        Study(sweep(), tmp_path)
+        carry_out(sweep(), tmp_path, silent)
+
+
+def test_rewards_may_be_searched_where_a_checker_says_what_is_right() -> None:
+    space = {"reward.preset": ["gsm8k", "gsm8k-hash"]}
+    sweep(space=space, overrides=["evaluation.checker=gsm8k"])
+    with pytest.raises(ConfigError, match="greedy_reward"):
+        sweep(space=space, overrides=["evaluation.checker=gsm8k"], metric="greedy_reward")
+
+
+def test_a_trial_that_was_rolled_back_counts_by_the_weights_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def roll_back(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+        run = RunStore(tmp_path).create(str(config.run.id))
+        run.write_json("eval/before.json", evaluation([[0, 0]] * 5, step=0))
+        for name, step, right in (("step-00010", 10, 4), ("step-00020", 20, 1), ("after", 10, 4)):
+            run.write_json(f"eval/{name}.json", evaluation([[4, 1]] * right + [[0, 0]] * (5 - right), step=step))
+        return None, Outcome(DONE)
+
+    monkeypatch.setattr(api, "launch", roll_back)
+    result = run_trial(trial_config(sweep(), {}, "t", tmp_path), "auto", lambda *_: False)
+    assert (result.state, result.step, result.value) == ("complete", 10, 0.8)
 
 
 def test_the_verb_shows_the_table_best_first(tmp_path: Path, launched: list[RunConfig]) -> None:
@@ -379,26 +404,16 @@ def test_the_verb_shows_the_table_best_first(tmp_path: Path, launched: list[RunC
     assert lines[0] == found["best"]["run"]
     assert "best.yaml" in shown.output
     assert len(launched) == 3
+    database = (tmp_path / "sweeps/it/study.db").read_bytes()
+    CliRunner().invoke(cli.app, [*arguments, "--show"])
+    assert (tmp_path / "sweeps/it/study.db").read_bytes() == database, "looking writes nothing"
 
 
-def test_the_best_so_far_never_falls() -> None:
-    rows = [{"trial": n, "state": "complete", "value": value} for n, value in enumerate([0.3, 0.2, 0.5])]
-    rows.append({"trial": 3, "state": "pruned", "value": 0.9})
-    assert history({"trials": rows}) == {
-        "trial": [(0, 0.3), (1, 0.2), (2, 0.5)],
-        "best so far": [(0, 0.3), (1, 0.3), (2, 0.5)],
-    }
-
-
-@pytest.mark.parametrize(("module", "extra", "flags"), [("optuna", "sweep", []), ("ray", "ray", ["--ray", "local"])])
-def test_a_missing_package_is_named_with_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str, flags: list[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    path = write(tmp_path / "it.yaml")
-    result = CliRunner().invoke(cli.app, ["sweep", str(path), "--root", str(tmp_path), *flags])
+def test_missing_optuna_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    result = CliRunner().invoke(cli.app, ["sweep", str(write(tmp_path / "it.yaml")), "--root", str(tmp_path)])
     assert result.exit_code == 2
-    assert f"--extra {extra}" in result.output
+    assert "--extra sweep" in result.output
 
 
 def test_a_trial_for_real(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: Any) -> None:

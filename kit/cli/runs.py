@@ -361,10 +361,6 @@ def sweep(
     path: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is searched; see docs/sweep.md.")],
     show: Annotated[bool, typer.Option("--show", help="Only show the table of what is there.")] = False,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, in place of the file's.")] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: local, auto, or its address (ray://host:10001)."),
-    ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else the configuration's.")] = None,
     progress: Annotated[bool, typer.Option("--progress", help="Show what each trial prints.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
@@ -372,30 +368,22 @@ def sweep(
     """Search over any keys of a configuration with Optuna. Given again, it goes on where it was."""
     from kit.cli.tables import print_table
     from kit.runs.files import to_json
-    from kit.studies.sweep import carry_out, look, table
-    from kit.studies.sweep_config import base_config, load_sweep
+    from kit.studies.sweep import base_config, carry_out, load_sweep, look, table
 
-    wanted = load_sweep(path, only_look=show)
-    wanted.trials = trials or wanted.trials
-    folder, tell = root or Path(base_config(wanted).run.root), _silent if as_json else typer.echo
+    sweep = load_sweep(path)
+    sweep.trials = trials or sweep.trials
+    folder = root or Path(base_config(sweep).run.root)
     if show:
-        results = look(wanted, folder)
-    elif ray is not None:
-        from kit.studies.sweep_ray import carry_out_on_ray
-
-        results = carry_out_on_ray(wanted, folder, ray, tell)
+        results = look(sweep, folder)
     else:
-        results = carry_out(wanted, folder, tell, quiet=as_json or not progress)
+        results = carry_out(sweep, folder, _silent if as_json else typer.echo, quiet=as_json or not progress)
     if as_json:
         typer.echo(to_json(results))
         return
     print_table(*table(results))
-    if results["differs"]:
-        typer.echo(f"Note: {path} differs by now from the sweep shown: {', '.join(results['differs'])}.")
     if results["best"] is not None:
-        place = Path(results["folder"])
-        typer.echo(f"Best: {results['best']['run']}. Train it again: grpo-kit train {place / 'best.yaml'}")
-        typer.echo(f"{place / 'sweep.html'}")
+        best = Path(results["folder"]) / "best.yaml"
+        typer.echo(f"Best: {results['best']['run']}. Train it again: grpo-kit train {best}")
 
 
 def _silent(_: str) -> None:

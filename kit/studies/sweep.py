@@ -1,114 +1,520 @@
-"""A sweep on this machine: ask, train, tell, until all trials are made; whatever happens to one of them.
+"""Search over configuration keys with Optuna: `grpo-kit sweep sweep.yaml`.
 
-A trial is a normal run, watched for held-out scores while it trains, and asked to stop when it will not win. What a sweep
-leaves: table.json, best.yaml and sweep.html, and the table on the terminal.
+A sweep file looks like this:
+
+    config: quickstart                      # a preset or a file, as for `grpo-kit train`
+    overrides: [optimisation.steps=20]
+    trials: 12
+    sampler: {name: tpe, seed: 0}
+    pruner: {name: median}
+    space:
+      optimisation.learning_rate: {type: loguniform, low: 1.0e-5, high: 1.0e-3}
+      objective.clip.eps_high: {type: uniform, low: 0.2, high: 0.4}
+      model.lora.rank: {type: int, low: 4, high: 32, log: true}
+      objective.recipe: [dapo, gspo]
+
+Each trial is a normal run, made one after the other. A thread reads the held-out scores of the running trial and asks it to
+stop when the pruner decides so. The study lies in an SQLite file, so the same command continues a killed sweep.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
+import os
+import random
+import re
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, KitError, RunError
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from kit.config import RunConfig, Section, load_config
+from kit.config.loading import explain, read_yaml
+from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError
+from kit.evaluation.checker import check_metric
 from kit.evaluation.results import course, metric_key, read_result, value_of
-from kit.report import charts
-from kit.report.page import page, piece
 from kit.runs.files import to_json, write_atomic
+from kit.runs.lock import try_lock
 from kit.runs.metrics import last_step, result_of, step_of
-from kit.runs.store import RunDir
+from kit.runs.store import ALIVE, RunDir
 from kit.runs.worker import STOPPED
-from kit.studies.arms import stopped_by_hand
-from kit.studies.sweep_config import SweepConfig, metric_of, trial_config
-from kit.studies.sweep_study import DATABASE, Proposal, Result, Study, folder_of
+from kit.studies.arms import check_objective, stopped_by_hand
 
-Tell = Callable[[str], None]
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")
+ATTEMPTS = 3
+"""Largest number of attempts for the values of a trial whose process died."""
 POLL_SECONDS = 0.5
-Report = Callable[[int, float], bool]
-"""Called with step and score; True asks for the trial to be ended."""
-TABLE, BEST, PAGE = "table.json", "best.yaml", "sweep.html"
+FOLDER, DATABASE, TABLE, BEST = "sweeps", "study.db", "table.json", "best.yaml"
 
 
-def carry_out(sweep: SweepConfig, root: Path, tell: Tell = print, *, quiet: bool = True) -> dict[str, Any]:
-    """Makes the trials that are missing, one after the other, and returns what `results` does.
+# --- the sweep file ---------------------------------------------------------------------------------------------------
 
-    Goes on with a study that is there. Raises `KeyboardInterrupt` on Ctrl-C: the trial in progress is tried again next
-    time. Raises `RunError` when no trial has a score.
-    """
-    study, metric = Study(sweep, root), metric_of(sweep)
-    for run in study.retry_dead():
-        tell(f"{run} had died; its values are tried again")
-    while study.remaining():
-        proposal = study.ask()
-        shown = ", ".join(f"{key.rpartition('.')[2]} {short(value)}" for key, value in proposal.values.items())
-        tell(f"[{proposal.number + 1}] {proposal.run_id}: {shown}")
+
+class Uniform(Section):
+    """Real numbers, all equally likely, or at equal distances."""
+
+    type: Literal["uniform"]
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+    step: Annotated[float, Field(gt=0)] | None = None
+    """Distance of the values; null: any number."""
+
+
+class LogUniform(Section):
+    """Positive numbers, every order of magnitude equally likely."""
+
+    type: Literal["loguniform"]
+    low: Annotated[float, Field(gt=0)]
+    """Smallest value."""
+    high: Annotated[float, Field(gt=0)]
+    """Largest value."""
+
+
+class Integer(Section):
+    """Whole numbers."""
+
+    type: Literal["int"]
+    low: int
+    """Smallest value."""
+    high: int
+    """Largest value."""
+    step: Annotated[int, Field(ge=1)] = 1
+    """Distance of the values."""
+    log: bool = False
+    """Every order of magnitude equally likely; not together with step."""
+
+
+class Categorical(Section):
+    """One of several values, which may be mappings such as a hook with its hyper-parameters."""
+
+    type: Literal["categorical"] = "categorical"
+    choices: Annotated[list[Any], Field(min_length=1)]
+    """The values."""
+
+
+Range = Annotated[Uniform | LogUniform | Integer | Categorical, Field(discriminator="type")]
+
+
+class SamplerConfig(Section):
+    """How the next values are proposed."""
+
+    name: Literal["tpe", "random", "grid"] = "tpe"
+    """Tree-structured Parzen estimator (Bergstra et al. 2011), random values, or every combination."""
+    seed: int = 0
+    """Seed of its proposals."""
+    startup_trials: Annotated[int, Field(ge=1)] = 8
+    """Trials that tpe draws at random before it begins to learn."""
+
+
+class PrunerConfig(Section):
+    """How trials that will not win are ended early, by their held-out scores in between. Needs evaluation.every."""
+
+    name: Literal["median", "hyperband", "none"] = "none"
+    """`median`: below the median of the others at that step. `hyperband`: successive halving (arXiv 1603.06560)."""
+    startup_trials: Annotated[int, Field(ge=0)] = 4
+    """median: trials that must have ended before any is ended early."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """median: optimiser steps of a trial that are never judged."""
+    reduction_factor: Annotated[int, Field(ge=2)] = 3
+    """hyperband: one in so many goes on at each rung."""
+
+
+class SweepConfig(Section):
+    """Everything that decides a sweep."""
+
+    config: str | dict[str, Any] = "quickstart"
+    """A preset's name, a YAML file, or the configuration itself."""
+    overrides: list[str] = Field(default_factory=list)
+    """`section.key=value` for every trial."""
+    name: str | None = None
+    """Name of the sweep and beginning of its runs' ids; null: that of the file."""
+    trials: Annotated[int, Field(ge=1)] = 20
+    """Trials in all, those of earlier starts included."""
+    metric: str = "auto"
+    """The held-out score to raise; auto: what evaluation.metric says."""
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    pruner: PrunerConfig = Field(default_factory=PrunerConfig)
+    space: Annotated[dict[str, Range], Field(min_length=1)]
+    """What is searched: a range for each `section.key`."""
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _lists_are_choices(cls, space: Any) -> Any:
+        if not isinstance(space, Mapping):
+            return space
+        plain = {key: {"choices": values} if isinstance(values, list) else values for key, values in space.items()}
+        return {
+            key: {"type": "categorical"} | values if isinstance(values, dict) and "choices" in values else values
+            for key, values in plain.items()
+        }
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_plain_name(cls, value: str | None) -> str | None:
+        if value is not None and not NAME.fullmatch(value):
+            raise ValueError("a sweep's name has 1 to 48 lower-case letters, digits and dashes, no dash at either end")
+        return value
+
+    @model_validator(mode="after")
+    def _ranges_are_ranges(self) -> SweepConfig:
+        for key, values in self.space.items():
+            if not isinstance(values, Categorical) and values.low > values.high:
+                raise ValueError(f"space.{key}: low {values.low:g} is above high {values.high:g}")
+            if isinstance(values, Integer) and values.log and (values.step != 1 or values.low < 1):
+                raise ValueError(f"space.{key}: with log, low must be 1 or more and step 1")
+            endless = isinstance(values, LogUniform) or (isinstance(values, Uniform) and values.step is None)
+            if self.sampler.name == "grid" and endless:
+                raise ValueError(f"space.{key}: a grid needs a list of values, an int range, or uniform with a step")
+        return self
+
+
+def load_sweep(path: str | Path) -> SweepConfig:
+    """Read a sweep from its file. Raises `ConfigError`."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"There is no file '{path}'. A sweep is described by a YAML file: see docs/sweep.md.")
+    try:
+        sweep = SweepConfig.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(explain(error, path.name, SweepConfig)) from None
+    if sweep.name is None:
+        sweep.name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:48].strip("-") or "sweep"
+    return sweep
+
+
+def check(sweep: SweepConfig) -> None:
+    """Refuse keys that do not exist or may not be searched, before anything runs. Raises `ConfigError`."""
+    base = base_config(sweep)
+    metric = metric_of(sweep)
+    for key in sweep.space:
+        section, _, rest = key.partition(".")
+        if section in ("run", "evaluation", "data"):
+            raise ConfigError(
+                f"space.{key} would measure the trials by different yardsticks (held-out problems, seeds, folders); set it "
+                "under overrides."
+            )
+        if (
+            section == "reward"
+            and rest.partition(".")[0] in ("", "preset", "params", "functions")
+            and (base.evaluation.checker is None or metric == "greedy_reward")
+        ):
+            raise ConfigError(
+                f"space.{key} would judge each trial by its own reward, which are different yardsticks. Set "
+                "evaluation.checker under overrides to a preset that says what is right (grpo-kit reward list), and a "
+                "metric other than greedy_reward."
+            )
+    check_metric(metric, base, "metric")
+    for key, values in sweep.space.items():
+        _check_values(sweep, key, values)
+    if not base.evaluation.after:
+        raise ConfigError("A sweep needs the held-out score after training: set evaluation.after to true.")
+    if sweep.pruner.name != "none" and not base.evaluation.every:
+        raise ConfigError(
+            f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none: set evaluation.every "
+            "under overrides (optimiser steps between scores), or pruner: {name: none}."
+        )
+
+
+def _check_values(sweep: SweepConfig, key: str, values: Uniform | LogUniform | Integer | Categorical) -> None:
+    """Raises `ConfigError` when no value of a range can be used by itself; a combination may still be wrong."""
+    samples = values.choices if isinstance(values, Categorical) else [values.low, values.high]
+    faults = []
+    for value in samples:
         try:
-            result = attempt(study, proposal, sweep, root, metric, quiet=quiet)
-        except BaseException:
-            study.give_up(proposal)
-            raise
-        result = study.tell(proposal, result)
-        tell(f"    {describe(result)}")
-        write_results(study)
-    return finish(study)
+            check_objective(trial_config(sweep, {key: value}, "t", Path("runs")), [key])
+        except (ConfigError, ObjectiveError) as error:
+            faults.append(str(error))
+    if len(faults) == len(samples):
+        raise ConfigError(f"space.{key}: no value of it can be used. {faults[0]}")
+
+
+def metric_of(sweep: SweepConfig) -> str:
+    """The held-out score to raise."""
+    return base_config(sweep).evaluation.metric if sweep.metric == "auto" else sweep.metric
+
+
+def base_config(sweep: SweepConfig) -> RunConfig:
+    """The configuration that all trials share. Raises `ConfigError`."""
+    return load_config(sweep.config, sweep.overrides)
+
+
+def trial_config(sweep: SweepConfig, values: Mapping[str, Any], run_id: str, root: Path) -> RunConfig:
+    """The configuration of one trial. Raises `ConfigError` for values that do not go together."""
+    changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    names = [f"run.id={json.dumps(run_id)}", f"run.root={json.dumps(str(root))}"]
+    return load_config(sweep.config, [*sweep.overrides, *changes, *names])
+
+
+# --- the study --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a trial ended: `complete`, `pruned`, `failed`, or `stopped` by somebody. The score is the last one read."""
+
+    state: str
+    value: float | None = None
+    step: int = 0
+    reason: str = ""
+
+
+def carry_out(
+    sweep: SweepConfig, root: Path, tell: Callable[[str], None] = print, *, quiet: bool = True
+) -> dict[str, Any]:
+    """Make the missing trials, one after the other, and return what `collect` does; continues an existing study.
+
+    Raises `ConfigError` for a sweep that cannot be searched, `KeyboardInterrupt` on Ctrl-C (the next start tries the
+    trial in progress again), `RunError` when no trial has a score or another process makes this sweep.
+    """
+    optuna = import_optuna()
+    check(sweep)
+    folder = _folder(sweep, root)
+    ranges = {key: _distribution(optuna, values) for key, values in sweep.space.items()}
+    metric = metric_of(sweep)
+    with _alone(folder):
+        study = _open_study(optuna, sweep, root, ranges)
+        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            run = RunDir(root / _run_id(study, trial))
+            if run.path.is_dir() and run.status()["state"] in ALIVE:  # a trainer that outlived its sweep
+                run.write_text("control/stop", "its sweep died\n")
+            _try_again(study, trial)
+            tell(f"{run.id} had died; its values are tried again")
+        while _remaining(study, sweep, ranges):
+            trial = study.ask(ranges)
+            values = _values_of(sweep, trial.params)
+            run_id = _run_id(study, trial)
+            shown = ", ".join(f"{key.rpartition('.')[2]} {short(value)}" for key, value in values.items())
+            tell(f"[{trial.number + 1}] {run_id}: {shown}")
+            try:
+                result = _attempt(sweep, values, trial, run_id, root, metric, quiet=quiet)
+            except BaseException:
+                _try_again(study, trial)
+                raise
+            trial.set_user_attr("step", result.step)
+            trial.set_user_attr("reason", result.reason[:500])
+            state = {"complete": "COMPLETE", "pruned": "PRUNED"}.get(result.state, "FAIL")
+            value = result.value if result.state == "complete" else None
+            study.tell(trial, value, state=optuna.trial.TrialState[state])
+            score_text = "" if result.value is None else f" {result.value:.4f} at step {result.step}"
+            tell(f"    {result.state}{score_text}{f': {result.reason}' if result.reason else ''}")
+            _write_results(study, sweep, root)
+        results = _write_results(study, sweep, root)
+    if results["best"] is None:
+        reasons = sorted({row["reason"] for row in results["trials"] if row["reason"]})
+        raise RunError(
+            f"No trial of sweep '{sweep.name}' has a score. "
+            + (f"Reasons: {'; '.join(reasons[:3])} " if reasons else "")
+            + f"The runs lie in {root}; each one's log.txt says what went wrong."
+        )
+    return results
 
 
 def look(sweep: SweepConfig, root: Path) -> dict[str, Any]:
-    """The results so far; nothing is trained or written. `differs` names what the file has changed since.
-
-    Raises `RunError` when there is no such sweep.
-    """
-    assert sweep.name is not None, "load_sweep() gives every sweep a name"
-    if not (folder_of(root, sweep.name) / DATABASE).is_file():
+    """The results so far; trains and writes nothing. Raises `RunError` when there is no such sweep."""
+    optuna = import_optuna()
+    database = _folder(sweep, root) / DATABASE
+    if not database.is_file():
         raise RunError(f"There is no sweep '{sweep.name}' in {root} yet. Start it without --show.")
-    return collect(Study(sweep, root, only_look=True))
+    return collect(optuna.load_study(storage=f"sqlite:///{database}", study_name=sweep.name), sweep, root)
 
 
-def attempt(study: Study, proposal: Proposal, sweep: SweepConfig, root: Path, metric: str, *, quiet: bool) -> Result:
-    """One trial. Raises `KeyboardInterrupt` when it was ended by Ctrl-C."""
+def import_optuna() -> Any:
+    """Import Optuna with its log lines off. Raises `EnvironmentUnsupported` with the install command."""
     try:
-        config = trial_config(sweep, proposal.values, proposal.run_id, root)
+        import optuna
+    except ImportError:
+        raise EnvironmentUnsupported(
+            "A sweep needs Optuna. Install it with: uv sync --inexact --extra sweep  (or: pip install 'grpo-kit[sweep]')"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the sweep's lock, so that a trial noted as running is known to be dead. Raises `RunError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = try_lock(folder / "lock")
+    if handle is None:
+        raise RunError(f"Another process makes the trials of this sweep ({folder}). Follow it with --show.")
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _folder(sweep: SweepConfig, root: Path) -> Path:
+    return root / FOLDER / str(sweep.name)
+
+
+def _run_id(study: Any, trial: Any) -> str:
+    return f"{study.study_name}-t{trial.number:04d}"
+
+
+def _open_study(optuna: Any, sweep: SweepConfig, root: Path, ranges: Mapping[str, Any]) -> Any:
+    """Create the study or continue it. Raises `ConfigError` when a sweep of that name searches something else."""
+    folder, pruner = _folder(sweep, root), sweep.pruner
+    new, base = not (folder / DATABASE).is_file(), base_config(sweep)
+    if new and (first := root / f"{sweep.name}-t0000").exists():
+        raise RunError(f"{first} is there already, of an earlier sweep '{sweep.name}'. Give this one another name.")
+    pruners = {
+        "none": lambda: optuna.pruners.NopPruner(),
+        "median": lambda: optuna.pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps),
+        "hyperband": lambda: optuna.pruners.HyperbandPruner(
+            base.evaluation.every, base.optimisation.steps, pruner.reduction_factor
+        ),
+    }
+    study = optuna.create_study(
+        storage=f"sqlite:///{folder / DATABASE}",
+        study_name=sweep.name,
+        direction="maximize",
+        load_if_exists=True,
+        pruner=pruners[pruner.name](),
+    )
+    content = json.loads(sweep.model_dump_json(exclude={"trials"})) | {"base": base.model_dump(mode="json")}
+    earlier = study.user_attrs.get("searched", content)
+    if changed := [key for key in content if earlier.get(key) != content[key]]:
+        raise ConfigError(
+            f"There is a sweep '{sweep.name}' already with another {', '.join(changed)}; only trials may change as it goes on. "
+            f"Give this one another name, or remove {folder} and its runs."
+        )
+    study.set_user_attr("searched", content)
+    # The number of trials is part of the seed: a sweep that goes on does not draw the first values again.
+    seed = sweep.sampler.seed + 1000 * len(study.trials)
+    if sweep.sampler.name == "tpe":
+        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup_trials)
+    else:
+        study.sampler = optuna.samplers.RandomSampler(seed=seed)
+    if new and sweep.sampler.name == "grid":
+        for values in _grid(sweep, ranges):
+            study.enqueue_trial(values)
+    return study
+
+
+def _grid(sweep: SweepConfig, ranges: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination, in an order drawn by the seed, so that a part of the grid is a fair part."""
+    points = [
+        dict(zip(ranges, values, strict=True)) for values in itertools.product(*map(_all_values, ranges.values()))
+    ]
+    random.Random(sweep.sampler.seed).shuffle(points)
+    return points
+
+
+def _all_values(distribution: Any) -> list[Any]:
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    count = round((distribution.high - distribution.low) / distribution.step)
+    return [distribution.low + index * distribution.step for index in range(count + 1)]
+
+
+def _distribution(optuna: Any, values: Any) -> Any:
+    distributions = optuna.distributions
+    if isinstance(values, Categorical):
+        return distributions.CategoricalDistribution([_encoded(choice) for choice in values.choices])
+    if isinstance(values, Integer):
+        return distributions.IntDistribution(values.low, values.high, log=values.log, step=values.step)
+    if isinstance(values, Uniform):
+        return distributions.FloatDistribution(values.low, values.high, step=values.step)
+    return distributions.FloatDistribution(values.low, values.high, log=True)
+
+
+def _encoded(choice: Any) -> Any:
+    """A choice as Optuna stores it: plain values as they are, mappings and lists as JSON."""
+    return choice if choice is None or isinstance(choice, (str, int, float, bool)) else json.dumps(choice)
+
+
+def _values_of(sweep: SweepConfig, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a trial with mappings and lists decoded."""
+    choices = {key: values.choices for key, values in sweep.space.items() if isinstance(values, Categorical)}
+    return {
+        key: next((choice for choice in choices.get(key, ()) if _encoded(choice) == value), value)
+        for key, value in params.items()
+    }
+
+
+def _try_again(study: Any, trial: Any) -> None:
+    """Note an interrupted trial as failed and put its values in the queue again, at most `ATTEMPTS` times in all."""
+    attempt = int(trial.user_attrs.get("attempt", 1))
+    repeat = attempt < ATTEMPTS and bool(trial.params)
+    if repeat or not trial.params:  # without values, drawn or not, another trial takes its place
+        study.set_user_attr("replaced", [*study.user_attrs.get("replaced", []), trial.number])
+    study.tell(trial.number, state=import_optuna().trial.TrialState.FAIL)
+    if repeat:
+        study.enqueue_trial(trial.params, user_attrs={"attempt": attempt + 1})
+
+
+def _remaining(study: Any, sweep: SweepConfig, ranges: Mapping[str, Any]) -> int:
+    """Trials still to be made. Failed ones count as made, except those that are tried again."""
+    replaced = study.user_attrs.get("replaced", [])
+    made = [t for t in study.get_trials(deepcopy=False) if t.state.name != "WAITING" and t.number not in replaced]
+    goal = min(sweep.trials, len(_grid(sweep, ranges))) if sweep.sampler.name == "grid" else sweep.trials
+    return max(0, goal - len(made))
+
+
+# --- one trial --------------------------------------------------------------------------------------------------------
+
+
+def _attempt(
+    sweep: SweepConfig, values: Mapping[str, Any], trial: Any, run_id: str, root: Path, metric: str, *, quiet: bool
+) -> Result:
+    """Make one trial. Raises `KeyboardInterrupt` when it was ended by Ctrl-C."""
+
+    def report(step: int, value: float) -> bool:
+        trial.report(value, step)
+        return bool(trial.should_prune())
+
+    try:
+        config = trial_config(sweep, values, run_id, root)
     except ConfigError as error:
         return Result("failed", reason=str(error))
-    result = run_trial(config, metric, lambda step, value: study.report(proposal, step, value), quiet=quiet)
+    result = run_trial(config, metric, report, quiet=quiet)
     if result.state != "stopped":
         return result
-    if not stopped_by_hand(RunDir(root / proposal.run_id)):
+    if not stopped_by_hand(RunDir(root / run_id)):
         raise KeyboardInterrupt
     return Result("failed", result.value, result.step, "stopped by hand")
 
 
-def finish(study: Study) -> dict[str, Any]:
-    """Writes all results. Raises `RunError` when there is no score among them."""
-    results = write_results(study)
-    if results["best"] is None:
-        reasons = {row["reason"] for row in results["trials"] if row["reason"]}
-        raise RunError(
-            f"No trial of sweep '{study.name}' has a score. "
-            + (f"Seen: {'; '.join(sorted(reasons)[:3])} " if reasons else "")
-            + f"The runs lie in {study.root}; each one's log.txt says what went wrong."
-        )
-    write_page(study, results)
-    return results
+def run_trial(config: RunConfig, metric: str, report: Callable[[int, float], bool], *, quiet: bool = True) -> Result:
+    """Train a trial to its end and return how it went; a trial that fails is a result, too.
 
+    `report` gets the step and score of each evaluation during training; True asks the run to stop.
+    """
+    from kit.api import launch as api
 
-def describe(result: Result) -> str:
-    """How a trial ended, in a few words."""
-    value = "" if result.value is None else f" {result.value:.4f} at step {result.step}"
-    return f"{result.state}{value}{f': {result.reason}' if result.reason else ''}"
+    run = RunDir(Path(config.run.root) / str(config.run.id))
+    with Watch(run, metric, report) as watch:
+        try:
+            _, outcome = api.launch(config, quiet=quiet)
+        except KitError as error:
+            return Result("failed", reason=str(error))
+    if outcome.error is not None:
+        return Result("failed", reason=str(outcome.error))
+    try:
+        scores = _final_scores(run)
+    except RunError as error:
+        return Result("failed", reason=str(error))
+    step, value = int(scores.get("step") or 0), score(scores, metric)
+    if outcome.code == STOPPED:
+        return Result("pruned" if watch.pruned else "stopped", value, step)
+    if value is None:
+        return Result("failed", step=step, reason=f"run {run.id} ended without the held-out score '{metric}'")
+    return Result("complete", value, step)
 
 
 class Watch:
-    """Reads the evaluations of a running trial as they appear and passes each to `report` once."""
+    """Read the evaluations of a running trial as they appear and pass each to `report` once."""
 
-    def __init__(self, run: RunDir, metric: str, report: Report) -> None:
+    def __init__(self, run: RunDir, metric: str, report: Callable[[int, float], bool]) -> None:
         self.run, self.metric, self.report = run, metric, report
-        self.seen = -1
+        self.last_step = -1
         self.pruned = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"watch-{run.id}", daemon=True)
@@ -121,26 +527,24 @@ class Watch:
         self._over.set()
         self._thread.join()
         with suppress(KitError):
-            self.look()  # what came after the last look counts for the judgement of others
+            self.look()  # scores written since the last look count when other trials are judged
 
     def look(self) -> None:
-        """Reports scores that are new, and asks the run to stop when `report` wants it to."""
+        """Report new scores, and ask the run to stop when `report` returns True."""
         for result in course(self.run):
             value = score(result, self.metric)
-            if result["step"] <= self.seen or value is None:
+            if result["step"] <= self.last_step or value is None:
                 continue
-            self.seen = result["step"]
-            unwanted = bool(self.seen) and self.report(self.seen, value)
-            if unwanted and not self.pruned and not self._over.is_set():
+            self.last_step = result["step"]
+            prune = bool(self.last_step) and self.report(self.last_step, value)
+            if prune and not self.pruned and not self._over.is_set():
                 self.pruned = True
                 self.run.write_text("control/stop", "pruned by the sweep\n")
 
     def _loop(self) -> None:
         while not self._over.wait(POLL_SECONDS):
-            try:
+            with suppress(KitError):  # the directory is not there yet, or a file is only half written
                 self.look()
-            except KitError:  # the directory is not there yet, or a file is being looked at too early
-                continue
 
 
 def score(result: Any, metric: str) -> float | None:
@@ -148,89 +552,59 @@ def score(result: Any, metric: str) -> float | None:
     return value_of(result, metric_key(metric, int(result.get("k") or 1), checked="greedy_accuracy" in result))
 
 
-def run_trial(config: RunConfig, metric: str, report: Report, *, quiet: bool = True) -> Result:
-    """Trains a trial to its end and says how it went; a trial that fails is a result, too."""
-    from kit.api import launch as api
-
-    run = RunDir(Path(config.run.root) / str(config.run.id))
-    with Watch(run, metric, report) as watch:
-        try:
-            _, outcome = api.launch(config, quiet=quiet)
-        except KitError as error:
-            return Result("failed", reason=str(error))
-    if outcome.error is not None:
-        return Result("failed", reason=str(outcome.error))
-    result = ended(run, metric)
-    if outcome.code == STOPPED:
-        return Result("pruned" if watch.pruned else "stopped", result.value, result.step)
-    return result
-
-
-def ended(run: RunDir, metric: str) -> Result:
-    """How a run ended that nobody stopped, with the score of its result."""
-    try:
-        scores = final_scores(run)
-    except RunError as error:
-        return Result("failed", reason=str(error))
-    step, value = int(scores.get("step") or 0), score(scores, metric)
-    if value is None:
-        return Result("failed", step=step, reason=f"run {run.id} ended without the held-out score '{metric}'")
-    return Result("complete", value, step, yardstick=yardstick(scores))
-
-
-def final_scores(run: RunDir) -> dict[str, Any]:
+def _final_scores(run: RunDir) -> dict[str, Any]:
     """The evaluation of the run's result; empty where there is none. Raises `RunError` for a file that cannot be read."""
     paths = {path.stem: path for path in run.eval.glob("*.json") if step_of(path.stem, 0) is not None}
     evaluations = {name: read_result(path) for name, path in paths.items()}
-    name = result_of(evaluations, last_step(run.metrics()))
-    if name is None:
-        return {}
-    return {"step": step_of(name, last_step(run.metrics()))} | evaluations[name]
+    last = last_step(run.metrics())
+    name = result_of(evaluations, last)
+    return {} if name is None else {"step": step_of(name, last)} | evaluations[name]
 
 
-def yardstick(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trial was measured by: who says what is right, and on which problems. Empty where it does not say."""
-    ids = (scores.get("per_problem") or {}).get("id")
-    if not ids:
-        return {}
-    digest = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:16]
-    return {"checker": scores.get("checker"), "problems": len(ids), "hash": digest}
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
-def write_results(study: Study) -> dict[str, Any]:
-    """Writes table.json, and best.yaml once there is a best trial; returns what the table holds."""
-    results = collect(study)
-    write_atomic(study.folder / TABLE, to_json(results, indent=2) + "\n")
-    if results["best"] is not None:
-        write_best(study.root / results["best"]["run"] / "config.yaml", study.folder / BEST, results["best"])
+def _write_results(study: Any, sweep: SweepConfig, root: Path) -> dict[str, Any]:
+    """Write table.json, and best.yaml once there is a best trial; return what the table holds."""
+    results, folder = collect(study, sweep, root), _folder(sweep, root)
+    write_atomic(folder / TABLE, to_json(results, indent=2) + "\n")
+    if best := results["best"]:
+        with suppress(KitError):  # the run was removed: best.yaml stays as it is
+            config = load_config(root / best["run"] / "config.yaml")
+            config.run.id = None
+            lines = [f"# The best trial of a sweep: run {best['run']}, held-out score {best['value']:.4f}."]
+            lines += [f"#   {key}: {value}" for key, value in best["params"].items()]
+            write_atomic(folder / BEST, "\n".join(lines) + "\n\n" + config.to_yaml())
     return results
 
 
-def collect(study: Study) -> dict[str, Any]:
-    """What the table holds; nothing is written."""
-    rows, best = study.rows(), study.best_run()
+def collect(study: Any, sweep: SweepConfig, root: Path) -> dict[str, Any]:
+    """The results as plain values, ready for JSON; writes nothing."""
+    rows = [_row(study, sweep, trial) for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
     return {
         "kind": "sweep",
-        "name": study.name,
-        "folder": str(study.folder),
-        "metric": study.sweep.metric,
-        "best": next((row for row in rows if best is not None and row["run"] == best), None),
-        "remaining": study.remaining(),
-        "differs": study.differs,
+        "name": sweep.name,
+        "folder": str(_folder(sweep, root)),
+        "metric": sweep.metric,
+        "best": max((row for row in rows if row["state"] == "complete"), key=lambda row: row["value"], default=None),
         "trials": rows,
     }
 
 
-def write_best(source: Path, target: Path, best: Mapping[str, Any]) -> None:
-    """The best trial's whole configuration, without the trial's id, so that `grpo-kit train` makes another run of it."""
-    try:
-        config = load_config(source)
-    except KitError:  # the run was removed: what was best once stays as it was written then
-        return
-    config.run.id = None
-    lines = [f"# The best trial of a sweep: run {best['run']}, held-out score {best['value']:.4f}."]
-    lines += [f"#   {key}: {value}" for key, value in best["params"].items()]
-    write_atomic(target, "\n".join(lines) + "\n\n" + config.to_yaml())
+def _row(study: Any, sweep: SweepConfig, trial: Any) -> dict[str, Any]:
+    names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+    last_step_reported, last_value = max(trial.intermediate_values.items(), default=(None, None))
+    again = trial.number in study.user_attrs.get("replaced", [])
+    return {
+        "trial": trial.number,
+        "run": _run_id(study, trial),
+        "state": names[trial.state.name],
+        "value": last_value if trial.value is None else trial.value,
+        "step": trial.user_attrs.get("step") or last_step_reported,
+        "params": _values_of(sweep, trial.params),
+        "seconds": None if trial.duration is None else trial.duration.total_seconds(),
+        "reason": "interrupted; tried again" if again else trial.user_attrs.get("reason", ""),
+    }
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -251,33 +625,6 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         for row in ranked
     ]
     return ["run", "state", "score", "step", *keys, "time", "note"], rows
-
-
-def write_page(study: Study, results: Mapping[str, Any]) -> Path:
-    """Writes sweep.html: the best trial, how the score rose, which key mattered, all trials."""
-    path, best, importances = study.folder / PAGE, results["best"], study.importances()
-    figures = [("held-out score", f"{best['value']:.4f}"), ("run", best["run"])]
-    figures += [(key, short(value)) for key, value in best["params"].items()]
-    drawn = [charts.lines(history(results), "Score by trial", "trial", "held-out score")]
-    if importances:
-        drawn.append(charts.bars(list(importances.items()), "Importance: share of the variance explained (fANOVA)"))
-    sections = [
-        ("Best", piece("sweep.html", "best", figures, f"grpo-kit train {study.folder / BEST}")),
-        ("Trials", piece("sweep.html", "trials", drawn, importances, *table(results))),
-    ]
-    if (study.folder / BEST).is_file():
-        text = (study.folder / BEST).read_text(encoding="utf-8")
-        sections.append(("Best configuration", piece("parts.html", "pre", text)))
-    subtitle = f"{len(results['trials'])} trials, {study.sweep.sampler.name} sampler, pruner {study.sweep.pruner.name}"
-    write_atomic(path, page(f"Sweep {study.name}", sections, subtitle=subtitle))
-    return path
-
-
-def history(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """The score of each complete trial, and the best so far."""
-    scores = [(float(row["trial"]), row["value"]) for row in results["trials"] if row["state"] == "complete"]
-    best = [(number, max(value for _, value in scores[: place + 1])) for place, (number, _) in enumerate(scores)]
-    return {"trial": scores, "best so far": best}
 
 
 def short(value: Any) -> str:

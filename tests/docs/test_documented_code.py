@@ -25,7 +25,6 @@ OUTSIDE = {
     "trl",
     "tensorboard",
     "trackio",
-    "ray",
     "git",
     "curl",
 }
@@ -184,7 +183,7 @@ def check_yaml(text: str, folder: Path) -> None:
     from kit.config import RunConfig, load_config
     from kit.errors import KitError
     from kit.runner.prepare import build_objective
-    from kit.studies.sweep_config import load_sweep
+    from kit.studies.sweep import load_sweep
 
     tree = yaml.safe_load(text)
     try:
