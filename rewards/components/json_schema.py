@@ -13,13 +13,6 @@ from rewards.errors import PresetError
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-# Keywords whose check costs no more than a look at the value: anything else (patterns above all, whose regular
-# expressions backtrack, and references, which recurse) is judged in a worker process with a deadline.
-_CHEAP = frozenset(
-    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "type", "properties", "required",
-     "additionalProperties", "items", "prefixItems", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
-     "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
-)  # fmt: skip
 _COMMENTS = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
@@ -71,8 +64,6 @@ class JsonSchema(IsolatedComponent):
         found = sample.once(find_json, self.strict)
         if found.reason is not None:
             return Score(None, "format", {"reason": found.reason})
-        if _is_cheap(schema):
-            return self.verdict(sample, schema_problem(schema, found.value, self.formats))
         return Task("rewards.components.json_schema:schema_problem", (schema, found.value, self.formats))
 
     def verdict(self, sample: Sample, result: Any) -> Score:
@@ -163,25 +154,3 @@ def _allows_anything(schema: str) -> bool:
     except ValueError:
         return False
     return parsed is True or (isinstance(parsed, dict) and parsed.keys() <= _COMMENTS)
-
-
-@functools.lru_cache(maxsize=256)
-def _is_cheap(schema: str) -> bool:
-    """Whether the schema uses no keyword but those of `_CHEAP`, at any depth."""
-    try:
-        stack = [json.loads(schema)]
-    except ValueError:
-        return True  # reported as an error at once
-    while stack:
-        part = stack.pop()
-        if isinstance(part, list):  # `items` of older drafts
-            stack += part
-        if not isinstance(part, dict):
-            continue
-        if not part.keys() <= _CHEAP:
-            return False
-        properties = part.get("properties")
-        stack += list(properties.values()) if isinstance(properties, dict) else []
-        stack += part["prefixItems"] if isinstance(part.get("prefixItems"), list) else []
-        stack += [part.get("items"), part.get("additionalProperties")]
-    return True

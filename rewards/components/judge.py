@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from rewards.components.final_text import prompt_text, readable, reference_texts
 from rewards.errors import PresetError
 from rewards.http import Chat, Endpoint, Reply
-from rewards.isolation import Cache, LayeredCache, MemoryCache, content_key
+from rewards.isolation import Cache, content_key
 from rewards.protocol import Context, Sample, Score, failure_reason
 
 _MAX_ITEMS = 20
@@ -389,11 +389,9 @@ class JudgeRubric(_Judge):
     def _verdicts(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
         """Verdicts from the caches, then from the judge."""
         keys = {question: self._key(question) for question in groups}
-        cache = LayeredCache(_MEMORY, Cache(self.cache) if self.cache is not None else None)
+        cache = Cache(self.cache)
         known = cache.get_many(key for key in keys.values() if key)
-        found = {
-            q: Verdict(known[key], {"cached": True}) for q, key in keys.items() if key and _fits(known.get(key), q)
-        }
+        found = {q: Verdict(known[key], {"cached": True}) for q, key in keys.items() if key in known}
         fresh = self._asked({q: group for q, group in groups.items() if q not in found}, ctx)
         cache.put_many({key: v.points for q, v in fresh.items() if v.points is not None and (key := keys[q])})
         return found | fresh
@@ -549,11 +547,6 @@ def _no_answer(text: str, max_chars: int) -> str | None:
     return "announces an answer and gives none" if text.endswith(":") else None
 
 
-def _fits(points: Any, question: Question) -> bool:
-    """Whether a cached value is points for this rubric: the file may hold anything."""
-    return isinstance(points, dict) and set(points) == {item.name for item in question.rubric}
-
-
 def _outcome(task: "asyncio.Future[Any]", seconds: float) -> Any:
     """What a conversation came to, or why it came to nothing."""
     if task.cancelled():
@@ -564,6 +557,5 @@ def _outcome(task: "asyncio.Future[Any]", seconds: float) -> Any:
     return task.result()
 
 
-_MEMORY = MemoryCache()
 _SPENT: Counter[tuple[str, str]] = Counter()
 _LOCK = threading.Lock()

@@ -1,7 +1,7 @@
 """Are these the tool calls that were expected?"""
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -233,37 +233,10 @@ def _parameters(wanted: dict[str, Any], given: dict[str, Any]) -> float:
 
 
 def _best_matching(scores: list[list[float]]) -> float:
-    """The largest sum over one-to-one pairs of rows and columns (shortest augmenting paths; at most 64 x 64)."""
+    """The largest sum over one-to-one pairs of rows and columns."""
     if not scores or not scores[0]:
         return 0.0
-    if len(scores) > len(scores[0]):
-        scores = [list(column) for column in zip(*scores, strict=True)]
-    wide = len(scores[0])
-    row_price, column_price = [0.0] * len(scores), [0.0] * wide
-    owner: dict[int, int] = {}  # column -> row
-    for start in range(len(scores)):
-        distance: defaultdict[int, float] = defaultdict(lambda: float("inf"))
-        previous: dict[int, int | None] = {}
-        done: list[int] = []
-        row, reached, last = start, 0.0, None
-        while True:
-            for index in range(wide):
-                step = reached - scores[row][index] - row_price[row] - column_price[index]
-                if index not in done and step < distance[index]:
-                    distance[index], previous[index] = step, last
-            last = min((index for index in range(wide) if index not in done), key=distance.__getitem__)
-            reached = distance[last]
-            if last not in owner:
-                break
-            done.append(last)
-            row = owner[last]
-        row_price[start] += reached
-        for index in done:
-            row_price[owner[index]] += reached - distance[index]
-            column_price[index] -= reached - distance[index]
-        index_or_none: int | None = last
-        while index_or_none is not None:
-            before = previous[index_or_none]
-            owner[index_or_none] = start if before is None else owner[before]
-            index_or_none = before
-    return sum(scores[row][index] for index, row in owner.items())
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(scores, maximize=True)
+    return sum(scores[row][column] for row, column in zip(rows, columns, strict=True))

@@ -6,18 +6,17 @@
 (1.5, 'timeout')
 """
 
-from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
+from rewards.isolation.cache import Cache, clear_recent, content_key
 from rewards.isolation.component import IsolatedComponent
 from rewards.isolation.pool import Outcome, Pool, Task, shared_pool
 
 __all__ = [
     "Cache",
     "IsolatedComponent",
-    "LayeredCache",
-    "MemoryCache",
     "Outcome",
     "Pool",
     "Task",
+    "clear_recent",
     "content_key",
     "shared_pool",
 ]

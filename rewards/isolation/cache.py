@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
-_MAX_VALUE = 64_000  # characters of JSON that are kept on disk
-_MAX_RECENT = 4_000  # and in memory
+_MAX_VALUE = 4_000  # characters of JSON that are kept
+_MAX_RECENT = 50_000  # results in memory
+
+_recent: OrderedDict[str, str] = OrderedDict()  # of all caches of this process, least recently used first
+_lock = threading.Lock()
 
 
 def content_key(*parts: Any) -> str | None:
@@ -29,107 +32,73 @@ def content_key(*parts: Any) -> str | None:
         return None
 
 
-class MemoryCache:
-    """The latest results of this process, least recently used out first. Values are kept as JSON, so nobody can change
-    them. Threads may share it."""
-
-    def __init__(self, size: int = 20_000) -> None:
-        self.size = size
-        self._values: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The known ones among `keys`."""
-        found: dict[str, str] = {}
-        with self._lock:
-            for key in keys:
-                if key in self._values:
-                    self._values.move_to_end(key)
-                    found[key] = self._values[key]
-        return {key: json.loads(value) for key, value in found.items()}
-
-    def put_many(self, values: Mapping[str, Any]) -> None:
-        """Keeps plain values of up to 4,000 characters of JSON; others are passed over."""
-        small = _small(values, _MAX_RECENT)
-        with self._lock:
-            self._values.update(small)
-            while len(self._values) > self.size:
-                self._values.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
+def clear_recent() -> None:
+    """Forgets what this process keeps in memory."""
+    with _lock:
+        _recent.clear()
 
 
 class Cache:
-    """Results on disk, in one SQLite file that processes share: for judges and code, which cost more than a look-up.
+    """Results that cost more than a look-up: the latest in memory, all of them in a SQLite file that processes share.
 
-    Nothing that goes wrong with the file raises while scoring: a value that cannot be read is not there, one that
-    cannot be written is not kept, and the log says so once.
+    Values are kept as JSON, so nobody can change them. Nothing that goes wrong with the file raises while scoring: a value
+    that cannot be read is not there, one that cannot be written is not kept, and the log says so once.
 
     Args:
-        path: the file; made with its folder when first written.
+        path: the file, made with its folder when first written; None for memory alone.
 
     >>> import tempfile
     >>> cache = Cache(Path(tempfile.mkdtemp()) / "results.sqlite")
-    >>> cache.put("key", {"passed": 3})
-    >>> cache.get("key"), cache.get("other", "unknown")
-    ({'passed': 3}, 'unknown')
+    >>> cache.put_many({"key": {"passed": 3}})
+    >>> cache.get_many(["key", "other"])
+    {'key': {'passed': 3}}
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path)
         self._complained = False
-
-    def __repr__(self) -> str:
-        return f"Cache({str(self.path)!r})"
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.get_many([key]).get(key, default)
-
-    def put(self, key: str, value: Any) -> None:
-        self.put_many({key: value})
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
         """The known ones among `keys`."""
-        wanted = list(keys)
-        if not wanted or not self.path.is_file():
-            return {}
-        found: dict[str, Any] = {}
-        try:
-            with contextlib.closing(self._open()) as file:
-                for start in range(0, len(wanted), 500):
-                    some = wanted[start : start + 500]
-                    marks = ", ".join("?" * len(some))
-                    rows = file.execute(f"SELECT key, value FROM results WHERE key IN ({marks})", some)
-                    found.update((key, json.loads(value)) for key, value in rows)
-        except (sqlite3.Error, OSError, ValueError) as failure:
-            self._complain("read", failure)
-        return found
+        asked = list(dict.fromkeys(keys))
+        with _lock:
+            known = {key: _recent[key] for key in asked if key in _recent}
+            for key in known:
+                _recent.move_to_end(key)
+        stored = self._read([key for key in asked if key not in known])
+        _remember(stored)
+        return {key: json.loads(value) for key, value in (known | stored).items()}
 
     def put_many(self, values: Mapping[str, Any]) -> None:
-        """Keeps plain values of up to 64,000 characters of JSON; others are passed over."""
-        small = _small(values, _MAX_VALUE)
-        if not small:
+        """Keeps plain values of up to 4,000 characters of JSON; others are passed over."""
+        small = {}
+        for key, value in values.items():
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                if len(text := json.dumps(value)) <= _MAX_VALUE:
+                    small[key] = text
+        _remember(small)
+        if self.path is None or not small:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(self._open()) as file, file:
+            with contextlib.closing(_open(self.path)) as file, file:
                 file.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", small.items())
         except (sqlite3.Error, OSError) as failure:
-            self._complain("write", failure)
+            self._complain("written", failure)
 
-    def _open(self) -> sqlite3.Connection:
-        """A connection of this call alone: nothing to carry over a fork, a pickle or a thread."""
-        file = sqlite3.connect(self.path, timeout=5.0)
+    def _read(self, keys: list[str]) -> dict[str, str]:
+        if self.path is None or not keys or not self.path.is_file():
+            return {}
+        found: dict[str, str] = {}
         try:
-            file.execute("PRAGMA journal_mode=WAL")
-            file.execute("PRAGMA synchronous=NORMAL")
-            file.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
-        except BaseException:
-            file.close()
-            raise
-        return file
+            with contextlib.closing(_open(self.path)) as file:
+                for start in range(0, len(keys), 500):
+                    some = keys[start : start + 500]
+                    marks = ", ".join("?" * len(some))
+                    found |= dict(file.execute(f"SELECT key, value FROM results WHERE key IN ({marks})", some))
+        except (sqlite3.Error, OSError) as failure:
+            self._complain("read", failure)
+        return found
 
     def _complain(self, verb: str, failure: Exception) -> None:
         if not self._complained:
@@ -137,36 +106,21 @@ class Cache:
             self._complained = True
 
 
-class LayeredCache:
-    """A memory before a file: what was read from disk once is not read again. Without `disk` the memory alone."""
-
-    def __init__(self, memory: MemoryCache, disk: Cache | None = None) -> None:
-        self.memory, self.disk = memory, disk
-
-    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The known ones among `keys`."""
-        wanted = list(dict.fromkeys(keys))
-        known = self.memory.get_many(wanted)
-        if self.disk is not None and (unknown := [key for key in wanted if key not in known]):
-            kept = self.disk.get_many(unknown)
-            self.memory.put_many(kept)
-            known |= kept
-        return known
-
-    def put_many(self, values: Mapping[str, Any]) -> None:
-        """Keeps plain values, in both."""
-        self.memory.put_many(values)
-        if self.disk is not None:
-            self.disk.put_many(values)
+def _remember(values: Mapping[str, str]) -> None:
+    with _lock:
+        _recent.update(values)
+        while len(_recent) > _MAX_RECENT:
+            _recent.popitem(last=False)
 
 
-def _small(values: Mapping[str, Any], limit: int) -> dict[str, str]:
-    found = {}
-    for key, value in values.items():
-        try:
-            text = json.dumps(value)
-        except (TypeError, ValueError, RecursionError):
-            continue
-        if len(text) <= limit:
-            found[key] = text
-    return found
+def _open(path: Path) -> sqlite3.Connection:
+    """A connection of this call alone: nothing to carry over a fork, a pickle or a thread."""
+    file = sqlite3.connect(path, timeout=5.0)
+    try:
+        file.execute("PRAGMA journal_mode=WAL")
+        file.execute("PRAGMA synchronous=NORMAL")
+        file.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
+from rewards.isolation.cache import Cache, content_key
 from rewards.isolation.pool import Outcome, Task, shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
-_RECENT = MemoryCache()
 # Fields that say how a result is got or named, not what it is.
-_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "deadline", "memory_mb", "budget", "cache"})
+_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "deadline", "memory_mb", "budget"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +26,11 @@ class IsolatedComponent(ItemComponent):
         deadline: seconds an item may take.
         memory_mb: address space that an item may take, MiB.
         budget: seconds for a whole batch, or None; items that had not had their whole deadline by then are `infra`.
-        cache: results kept on disk, or None for this process's memory only.
     """
 
     deadline: float = 2.0
     memory_mb: int = 2048
     budget: float | None = None
-    cache: Cache | None = None
 
     @abstractmethod
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
@@ -82,9 +79,9 @@ class IsolatedComponent(ItemComponent):
             return Score(None, "error", {"reason": failure_reason(failure)})
 
     def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
-        """From the caches where they are known; equal tasks of one batch run once."""
+        """From the cache where they are known; equal tasks of one batch run once."""
         keys = [self._key(task, position) for position, task in enumerate(tasks)]
-        cache = LayeredCache(_RECENT, self.cache)
+        cache = Cache()
         known = cache.get_many(keys)
         todo = {key: task for key, task in zip(keys, tasks, strict=True) if key not in known}
         done = shared_pool().run(

@@ -38,7 +38,7 @@ def json_schema(
         partial: credit for values that follow the schema and are partly right.
         strict: refuse text after the value, further fenced blocks, and braces before an unfenced value.
         formats: assert `format` (date, email, ...) as far as it can be checked without further packages.
-        deadline: seconds for schemas with patterns, references and the like.
+        deadline: seconds that one check may take.
 
     Raises:
         PresetError: jsonschema is not installed, or `schema` is no JSON Schema.
@@ -81,6 +81,9 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
             list or object), or `auto`, whichever is used.
         format_weight: weight of calls that can be read; 0 leaves it out.
 
+    Raises:
+        PresetError: SciPy, which finds the best matching, is not installed.
+
     >>> from rewards import build_samples, load
     >>> right = '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 2}}</tool_call>'
     >>> texts = [right, right.replace("Rome", "Oslo"), "It will rain.", "<tool_call>weather"]
@@ -89,6 +92,7 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([4.0, 2.5, -2.0, -3.0], ['ok', 'wrong', 'wrong', 'format'])
     """
+    require("tool-call", "scipy", "scipy")
     components = [Weighted(ToolCallAccuracy(format=format), 1.0)]
     if format_weight:
         components.append(Weighted(ToolCallFormat(format=format), format_weight))

@@ -1,13 +1,10 @@
 """Verdicts on programs are remembered by content: what may come from a cache, and what may not."""
 
-import json
-import sqlite3
-from contextlib import closing
-
 import pytest
 
 from rewards import build_samples, load
 from rewards.components.code import graders
+from rewards.isolation import clear_recent
 from rewards.protocol import Context
 from rewards.sandbox import Result
 
@@ -18,7 +15,7 @@ TESTS = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
 @pytest.fixture
 def jobs(monkeypatch):
     """Jobs that reach the sandbox, which is played here: it runs the program for real, without any walls."""
-    graders._MEMORY.clear()
+    clear_recent()
     seen = []
 
     def play(batch, **_):
@@ -31,7 +28,7 @@ def jobs(monkeypatch):
 
     monkeypatch.setattr(graders, "run_all", play)
     yield seen
-    graders._MEMORY.clear()
+    clear_recent()
 
 
 def totals(completions, *, tests=TESTS, context=None, **options):
@@ -78,22 +75,8 @@ def test_a_program_that_ran_out_of_time_gets_another_chance(jobs):
 def test_a_file_keeps_verdicts_for_later_runs(jobs, tmp_path):
     path = str(tmp_path / "made" / "verdicts.sqlite")
     assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
-    graders._MEMORY.clear()  # as in another process
+    clear_recent()  # as in another process
     assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
-    assert len(jobs) == 4
-
-
-@pytest.mark.parametrize(
-    "planted", ["null", "[2, 2]", "[3, 2, '']", '["2", 2, ""]', "[0, 0, '']", "{", "[true, true, '']"]
-)
-def test_what_else_stands_in_the_file_is_no_verdict(jobs, tmp_path, planted):
-    path = tmp_path / "verdicts.sqlite"
-    totals([WRONG], cache=str(path))
-    graders._MEMORY.clear()
-    with closing(sqlite3.connect(path)) as file, file:
-        assert json.loads(file.execute("SELECT value FROM results").fetchone()[0])[:2] == [1, 2]
-        file.execute("UPDATE results SET value = ?", (planted.replace("'", '"'),))
-    assert totals([WRONG], cache=str(path)) == [0.0]
     assert len(jobs) == 4
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rewards import Context, Preset, Score, build_samples
-from rewards.isolation import Cache, IsolatedComponent, MemoryCache, Pool, Task, content_key, shared_pool
+from rewards.isolation import Cache, IsolatedComponent, Pool, Task, clear_recent, content_key, shared_pool
 
 HERE = str(Path(__file__).parent)
 
@@ -421,18 +421,8 @@ def test_what_is_not_repeatable_or_failed_runs_again(tmp_path):
     assert evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")])).statuses["doubled"] == ["ok"]
 
 
-def test_results_on_disk_are_there_in_another_process(tmp_path, monkeypatch):
-    from rewards.isolation import component
-
-    marks, cache = tmp_path / "marks", Cache(tmp_path / "deep" / "results.sqlite")
-    evaluate(Doubled(function="count", cache=cache), ("a", [str(marks)]))
-    monkeypatch.setattr(component, "_RECENT", MemoryCache())  # as in a new process
-    assert evaluate(Doubled(function="count", cache=cache), ("a", [str(marks)])).values["doubled"] == [1.0]
-    assert marks.read_text() == "x"
-
-
-def test_isolated_components_are_picklable_and_take_no_workers_along(tmp_path):
-    preset = Preset([(Doubled(cache=Cache(tmp_path / "c")), 1.0)])
+def test_isolated_components_are_picklable_and_take_no_workers_along():
+    preset = Preset([(Doubled(), 1.0)])
     samples = build_samples(["p"], ["a"], arguments=[[1]])
     assert preset.score(samples).totals == [2.0]
     assert pickle.loads(pickle.dumps(preset)).score(samples).totals == [2.0]
@@ -453,29 +443,30 @@ def test_content_keys_differ_by_type_and_are_equal_for_equal_values():
     assert content_key(object()) is None
 
 
-def test_a_memory_cache_forgets_the_least_recently_used():
-    cache = MemoryCache(2)
+def test_a_cache_keeps_plain_values_on_disk_and_forgets_the_least_recently_used(tmp_path, monkeypatch):
+    from rewards.isolation import cache as module
+
+    monkeypatch.setattr(module, "_MAX_RECENT", 2)
+    cache = Cache()
     cache.put_many({"a": [1], "b": 2})
     cache.get_many(["a"])["a"].append("changed by the caller")
     cache.put_many({"c": 3, "large": "x" * 100_000, "not plain": {1}})
     assert cache.get_many(["a", "b", "c", "large", "not plain"]) == {"a": [1], "c": 3}
+    cache = Cache(tmp_path / "deep" / "results.sqlite")
+    cache.put_many({str(n): n for n in range(1200)} | {"large": "x" * 100_000})
+    clear_recent()
+    copy = pickle.loads(pickle.dumps(cache))
+    assert copy.get_many(map(str, range(2000))) == {str(n): n for n in range(1200)}
+    with sqlite3.connect(cache.path) as file:
+        assert file.execute("SELECT COUNT(*) FROM results").fetchone() == (1200,)
 
 
 def test_a_broken_cache_file_is_passed_over_with_one_warning(tmp_path, caplog):
     path = tmp_path / "results.sqlite"
     path.write_bytes(b"not a database at all" * 100)
     cache = Cache(path)
-    cache.put("a", 1)
-    assert cache.get("a") is None
+    cache.put_many({"a key": 1})
+    clear_recent()
+    assert cache.get_many(["a key"]) == {}
     assert len(caplog.records) == 1
     assert "passed over" in caplog.text
-
-
-def test_a_cache_keeps_many_values_and_can_be_pickled(tmp_path):
-    cache = Cache(str(tmp_path / "results.sqlite"))
-    cache.put_many({str(n): n for n in range(1200)} | {"large": "x" * 100_000})
-    copy = pickle.loads(pickle.dumps(cache))
-    assert copy.get_many(map(str, range(2000))) == {str(n): n for n in range(1200)}
-    assert "large" not in copy.get_many(["large"])
-    with sqlite3.connect(cache.path) as file:
-        assert file.execute("SELECT COUNT(*) FROM results").fetchone() == (1200,)

@@ -210,11 +210,11 @@ def test_equal_answers_are_asked_once_and_verdicts_are_kept(judge, tmp_path):
 
 
 def test_verdicts_on_disk_outlive_the_process_and_failures_are_not_kept(judge, tmp_path):
-    from rewards.components.judge import _MEMORY
+    from rewards.isolation import clear_recent
 
     params = {"cache": str(tmp_path / "verdicts.sqlite"), "model": "kept"}
     evaluate(preset_for(judge, **params), REFERENCE)
-    _MEMORY.clear()
+    clear_recent()
     assert evaluate(preset_for(judge, **params), REFERENCE).totals == [1.0]
     assert len(judge.bodies) == 1
     judge.steps = [failing(400)]

@@ -16,7 +16,7 @@ from rewards.components.code.calls import Call, parse_calls
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
 from rewards.components.code.values import CODE, SOURCE_FILE, decode, encode
 from rewards.errors import PresetError
-from rewards.isolation.cache import Cache, LayeredCache, MemoryCache, content_key
+from rewards.isolation.cache import Cache, content_key
 from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 from rewards.sandbox import Job, Result, SandboxError, choose, interpreter, run_all
@@ -29,7 +29,6 @@ _LIMIT_COLUMNS = ("time_limit", "memory_limit")
 _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
-_MEMORY = MemoryCache()
 # Fields that say how a verdict is got or named, not what it is.
 _NOT_CONTENT = frozenset(
     {"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache", "batch_seconds"}
@@ -90,8 +89,8 @@ class _CodeComponent(ItemComponent):
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         keys = [self._key(sample, ctx) or f"only:{position}" for position, sample in enumerate(samples)]
-        cache = LayeredCache(_MEMORY, None if self.cache is None else Cache(self.cache))
-        known = {key: kept for key, kept in cache.get_many(keys).items() if _is_kept(kept)}
+        cache = Cache(self.cache)
+        known = cache.get_many(keys)
         todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
         end = math.inf if self.batch_seconds is None else time.monotonic() + self.batch_seconds
         one_pass = self.batch_seconds is None or len(todo) < 2
@@ -284,13 +283,6 @@ def _kept(score: Score) -> list[Any] | None:
     if score.status not in ("ok", "wrong") or "passed" not in info or info.get("timed_out"):
         return None
     return [info["passed"], info["tests"], info.get("reason", "")]
-
-
-def _is_kept(value: Any) -> bool:
-    """Whether a remembered value is one that `_kept` made: the file may hold anything."""
-    return (
-        isinstance(value, list) and [type(part) for part in value] == [int, int, str] and 0 <= value[0] <= value[1] > 0
-    )
 
 
 class _Limits(NamedTuple):
