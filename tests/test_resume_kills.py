@@ -277,7 +277,7 @@ VARIANTS: dict[str, dict[str, Tree]] = {
         "objective": {"recipe": "grpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]},
     },
     "all weights, and a reference apart": {"model": {"lora": None}, "optimisation": {"learning_rate": 1e-3}},
-    "an early end": {"evaluation": {"patience": 1, "min_delta": 2.0}},
+    "an early end": {"evaluation": {"patience": 1}, "optimisation": {"learning_rate": 1e-12}},
 }
 
 

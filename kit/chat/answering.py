@@ -244,7 +244,6 @@ class Answerer(HeldOut):
             max_new_tokens=self.sampling["max_tokens"],
             eos_token_id=ends,
             pad_token_id=self.tokenizer.pad_token_id,
-            repetition_penalty=self.generation.repetition_penalty,
             disable_compile=True,
             **drawn,
         )

@@ -97,11 +97,6 @@ class RunConfig(Section):
                 f"optimisation.batch_size: {batch} completions a step cannot be made of groups of "
                 f"{group} (generation.num_generations); use {nearest}"
             )
-        if self.generation.chunks > batch // group:
-            raise ValueError(
-                f"generation.chunks: {batch // group} groups a step (batch_size {batch} ÷ num_generations {group}) cannot be "
-                f"made in {self.generation.chunks} parts; use at most {batch // group}"
-            )
         micro = self.optimisation.micro_batch_size
         if micro is not None and batch % micro:
             divisors = [size for size in range(1, batch + 1) if batch % size == 0]

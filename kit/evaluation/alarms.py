@@ -281,7 +281,7 @@ class Decision:
         """Why training ends before its last step, in plain words; None where it does not."""
         if self.cause == "reward_hacking":
             return f"reward hacking: {self._fall()}, while the training reward rose"
-        best, last = self.standing.counted, self.standing.last
+        best, last = self.standing.best, self.standing.last
         if self.cause is None or best is None or last is None:
             return None
         return (
@@ -308,7 +308,7 @@ class Decision:
 
 def decide(results: Sequence[Result], lines: Sequence[Line], config: EvaluationConfig, key: str) -> Decision:
     """What follows from `results`, evaluations in the order of their steps, and the metric lines of the steps before."""
-    now = standing(results, key, config.min_delta)
+    now = standing(results, key)
     hacking = reward_hacking(results, lines, key) if config.alarm != "off" else None
     begins = hacking is not None and reward_hacking(results[:-1], lines, key) is None
     acts = hacking is not None and config.alarm in ("stop", "rollback")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 SHOWN = 8
-GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
+GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p")
 """What `_generation_config` takes of the run's generation settings."""
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
@@ -273,7 +273,6 @@ class HeldOut:
             max_new_tokens=self.generation.max_completion_tokens,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=ends,
-            repetition_penalty=self.generation.repetition_penalty,
             disable_compile=True,
             **sampling,
         )

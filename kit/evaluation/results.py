@@ -68,12 +68,12 @@ def course(run: RunDir, until: int | None = None) -> list[Result]:
     """
     found: dict[int, Result] = {}
     for path in sorted(run.eval.glob("*.json"), key=lambda path: path.stem == "after"):
-        if path.stem not in ("before", "after") and not _is_step(path.stem):
+        if path.stem not in ("before", "after") and not path.stem.removeprefix("step-").isdigit():
             continue
         result = read_result(path)
-        step = int(result.get("step", _step_by_name(path.stem, run)))
+        step = int(result["step"])
         if until is None or step <= until:
-            found.setdefault(step, {**result, "step": step})
+            found.setdefault(step, result)
     return [found[step] for step in sorted(found)]
 
 
@@ -84,17 +84,6 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
     return result
-
-
-def _is_step(name: str) -> bool:
-    return name.startswith("step-") and name.removeprefix("step-").isdigit()
-
-
-def _step_by_name(name: str, run: RunDir) -> int:
-    """For evaluations of earlier versions, which did not say their step."""
-    if name == "after":
-        return max((int(line.get("step") or 0) for line in run.metrics()), default=0)
-    return 0 if name == "before" else int(name.removeprefix("step-"))
 
 
 @dataclass(frozen=True)
@@ -110,32 +99,28 @@ class Standing:
     """Where a run stands after its last evaluation.
 
     `best` is the highest score, the earliest of equal ones; `best_trained` the same without the one before training,
-    which has no checkpoint. `counted` is the last score that counted as better, that is by more than min_delta than the
-    one that counted before it, and `waited` how many evaluations there have been since.
+    which has no checkpoint. `waited` counts the evaluations since `best`.
     """
 
     best: Mark | None = None
     best_trained: Mark | None = None
-    counted: Mark | None = None
     waited: int = 0
     last: Mark | None = None
 
 
-def standing(results: Sequence[Result], key: str, min_delta: float = 0.0) -> Standing:
+def standing(results: Sequence[Result], key: str) -> Standing:
     """The standing after `results`, in the order of their steps; evaluations without this score are passed over."""
-    best = trained = counted = last = None
+    best = trained = last = None
     waited = 0
     for result in results:
         value = value_of(result, key)
         if value is None:
             continue
         last = Mark(int(result["step"]), value)
-        best = last if best is None or value > best.value else best
+        best, waited = (last, 0) if best is None or value > best.value else (best, waited + 1)
         if last.step > 0:
             trained = last if trained is None or value > trained.value else trained
-        better = counted is None or value > counted.value + min_delta
-        counted, waited = (last, 0) if better else (counted, waited + 1)
-    return Standing(best, trained, counted, waited, last)
+    return Standing(best, trained, waited, last)
 
 
 def checkpoint_now(run: RunDir, which: str | int | None) -> str | int | None:

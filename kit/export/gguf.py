@@ -371,7 +371,7 @@ def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[st
         f"PARAMETER top_p {settings.top_p:g}",
         f"PARAMETER top_k {settings.top_k}",
         f"PARAMETER min_p {settings.min_p or 0:g}",
-        f"PARAMETER repeat_penalty {settings.repetition_penalty:g}",
+        "PARAMETER repeat_penalty 1",
     ]
     lines += [f"# Note: {note}." for note in notes]
     return "\n".join(lines) + "\n", notes

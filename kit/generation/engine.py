@@ -150,16 +150,16 @@ def incompatibilities(
             "was started with, which cannot be seen from here. Download that revision and give its folder to both, or set "
             f"generation.vllm.mode: colocate. {HF_INSTEAD}"
         )
-    for key, asked in (("standby", vllm.standby), ("float8_kv_cache", vllm.float8_kv_cache)):
-        if asked and device == "cpu":
+    if vllm.standby:
+        if device == "cpu":
             yield EnvironmentUnsupported(
-                f"generation.vllm.{key}: true needs a GPU, and this machine has none that torch can use. "
-                f"Set generation.vllm.{key}: false."
+                "generation.vllm.standby: true needs a GPU, and this machine has none that torch can use. "
+                "Set generation.vllm.standby: false."
             )
-        if asked and vllm.mode == "server":
+        if vllm.mode == "server":
             yield ConfigError(
-                f"generation.vllm.{key}: true is a setting of the colocated engine; a server is told when it is started. "
-                f"Set generation.vllm.{key}: false, or generation.vllm.mode: colocate."
+                "generation.vllm.standby: true is a setting of the colocated engine; a server is told when it is started. "
+                "Set generation.vllm.standby: false, or generation.vllm.mode: colocate."
             )
     if config.model.load_in_4bit and device == "cpu":
         yield EnvironmentUnsupported(
@@ -206,14 +206,6 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
                 "colocated engine with a top_k and without speculation. Set generation.top_k (to 200, say), mode: colocate and "
                 f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
             )
-    wanted, given = room(config), config.generation.vllm.max_model_length
-    asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
-    if given is not None and wanted is not None and given < asked:
-        yield ConfigError(
-            f"generation.vllm.max_model_length {given} is less than data.max_prompt_tokens {config.data.max_prompt_tokens} + "
-            f"generation.max_completion_tokens {config.generation.max_completion_tokens} = {asked}. Raise it to {asked}, or "
-            "leave it out."
-        )
 
 
 def hands_adapter(config: RunConfig) -> bool:
@@ -340,7 +332,7 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
         "vllm_server_host": "127.0.0.1",  # not read beside base_url, nor is the port
         "vllm_server_port": 8000,
         "vllm_server_timeout": SERVER_SECONDS,
-        "vllm_group_port": vllm.group_port,
+        "vllm_group_port": 51216,
         # TRL's own correction belongs to its loss; ours is the weight `sampler_correction`, and both log-probabilities
         # that it compares are there without it.
         "vllm_importance_sampling_correction": False,

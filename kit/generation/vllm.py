@@ -81,8 +81,6 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         }
         if settings.eager or (settings.eager is None and self.accelerator.device.type == "cpu"):
             told["enforce_eager"] = True
-        if settings.float8_kv_cache:
-            told["kv_cache_dtype"] = "fp8"
         if settings.revision is not None:
             told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
         if settings.support_of:

@@ -108,7 +108,6 @@ class EngineSettings:
     mode: str = "colocate"
     dtype: torch.dtype | None = None
     eager: bool | None = None
-    float8_kv_cache: bool = False
     support_of: int = 0  # top_k of sampling whose supports are kept; 0: none are
     adapter_alone: bool = False  # LoRA is handed over as it is, and not merged into the weights
     rank_below: int = 0  # of a frozen adapter that joins the trained one after the engine was made

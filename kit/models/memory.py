@@ -465,11 +465,10 @@ def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
 def generation_batch_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
     """Completions that transformers' loop, which Unsloth's models have as well, makes at once within `room` bytes on a GPU.
 
-    None where the whole batch fits, on the CPU, under vLLM, and with `run.on_out_of_memory: fail`, which divides nothing.
+    None where the whole batch fits, on the CPU, and under vLLM.
     Whole groups where one fits, and at last one completion, whether that fits or not.
     """
-    divides = config.run.on_out_of_memory == "halve" and config.generation.engine != "vllm"
-    if shape is None or work.device != "cuda" or not divides:
+    if shape is None or work.device != "cuda" or config.generation.engine == "vllm":
         return None
     always = sum(fixed_terms(shape, work).values()) + CUDA_CONTEXT
 

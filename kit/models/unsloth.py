@@ -44,9 +44,8 @@ class Loading:
 
 def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading:
     """What a run's model is loaded for. `context`: the most tokens that the model reads; None: not known."""
-    prompt, has_engine = config.data.max_prompt_tokens, backend.name == UNSLOTH and config.generation.engine == "vllm"
-    wanted = None if prompt is None else prompt + config.generation.max_completion_tokens
-    known = [length for length in (room(config) if has_engine else wanted, context) if length is not None]
+    has_engine = backend.name == UNSLOTH and config.generation.engine == "vllm"
+    known = [length for length in (room(config), context) if length is not None]
     return Loading(
         max_seq_length=min(known) if known else None,
         seed=config.run.seed,
@@ -217,10 +216,8 @@ def for_training(model: Any) -> None:
 
 def room(config: RunConfig) -> int | None:
     """Tokens of prompt and completion that the engine makes room for; None: the model's context."""
-    given, prompt = config.generation.vllm.max_model_length, config.data.max_prompt_tokens
-    if given is not None or prompt is None:
-        return given
-    return prompt + config.generation.max_completion_tokens
+    prompt = config.data.max_prompt_tokens
+    return None if prompt is None else prompt + config.generation.max_completion_tokens
 
 
 def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
@@ -230,7 +227,6 @@ def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
     eager = {"enforce_eager": True} if vllm.eager else {}
     return {
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
-        "float8_kv_cache": vllm.float8_kv_cache,
         **({"max_lora_rank": lora.rank} if lora is not None else {}),
         **eager,
     }

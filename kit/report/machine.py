@@ -126,10 +126,6 @@ def _rewards(config: Mapping[str, Any], recent: Mapping[str, float]) -> list[str
     if slow:
         name = max(slow, key=lambda each: slow[each])
         found.append(f"The slowest component is {name}: 95 % of its calls end within {slow[name]:,.3g} ms.")
-    if _value(config, "generation.chunks") == 1:
-        found.append(
-            "generation.chunks: 4 scores completions in the background while the rest of a batch is generated."
-        )
     return [*found, "Rewards that call a service gain most from a faster one, or from shorter completions to judge."]
 
 

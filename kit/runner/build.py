@@ -109,9 +109,8 @@ def load(
     backoff = BatchSizeBackoff(tell, args.per_device_train_batch_size)
     if at_once is not None:
         backoff.sizes["generation"] = at_once
-    halves = config.run.on_out_of_memory == "halve"
     notes = {"token_budget": told_budget, "generation_batch": told_at_once}
-    return Loaded(loaded, rewards, args, teacher, budget, backoff if halves else None, notes)
+    return Loaded(loaded, rewards, args, teacher, budget, backoff, notes)
 
 
 def make_trainer(
@@ -143,7 +142,6 @@ def make_trainer(
         fast_decoding=True,
         **{"skip_flat_groups": config.optimisation.skip_flat_groups} | interaction.trainer_arguments() | keywords,
     )
-    trainer.generator.chunks = config.generation.chunks
     trainer.generator.replay_support = config.generation.replay_support
     trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
     trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH

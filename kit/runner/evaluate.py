@@ -65,7 +65,7 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     interaction = load_tools(config.generation)
     check_turns(interaction, loaded.tokenizer, chat=config.data.chat, source=config.model.name)
     rows = heldout_rows(run, config, files, interaction)
-    memory = BatchSizeBackoff() if config.run.on_out_of_memory == "halve" else None
+    memory = BatchSizeBackoff()
     settings = (config.evaluation, config.generation)
     heldout = HeldOut(rows, preset, loaded.tokenizer, *settings, checker, memory, interaction, loaded.processor)
     heldout.half = autocast_dtype(config.model, files.backend)

@@ -200,9 +200,7 @@ PACKAGES = (
 """Packages whose versions a run records."""
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
-    "run.on_out_of_memory", "reward.max_failure_share", "evaluation.patience",
-    "evaluation.min_delta", "evaluation.alarm", "generation.vllm.timeout",
-    "generation.vllm.url", "generation.vllm.group_port",
+    "reward.max_failure_share", "evaluation.patience", "evaluation.alarm", "generation.vllm.timeout", "generation.vllm.url",
 }  # fmt: skip
 """Keys that influence no step and no score."""
 DECISIVE = (

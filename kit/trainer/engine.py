@@ -43,14 +43,13 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         mode=vllm.mode,
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
-        float8_kv_cache=vllm.float8_kv_cache,
         support_of=generation.top_k if generation.replay_support else 0,
         adapter_alone=adapter_alone,
         rank_below=int(start.settings()["r"]) if start is not None else 0,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         further=further_arguments(vllm),
-        compared=whole and generation.repetition_penalty == 1.0,
+        compared=whole,
         tell=tell,
     )
 

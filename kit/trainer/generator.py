@@ -1,10 +1,4 @@
-"""Completions of a generation batch: in parts whose rewards begin early, in smaller ones after running out of memory.
-
-With `chunks` above 1 a batch is generated in that many parts, each of whole groups. As soon as a part is there, a thread
-begins to score it; TRL asks for the rewards of the whole batch afterwards, as ever, and gets them from what was begun. So
-what rewards cost (programs that are run, judges that are asked) is hidden behind generation, except for the last part.
-Rewards are the same numbers; sampling, however, draws its random numbers part by part, so another number of parts makes
-other completions. In parts are generated: plain text, by transformers' generate.
+"""Completions of a generation batch, made in smaller parts after running out of memory.
 
 TRL 1.15 hands a list of names from the processor to the scorer and stops at any other (`TypeError: unexpected keyword
 argument`). Every further input that the model takes is kept here from the rollout on, a piece a sample, and scored with it;
@@ -30,8 +24,6 @@ from kit.scoring.support import SUPPORT, packed, recording
 from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 
-NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Of a row: passed to reward functions under names of their own."""
 Rows = Sequence[dict[str, Any]]
 Turn = Callable[..., tuple[Any, Any]]
 """TRL's: ids, images and further inputs of prompts -> ids of completions, and the engine's log-probabilities."""
@@ -51,8 +43,6 @@ class Generator:
         fast_decoding: bool = False,
     ) -> None:
         self.family, self.policy, self.backoff, self.fast_decoding = family, policy, backoff, fast_decoding
-        self.chunks = 1
-        """Parts of a generation batch in training."""
         self.half: torch.dtype | None = None
         """What training passes compute in by autocast; None: in the precision of the weights."""
         self.replay_support = False
@@ -67,51 +57,25 @@ class Generator:
         prompt_ids: Any,
         images: Any,
         fields: Mapping[str, Any],
-        group_size: int,
         *,
         own: bool = True,
-        begin_rewards: Callable[[Rows, Any, Any], None] | None = None,
     ) -> tuple[Any, Any]:
         """One turn of all prompts: ids of completions, and the engine's log-probabilities if it gives any.
 
-        make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided. begin_rewards: scores
-        a part while the next is made; None: in one part. A rollout that is replayed is given back as it was sampled.
+        make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided. A rollout that is
+        replayed is given back as it was sampled.
         """
         self.keep_inputs(state, fields, images, len(prompt_ids))
         if state.replayed is not None:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
         if not self.replay_support or (not own and self.engine is None):
-            return self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
+            return self._within_memory(make, prompt_ids, images, fields, own=own)
         found: dict[int, Any] = {}
         make = recording(self.policy, make, found) if own else make
-        ids, logps = self._in_parts(make, state, prompt_ids, images, fields, group_size, own, begin_rewards)
+        ids, logps = self._within_memory(make, prompt_ids, images, fields, own=own)
         supports = [found[id(one)] for one in ids] if own else [packed(one) for one in self.engine.supports]
         state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: supports}
         return ids, logps
-
-    def _in_parts(
-        self,
-        make: Turn,
-        state: RolloutState,
-        prompt_ids: Any,
-        images: Any,
-        fields: Mapping[str, Any],
-        group_size: int,
-        own: bool,
-        begin_rewards: Callable[[Rows, Any, Any], None] | None,
-    ) -> tuple[Any, Any]:
-        groups = len(prompt_ids) // group_size
-        parts = min(self.chunks, groups) if groups * group_size == len(prompt_ids) else 1  # two processes may share one
-        plain = images is None and not fields and len(state.rows) == len(prompt_ids)
-        if parts < 2 or begin_rewards is None or not plain:
-            return self._within_memory(make, prompt_ids, images, fields, own=own)
-        made: list[Any] = []
-        for part in range(parts):
-            rows = slice(part * groups // parts * group_size, (part + 1) * groups // parts * group_size)
-            ids, _ = self._within_memory(make, prompt_ids[rows], images, fields, own=own)
-            begin_rewards(state.rows[rows], prompt_ids[rows], ids)
-            made += ids
-        return made, None
 
     @contextmanager
     def _checkpointing_restored(self) -> Iterator[None]:
@@ -190,25 +154,6 @@ def fields_of(fields: Mapping[str, Any], images: Any, rows: range, samples: int)
     taken = take(rest | counts, rows, samples)
     taken.pop("num_images", None)
     return taken | {name: [value[row] for row in rows] for name, value in lists.items()}
-
-
-# --- rewards of a part, while the next one is generated ---------------------------------------------------------------
-
-
-def begin_rewards(
-    functions: Sequence[Any], rows: Rows, prompt_ids: Any, texts: Sequence[str], ids: Any, given: Mapping[str, Any]
-) -> None:
-    """Hands completions to the presets that can begin before the batch is whole, as TRL will hand them over.
-
-    Scored ahead: presets whose components each look at one completion at a time. given: what TRL adds to the columns.
-    """
-    spoken = isinstance(rows[0]["prompt"], list)
-    completions = [[{"role": "assistant", "content": text}] for text in texts] if spoken else list(texts)
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in NOT_COLUMNS}
-    columns |= {IDS: [list(one) for one in prompt_ids], **given}
-    evaluators = (getattr(function, "_evaluator", None) for function in functions)
-    for evaluator in {id(one): one for one in evaluators if one is not None}.values():
-        evaluator.begin([row["prompt"] for row in rows], completions, ids, columns)
 
 
 # --- rows that carry ids ----------------------------------------------------------------------------------------------

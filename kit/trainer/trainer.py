@@ -59,7 +59,7 @@ from kit.trainer.advantages import (
 from kit.trainer.checkpoint import CheckpointState, Stateful
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.engine import SamplerAlarm, checkpoint_on_failure
-from kit.trainer.generator import Generator, begin_rewards, with_given_ids
+from kit.trainer.generator import Generator, with_given_ids
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.old_logps import OldLogps
@@ -483,24 +483,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         turn = super()._generate_single_turn
         if self.family.placeholders and not self.use_vllm:  # a picture's place in a completion could not be scored
             self.generation_config.suppress_tokens = list(self.family.placeholders)
-        at_once = self.environments is None and not self.tools and self.rollout_func is None and not self.use_vllm
         return self.generator.turn(
             lambda ids, seen, fields: turn(ids, seen, fields, num_generations, *rest, **keywords),
             self._state or RolloutState(),
             prompt_ids,
             images,
             multimodal_fields,
-            num_generations,
             own=not self.use_vllm and not self.use_transformers_continuous_batching,
-            begin_rewards=self._begin_rewards if self.model.training and at_once else None,
         )
-
-    def _begin_rewards(self, rows: Sequence[dict[str, Any]], prompt_ids: Any, completion_ids: Any) -> None:
-        if getattr(self._tokenizer, "response_template", None) or getattr(self._tokenizer, "response_schema", None):
-            return  # what TRL makes of such answers is known only afterwards
-        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-        given = {"trainer_state": self.state, "log_extra": self._log_completion_extra, "log_metric": self._log_metric}
-        begin_rewards(self.reward_funcs, rows, prompt_ids, texts, completion_ids, given)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Rewards see text, no pictures, and `prompt_ids`: the ids that the model was given, for every row."""

@@ -2,81 +2,12 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Any
 
 from rewards.adaptors.failures import FailureLog, FirstBatches
 from rewards.evaluation import Evaluation, Scorer
-from rewards.protocol import Context, Sample, Score
-from rewards.samples import build_samples, completion_text, is_column, same
-
-
-@dataclass(frozen=True)
-class _Part:
-    samples: Sequence[Sample]
-    ctx: Context
-    scores: "Future[dict[str, list[Score]]]"
-
-
-class Ahead:
-    """Begins to score parts in their order, one after the other, and gives the whole batch's evaluation.
-
-    The values are those of a batch scored at once, since every component looks at one completion at a time; where one does
-    not, nothing is begun. (Limits of seconds for a batch hold for each part.)
-    """
-
-    def __init__(self, preset: Scorer) -> None:
-        self.preset = preset
-        self._parts: list[_Part] = []
-        self._thread = ThreadPoolExecutor(1, "rewards")  # begins with the first part
-
-    def begin(self, samples: Sequence[Sample], ctx: Context) -> None:
-        """Scores the next part of the batch that is being made. Does nothing for a preset that needs whole batches."""
-        if not self.preset.itemwise or not samples:
-            return
-        if self._parts:
-            last = self._parts[-1].samples[-1]
-            group = last.group_id + (not same(last.prompt, samples[0].prompt))  # equal neighbours are one group
-            samples = [
-                replace(sample, index=last.index + 1 + place, group_id=group + sample.group_id)
-                for place, sample in enumerate(samples)
-            ]
-        self._parts.append(_Part(samples, ctx, self._thread.submit(self.preset.scores, samples, ctx)))
-
-    def take(self, samples: Sequence[Sample], ctx: Context) -> Evaluation | None:
-        """The evaluation of the whole batch out of the parts begun, which are forgotten; waits for the last.
-
-        None where they are not the parts of this very batch.
-        """
-        parts, self._parts = self._parts, []
-        begun = [sample for part in parts for sample in part.samples]
-        if not parts or not _are(begun, samples) or any(part.ctx != ctx for part in parts):
-            for part in parts:
-                part.scores.cancel()
-            return None
-        found = [part.scores.result() for part in parts]
-        joined = {name: [score for scores in found for score in scores[name]] for name in found[0]}
-        return self.preset.evaluation(joined, samples, ctx)
-
-
-def _are(begun: Sequence[Sample], samples: Sequence[Sample]) -> bool:
-    """Whether both are the same completions of the same rows."""
-    return len(begun) == len(samples) and all(_alike(one, other) for one, other in zip(begun, samples, strict=True))
-
-
-def _alike(one: Sample, other: Sample) -> bool:
-    plainly = ("index", "group_id", "text", "finish_reason")
-    if (
-        any(getattr(one, name) != getattr(other, name) for name in plainly)
-        or one.columns.keys() != other.columns.keys()
-    ):
-        return False
-    pairs = [(one.prompt, other.prompt), (one.messages, other.messages), (one.reference, other.reference)]
-    pairs += [(one.token_ids, other.token_ids), (one.prompt_ids, other.prompt_ids), (one.logps, other.logps)]
-    pairs += [(value, other.columns[name]) for name, value in one.columns.items()]
-    return all(left is right or same(left, right) for left, right in pairs)
-
+from rewards.protocol import Context, Sample
+from rewards.samples import build_samples, completion_text, is_column
 
 _LOGGED_CHARS = 200
 TOKEN_REWARDS = "token_rewards"  # the column in which trainers look for process rewards
@@ -103,7 +34,6 @@ class BatchEvaluator:
         self._key: list[Any] = []
         self._alive: list[list[Any]] = []
         self._reporter: str | None = None
-        self._ahead = Ahead(self.preset)
         self._failures, self._first = FailureLog(), FirstBatches()
         self.last: Evaluation | None = None
 
@@ -129,26 +59,13 @@ class BatchEvaluator:
         with self._lock:
             if self.last is None or key != self._key:
                 samples = self._samples(prompts, completions, completion_ids, columns, tokens)
-                evaluation = self._ahead.take(samples, ctx) or self.preset.score(samples, ctx)
+                evaluation = self.preset.score(samples, ctx)
                 if self.strict:
                     self._first.look_at(evaluation, columns)
                     self._failures.look_at(evaluation)
                 self.last = evaluation
                 self._key, self._alive, self._reporter = key, alike, None
             return self.last
-
-    def begin(
-        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
-    ) -> None:
-        """Scores the next whole groups of the batch to come in a thread, if the preset's components let it.
-
-        `given` as for `evaluate`, of these completions. What is begun serves the next call of `evaluate` if that is for
-        all of them, in this order; else it is dropped.
-        """
-        columns, tokens, ctx = self._taken_apart(len(prompts), given)
-        samples = self._samples(prompts, completions, completion_ids, columns, tokens)
-        with self._lock:
-            self._ahead.begin(samples, ctx)
 
     def _taken_apart(self, size: int, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Context]:
         """Dataset columns, columns of tokens, and the context that the rest makes."""
@@ -253,13 +170,6 @@ class TrlRewards(list[TrlReward]):
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
         rewards.reward_weights = [1.0 if n in preset.scheduled else w for n, w in preset.weights.items()]
         return rewards
-
-    def begin(
-        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any
-    ) -> None:
-        """Begins to score the next whole groups of a batch that is still being made; see `BatchEvaluator.begin`."""
-        if self:
-            self[0]._evaluator.begin(prompts, completions, completion_ids, given)
 
     @property
     def last_evaluation(self) -> Evaluation | None:

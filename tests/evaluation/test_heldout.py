@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_answers(loaded: Any, monkeypatch: pytest.Monkey
     assert score["truncated_share"] == 1 / 8
     assert score["problems"] == 4
     assert score["generation"] == {
-        "max_completion_tokens": 8, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0
+        "max_completion_tokens": 8, "top_p": 1.0, "top_k": 0, "min_p": None
     }  # fmt: skip
     assert [sample["completion"] for sample in score["samples"]] == greedy
     assert score["samples"][0]["prompt"] == "What is 0 + 1?"

@@ -58,16 +58,6 @@ def test_the_standing_is_this(
     assert (now.best, now.best_trained, now.waited) == (best, trained, waited)
 
 
-def test_small_steps_add_up_to_one_that_counts() -> None:
-    """With min_delta 0.25: 0, 0.125, 0.25 do not count beyond the first, 0.375 does, as it is 0.375 above what counted."""
-    for values, counted, waited in [((0.0, 0.125, 0.25), 0.0, 2), ((0.0, 0.125, 0.25, 0.375), 0.375, 0)]:
-        now = standing(results(*values), KEY, min_delta=0.25)
-        assert now.counted is not None
-        assert (now.counted.value, now.waited) == (counted, waited)
-        assert now.best is not None
-        assert now.best.value == values[-1]  # the best checkpoint is the best, by however little
-
-
 @pytest.mark.parametrize(
     ("metric", "checked", "key"),
     [
@@ -116,13 +106,6 @@ def test_a_score_filed_twice_counts_once(run: RunDir) -> None:
     for name, step in (("step-00010", 10), ("step-00020", 20), ("after", 10)):
         run.write_json(f"eval/{name}.json", {"step": step, "name": name})
     assert [result["name"] for result in course(run)] == ["step-00010", "step-00020"]
-
-
-def test_evaluations_that_do_not_say_their_step_have_it_by_name(run: RunDir) -> None:
-    run.append_metrics({"step": 7})
-    for name in ("before", "step-00005", "after"):
-        run.write_json(f"eval/{name}.json", {})
-    assert [result["step"] for result in course(run)] == [0, 5, 7]
 
 
 def test_an_evaluation_that_cannot_be_read_is_named(run: RunDir) -> None:

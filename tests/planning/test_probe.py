@@ -44,7 +44,6 @@ def test_a_probe_trains_the_trainer_of_a_run(
             f"run.root={tmp_path}",
             "run.id=real",
             "evaluation.before=false",
-            "generation.chunks=2",
             "optimisation.gradient_checkpointing=offload",
             "optimisation.token_budget=200",
         ],

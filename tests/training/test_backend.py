@@ -227,7 +227,7 @@ def parameters(file: str, function: str) -> set[str]:
 @pytest.mark.parametrize("lora", [True, False])
 def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) -> None:
     config = ModelConfig(name="a/b", load_in_4bit=lora, **({} if lora else {"lora": None}))
-    engine = {"gpu_memory_utilization": 0.4, "float8_kv_cache": True, "max_lora_rank": 32} if lora else {}
+    engine = {"gpu_memory_utilization": 0.4, "max_lora_rank": 32} if lora else {}
     given = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
     common = {
         "model_name": "a/b",

@@ -85,7 +85,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
             CUDA_BUILD,
             "speculative.*colocate",
         ),
-        (["generation.vllm.max_model_length=300"], "cuda", CUDA_BUILD, "512 .*256 = 768. Raise it to 768"),
         (
             ["generation.vllm.mode=server", "model.revision=abc"],
             "cuda",
@@ -178,7 +177,6 @@ def test_settings_reach_trls_arguments() -> None:
     assert told["vllm_importance_sampling_correction"] is False
     assert engine.vllm_arguments(config("generation.engine=hf"))["use_vllm"] is False
     assert room(config("data.max_prompt_tokens=null")) is None
-    assert room(config("generation.vllm.max_model_length=4096")) == 4096
 
 
 def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:

@@ -102,9 +102,9 @@ def test_keys_of_the_engine_reach_unsloths() -> None:
     told = loading(load_config("quickstart", keys), UNSLOTH, None)
     assert told.max_seq_length == 128
     assert "enforce_eager" not in told.fast_inference, "refused by Unsloth's loader where there is no engine"
-    keys += ["generation.vllm.max_model_length=400", "generation.vllm.eager=true"]
+    keys += ["generation.vllm.eager=true"]
     told = loading(load_config("quickstart", keys), UNSLOTH, 4096)
-    assert told.max_seq_length == 400
+    assert told.max_seq_length == 128
     assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
     hf = load_config("quickstart", [*keys, "generation.engine=hf"])
     assert loading(hf, UNSLOTH, 4096).max_seq_length == 128

@@ -78,11 +78,8 @@ def test_a_file_is_converted_once_by_its_content(file: Path, tmp_path: Path, mon
     folder = source_of(str(file))
     copied = tmp_path / "other-name.gguf"
     copied.write_bytes(file.read_bytes())
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/b.gguf").write_bytes(file.read_bytes())
     monkeypatch.setattr(gguf, "convert", lambda *_: pytest.fail("converted again"))
     assert source_of(str(copied)) == folder
-    assert source_of(ModelConfig(name=str(tmp_path / "a"), gguf_file="b.gguf").name) == folder
 
 
 def test_an_interrupted_conversion_leaves_nothing_that_is_used(

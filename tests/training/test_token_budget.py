@@ -258,7 +258,6 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
     assert chosen(30) == chosen(30)
     assert chosen(30, processes=8) is None  # which divide nothing
     assert chosen(30, device="cpu") is None
-    assert chosen(30, "run.on_out_of_memory=fail") is None
     assert chosen(30, "generation.engine=vllm") is None
     assert chosen(30, env={"generation_batch": 24}) == 24
     assert chosen(0.1, env={}) is None  # a run of before, which goes on as it began

@@ -221,7 +221,7 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     monkeypatch.setattr(WatchedGeneration, "generate", counted)
     if stale:
         monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", in_place)
-    one = attempt(*ADAPTER, "optimisation.steps=4", "generation.vllm.max_model_length=256")
+    one = attempt(*ADAPTER, "optimisation.steps=4", "data.max_prompt_tokens=200", "generation.max_completion_tokens=56")
     assert one.code == 0, one.message
     assert min(hits) > 128, "tokens of the prompt: more than a block on the CPU"
     differences = metrics(one.folder, "sampler/logp_difference")
