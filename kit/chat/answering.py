@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.data.images import IMAGES
-from kit.data.rows import IDS
 from kit.errors import ConfigError, DataError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
 from kit.export.source import end_ids, open_source
@@ -121,11 +120,10 @@ class ChatModels:
         try:
             prompt, _ = read_prompt(text, "prompt")
             dressed = dress(prompt, chat=config.chat, system_prompt=config.system_prompt)
-            bare = dress(prompt, chat=config.chat, system_prompt=None)  # how rows with ids are shown
         except ValueError as error:
             raise ConfigError(f"This cannot be asked: {error}.") from None
         for row in self.rows:
-            if row["prompt"] == (dressed if row.get(IDS) is None else bare) and not has_pictures(row):
+            if row["prompt"] == dressed and not has_pictures(row):
                 return dict(row)
         if environments is not None and None not in environments:
             raise ConfigError(
@@ -183,7 +181,7 @@ class ChatModels:
             for name in verdict.values
         }
         # A question of one's own lacks columns of the data; a reward that needs them has no say then.
-        foreign = bool(self.rows) and not self.rows[0].keys() - {IDS, IMAGES} <= row.keys()
+        foreign = bool(self.rows) and not self.rows[0].keys() - {IMAGES} <= row.keys()
         unknown = foreign and any(part["status"] == "error" for part in parts.values())
         return {"total": None if unknown else verdict.totals[0], "components": parts}
 

@@ -110,8 +110,7 @@ class DataConfig(Section):
     chat: bool = True
     """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """What the chat template is told besides, e.g. {enable_thinking: false}; exports keep it as the template's default. A
-    column `chat_template_kwargs` says it by row, and goes before this."""
+    """What the chat template is told besides, e.g. {enable_thinking: false}; exports keep it as the template's default."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Rows to use at most, train and held-out together, after reading."""
     heldout: Annotated[int, Field(ge=0)] = 200

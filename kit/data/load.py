@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from kit.config import DataConfig
 from kit.data.images import IMAGES
 from kit.data.rows import (
-    IDS,
     SHOWN_IN_INFO,
     Fault,
     Mapping,
@@ -35,9 +34,8 @@ SIDES = ("train", "heldout")
 class DataSplit:
     """Rows to train on, rows set apart, and the record of where they came from (what data.json holds).
 
-    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), `prompt_ids`
-    (a list of ids or None; only where the source has such a column), then the other columns of the source. `train` is in
-    source order, `heldout` in the order of a salted hash.
+    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), then the other
+    columns of the source. `train` is in source order, `heldout` in the order of a salted hash.
 
     `info["rows"]`: `read` (looked at) = `used` + `skipped`, and `used` = `train` + `heldout` + `heldout_duplicates` +
     `too_long`; `without_reference` counts used rows whose reference is None. `info["sha256"]` is over the used rows, in
@@ -47,8 +45,6 @@ class DataSplit:
     train: Dataset
     heldout: Dataset
     info: dict[str, Any]
-    places: dict[str, list[tuple[int, str | None]]] = field(default_factory=dict)
-    """By side, number and file of the rows where they are known: for errors that are found later."""
 
 
 def load_data(config: DataConfig) -> DataSplit:
@@ -76,8 +72,7 @@ def load_data(config: DataConfig) -> DataSplit:
     info = _info(config, source, mapping, result, sides)
     info["columns"] = dataset.column_names
     info["notes"] += notes
-    places = {side: [result.places[row] for row in rows] for side, rows in vars(sides).items() if side in SIDES}
-    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info, places)
+    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info)
 
 
 def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:
@@ -193,7 +188,6 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
     fixed = {
         "prompt": List(message) if chat else Value("string"),
         "reference": Value("string"),
-        IDS: List(Value("int64")),
     }
     fixed[IMAGES] = List(Image(mode="RGB"))
     arrays, features, notes = {}, Features(), []

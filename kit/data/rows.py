@@ -13,13 +13,10 @@ from kit.data.images import CUSTOMARY, IMAGES, NONE, digest, folder_of, read_pic
 from kit.data.prompts import (
     check_text,
     dress,
-    ids_key,
     kind_of,
     prompt_key,
-    read_ids,
     read_prompt,
     reference_text,
-    stand_in,
 )
 from kit.errors import DataError
 from kit.registry import did_you_mean
@@ -27,14 +24,13 @@ from kit.registry import did_you_mean
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-IDS = "prompt_ids"
-"""The column whose ids are the prompt, whatever its text; another one by data.rename."""
 PROMPTS = ("prompt", "question", "problem", "messages", "instruction", "input")
 REFERENCES = ("reference", "answer", "solution", "target", "label", "gold")
 # Keyword arguments that trl.GRPOTrainer itself gives to reward functions: a column of that name would break the call.
 TAKEN_BY_TRAINER = frozenset(
     (
         "prompts",
+        "prompt_ids",
         "completion",
         "completions",
         "completion_ids",
@@ -48,17 +44,13 @@ TAKEN_BY_TRAINER = frozenset(
 
 @dataclass(frozen=True)
 class Mapping:
-    """Source columns by role. `extras` maps their name to ours; `other_prompts` could be the prompt, too.
+    """Source columns by role. `extras` maps their name to ours; `other_prompts` could be the prompt, too."""
 
-    `ids` holds token ids; with it there may be no prompt.
-    """
-
-    prompt: str | None
+    prompt: str
     reference: str | None
     extras: dict[str, str]
     other_prompts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    ids: str | None = None
     images: str | None = None
 
     def prompt_of(self, values: dict[str, Any]) -> tuple[Any, str]:
@@ -68,9 +60,9 @@ class Mapping:
         """
         instead = ["messages"] if self.prompt == "prompt" and "messages" in self.other_prompts else []
         for name in [self.prompt, *instead]:
-            if name is not None and values.get(name) is not None:
+            if values.get(name) is not None:
                 return values[name], name
-        return None, str(self.prompt)
+        return None, self.prompt
 
     def as_dict(self) -> dict[str, Any]:
         """For data.json: `{prompt, reference, rename}`."""
@@ -78,7 +70,6 @@ class Mapping:
             "prompt": self.prompt,
             "reference": self.reference,
             "rename": {theirs: ours for theirs, ours in self.extras.items() if theirs != ours},
-            **({"prompt_ids": self.ids} if self.ids is not None else {}),
             **({"images": self.images} if self.images is not None else {}),
         }
 
@@ -103,11 +94,8 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
     extras, notes = _extra_columns(columns, {prompt, reference, images, *named}, config.rename)
     if left := [name for name in named if name != images]:
         notes.append(f"Column '{left[0]}' is left out: its name means pictures. data.rename can give it another.")
-    ids = next((theirs for theirs, ours in extras.items() if ours == IDS), None)
-    if ids is not None:
-        del extras[ids]
     others = [name for name in PROMPTS if name in columns and name not in (prompt, reference)]
-    return Mapping(prompt, reference, extras, [] if config.prompt_column else others, notes, ids, images)
+    return Mapping(prompt, reference, extras, [] if config.prompt_column else others, notes, images)
 
 
 def _image_column(columns: Sequence[str], config: DataConfig) -> str | None:
@@ -119,15 +107,13 @@ def _image_column(columns: Sequence[str], config: DataConfig) -> str | None:
     return next((name for name in CUSTOMARY if name in columns and name not in config.rename), None)
 
 
-def _prompt_column(columns: Sequence[str], config: DataConfig) -> str | None:
+def _prompt_column(columns: Sequence[str], config: DataConfig) -> str:
     if config.prompt_column is not None:
         _require(config.prompt_column, columns, "data.prompt_column")
         return config.prompt_column
     for name in PROMPTS:
         if name in columns:
             return name
-    if IDS in columns or IDS in config.rename.values():
-        return None
     near = next((hint for name in PROMPTS if (hint := did_you_mean(name, columns))), "")
     raise DataError(
         f"No column can be told to be the prompt.{near} Columns seen: {_listed(columns)}. Known names: "
@@ -226,7 +212,6 @@ class Rows:
     keys: list[str] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    places: list[tuple[int, str | None]] = field(default_factory=list)
 
     def sha256(self) -> str:
         """Hex digest of the canonical content of all rows in order."""
@@ -243,8 +228,7 @@ def canonical_json(value: Any) -> str:
 
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
     """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
-    result, keys, kinds = Rows(), dict[str, str](), dict[str, str]()
-    beside: str | None = None
+    result, kinds = Rows(), dict[str, str]()
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
             break
@@ -252,55 +236,19 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(record)
             continue
         try:
-            found, column = _kind(record, mapping)
-            if found is not None and kinds.get(column, found) != found:
-                raise ValueError(f"'{column}' is {found}, while the rows before it have {kinds[column]}")
+            value, column = mapping.prompt_of(record.values)
+            kind = kind_of(value, column)
+            if kinds.get(column, kind) != kind:
+                raise ValueError(f"'{column}' is {kind}, while the rows before it have {kinds[column]}")
             row, key, content = _make_row(record, mapping, config)
-            beside = _beside_text(row, mapping, beside)
         except ValueError as error:
             result.faults.append(Fault(record.number, str(error), record.file))
             continue
-        if found is not None:
-            kinds[column] = found
-        if (ids := row.get(IDS)) is not None and found is not None:
-            keys.setdefault(ids_key(ids), key)
+        kinds[column] = kind
         result.rows.append(row)
         result.keys.append(key)
-        result.places.append((record.number, record.file))
         result.contents.append(content)
-    # Rows with ids alone are one prompt with those that have these ids and a text.
-    result.keys = [keys.get(key, key) for key in result.keys]
     return result
-
-
-def _kind(record: Record, mapping: Mapping) -> tuple[str | None, str]:
-    """What the prompt is made of, None where the row has ids alone, and its column. Raises `ValueError`."""
-    value, column = mapping.prompt_of(record.values)
-    if mapping.ids is None:
-        return kind_of(value, column), column
-    if value is None and record.values.get(mapping.ids) is None:
-        names = [name for name in (mapping.prompt, mapping.ids) if name is not None]
-        raise ValueError(" and ".join(f"'{name}'" for name in names) + (" are" if names[1:] else " is") + " missing")
-    return None if value is None else kind_of(value, column), column
-
-
-def _beside_text(row: dict[str, Any], mapping: Mapping, before: str | None) -> str | None:
-    """The column, of ids or of pictures, that rows have so far beside their text. Raises `ValueError` for both kinds.
-
-    Also rows of their own: processors lay out the inputs of a batch with pictures by the rendered text of each prompt.
-    """
-    own = [column for name, column in ((IDS, mapping.ids), (IMAGES, mapping.images)) if column and row.get(name)]
-    if len(own) == 2:
-        raise ValueError(
-            f"it has ids ('{own[0]}') and pictures ('{own[1]}'), and where a picture stands among the ids is not known; "
-            "leave one of the two out of this row (null), or all pictures with data.image_column: none"
-        )
-    if own and before not in (None, *own):
-        raise ValueError(
-            f"it has '{own[0]}', while a row before it has '{before}'; ids and pictures cannot be trained on in one run. "
-            "Make two datasets of them, or leave pictures out with data.image_column: none"
-        )
-    return own[0] if own else before
 
 
 def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
@@ -322,30 +270,22 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     raise DataError(
         f"{config.source}: {len(faults)} of {len(faults) + usable} rows cannot be used:\n  "
         + "\n  ".join(lines)
-        + f"\nThe prompt is read from column '{mapping.prompt or mapping.ids}'{others}. {advice}"
+        + f"\nThe prompt is read from column '{mapping.prompt}'{others}. {advice}"
     )
 
 
 def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dict[str, Any], str, str]:
     """Row, prompt key, canonical content. Raises `ValueError` with the reason if the row cannot be used."""
     values = record.values
-    ids = None if mapping.ids is None else read_ids(values.get(mapping.ids), mapping.ids)
     text, column = mapping.prompt_of(values)
-    if ids is not None and text is None:
-        prompt, answer = stand_in(ids, chat=config.chat), None
-    else:
-        prompt, answer = read_prompt(text, column)
+    prompt, answer = read_prompt(text, column)
     reference = answer if mapping.reference is None else reference_text(values.get(mapping.reference))
     if reference is not None:
         check_text(reference, mapping.reference or column)
-    # The ids say all that the model is given: a system prompt would stand beside them, unseen.
-    system_prompt = config.system_prompt if ids is None else None
     row: dict[str, Any] = {
-        "prompt": dress(prompt, chat=config.chat, system_prompt=system_prompt),
+        "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
         "reference": reference,
     }
-    if mapping.ids is not None:
-        row[IDS] = ids
     row |= {ours: values.get(theirs) for theirs, ours in mapping.extras.items()}
     content, seen = canonical_json(row), ""
     if mapping.images is not None:
@@ -353,8 +293,6 @@ def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dic
         seen = digest(row[IMAGES])
         content += seen
     _refuse_surrogates(content, row)
-    if ids is not None and text is None:
-        return row, ids_key(ids), content
     return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + seen, content
 
 

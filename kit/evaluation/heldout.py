@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig
 from kit.data.images import IMAGES, digest
-from kit.data.rows import IDS
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
 from kit.generation.multi_turn import Conversation, MultiTurnSampler, environment_rewards, own_tokens, readable
 from kit.generation.prompts import ImagePrompt, LazyPrompt, has_pictures, is_plain, model_inputs
@@ -81,13 +80,12 @@ class HeldOut:
             note_opened_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
 
     def _prompt(self, row: dict[str, Any]) -> Prompt:
-        """The text that the model is given, its ids where the row has them, or the row itself where it may call tools."""
+        """The text that the model is given, or the row itself where it has pictures or may call tools."""
         if self.sampler is not None:
             return LazyPrompt(row)
         if has_pictures(row):
             return ImagePrompt(row)
-        ids = row.get(IDS)
-        return render(self.tokenizer, row["prompt"]) if ids is None else list(ids)
+        return render(self.tokenizer, row["prompt"])
 
     @property
     def checker_name(self) -> str | None:
@@ -286,10 +284,9 @@ class HeldOut:
         columns["finish_reason"] = [
             done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop" for done in completions
         ]
-        columns.pop(IDS, None)
         asked = [self._asked_ids(row, done) for row, done in zip(rows, completions, strict=True)]
         if all(ids is not None for ids in asked):
-            columns[IDS] = asked
+            columns["prompt_ids"] = asked
         if self.sampler is not None and self.sampler.interaction.environments is not None:
             columns["environments"] = [getattr(done, "environment", None) for done in completions]
         return build_samples(
@@ -344,8 +341,8 @@ class HeldOut:
 
 
 def problem_id(row: dict[str, Any]) -> str:
-    """16 hexadecimal digits that stand for a problem: a hash of its prompt, its reference, and ids if it has any."""
-    told = [row["prompt"], row.get("reference"), *([row[IDS]] if row.get(IDS) is not None else [])]
+    """16 hexadecimal digits that stand for a problem: a hash of its prompt and its reference."""
+    told = [row["prompt"], row.get("reference")]
     told += [digest(row[IMAGES])] if has_pictures(row) else []
     content = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -165,16 +165,13 @@ def choose_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[d
 
 
 def prompt_ids(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """The ids that a model is given for each row: those of the row, else those of its rendered prompt."""
+    """The ids that a model is given for each row: those of its rendered prompt."""
     from kit.generation.prompts import is_plain, render
 
     plain = is_plain([row["prompt"] for row in rows])
-    found = []
-    for row in rows:
-        ids = row.get("prompt_ids")
-        found.append(list(ids) if ids is not None else
-                     tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=plain)["input_ids"])  # fmt: skip
-    return found
+    texts = [render(tokenizer, row["prompt"]) for row in rows]
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
+    return ids
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:

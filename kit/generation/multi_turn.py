@@ -109,10 +109,7 @@ class MultiTurnSampler:
 
         places = [open_row(self.interaction, row) for row in rows]
         prompts = [prompt for prompt, _, _ in places]
-        given = [
-            row.get("prompt_ids") or self.ids_of(prompt, tools)
-            for row, (prompt, _, tools) in zip(rows, places, strict=True)
-        ]
+        given = [self.ids_of(prompt, tools) for prompt, _, tools in places]
         ids = generate(given)
         messages = [[parse_response(self.tokenizer, own, prefix=asked)] for own, asked in zip(ids, given, strict=True)]
         loop = self._stand_in(places, generate, model)

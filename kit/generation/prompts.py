@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.data.images import IMAGES, opened
-from kit.data.rows import IDS
 from kit.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -17,9 +15,6 @@ if TYPE_CHECKING:
     from kit.data import DataSplit
     from kit.models.loading import ModelFiles
     from rewards import Preset
-
-
-TEMPLATE = "chat_template_kwargs"
 
 
 @dataclass(frozen=True)
@@ -38,40 +33,6 @@ def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[A
         return prompt
     described = {"tools": list(tools)} if tools else {}
     return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described, **told))
-
-
-def render_by_row(data: DataSplit, tokenizer: Any, *, plain: bool, tools: bool) -> DataSplit:
-    """The rows with ids of their own where a row says what its chat template is told (`chat_template_kwargs`).
-
-    A column `thinking_opened` tells rewards whether the row's prompt ends in an open `<think>`. `plain`: no template is used;
-    `tools`: prompts come to be only when a conversation begins. Raises `ConfigError` where a row cannot be rendered by itself.
-    """
-    if TEMPLATE not in data.train.column_names:
-        return data
-    if plain or tools or IMAGES in data.train.column_names:
-        why = "data.chat: false" if plain else "generation.tools or .environment" if tools else "pictures"
-        raise ConfigError(
-            f"The rows have a column '{TEMPLATE}', and with {why} a row is not rendered by itself. Set "
-            f"data.{TEMPLATE} for the whole run, and give the column another name by data.rename."
-        )
-
-    def rendered(row: dict[str, Any]) -> tuple[list[int] | None, bool]:
-        told = json.loads(row[TEMPLATE]) if isinstance(row[TEMPLATE], str) else row[TEMPLATE] or {}
-        told = {name: value for name, value in told.items() if value is not None}
-        text, ids = render(tokenizer, row["prompt"], **told), row.get(IDS)
-        if ids is None and told:
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids, text.rstrip().endswith("<think>")
-
-    def side(rows: Any) -> Any:
-        made = [rendered(row) for row in rows]
-        rows = rows.remove_columns(IDS) if IDS in rows.column_names else rows
-        rows = rows.add_column(IDS, [ids for ids, _ in made], feature=List(Value("int64")))
-        return rows.add_column("thinking_opened", [opened for _, opened in made], feature=Value("bool"))
-
-    from datasets import List, Value
-
-    return type(data)(side(data.train), side(data.heldout), data.info, data.places)
 
 
 def thinking_note(files: ModelFiles) -> str | None:
@@ -110,10 +71,8 @@ def encode(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) ->
 
 
 def lengths_of(tokenizer: Any, rows: Any, tools: Sequence[Any] = ()) -> list[int]:
-    """Tokens of the prompt of each row, as the model is given it: of its ids where it has them. rows: a dataset."""
-    counted = count_tokens(tokenizer, list(rows["prompt"]), tools) if len(rows) else []
-    given = rows[IDS] if IDS in rows.column_names else [None] * len(counted)
-    return [length if ids is None else len(ids) for length, ids in zip(counted, given, strict=True)]
+    """Tokens of the prompt of each row, as the model is given it. rows: a dataset."""
+    return count_tokens(tokenizer, list(rows["prompt"]), tools) if len(rows) else []
 
 
 def question(prompt: str | list[dict[str, Any]]) -> str:

@@ -88,13 +88,8 @@ def open_row(interaction: ToolSetup, row: Mapping[str, Any]) -> tuple[Any, Any, 
 
 
 def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
-    """Refuses rows that the environments or the rollout function could not serve. Raises `DataError`."""
+    """Refuses rows that the environments could not serve. Raises `DataError`."""
     for rows in (data.train, data.heldout):
-        if interaction.rollout is not None and "prompt_ids" in rows.column_names:
-            raise DataError(
-                "generation.rollout is given prompts as text or messages, and would not see prompt_ids. Take the column out, or "
-                "generation.rollout."
-            )
         if interaction.environments is None or None in interaction.environments:
             continue
         known = ", ".join(map(str, interaction.environments))

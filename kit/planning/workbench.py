@@ -93,7 +93,6 @@ def columns(config: RunConfig, request: Request) -> dict[str, Any]:
         roles = {
             "prompt": mapping.prompt,
             "reference": mapping.reference,
-            "prompt_ids": mapping.ids,
             "images": mapping.images,
         }
         uses |= {name: role for role, name in roles.items() if name is not None}

@@ -338,7 +338,7 @@ def trial_samples(
     if not rows:
         return [], []
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    columns["prompt_ids"] = [row.get("prompt_ids") or [0] for row in rows]
+    columns["prompt_ids"] = [[0] for _ in rows]
     if interaction.environments is not None:
         columns["environments"] = [open_row(interaction, row)[1] for row in rows]
     prompts = [row["prompt"] for row in rows]
@@ -420,19 +420,11 @@ def check_context(config: RunConfig, files: ModelFiles) -> None:
 
 
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
-    """Checks given token ids against the tokenizer, and drops prompts longer than `data.max_prompt_tokens`, tools included.
-
-    Raises `DataError` when no row is left, or for ids that the tokenizer does not know.
-    """
+    """Drops prompts longer than `data.max_prompt_tokens`, tools included. Raises `DataError` when no row is left."""
     from kit.data import filter_by_length
-    from kit.data.tokens import decode_id_prompts, drop_unknown_ids
-    from kit.evaluation.heldout import count_tokens, encode
-    from kit.generation.prompts import render_by_row
+    from kit.generation.prompts import count_tokens
 
-    data = render_by_row(data, tokenizer, plain=not config.data.chat, tools=bool(interaction))
     tools = interaction.all_tools()
-    data = drop_unknown_ids(data, len(getattr(tokenizer, "tokenizer", tokenizer)), skip=config.data.skip_bad_rows)
-    data = decode_id_prompts(data, tokenizer.decode, partial(encode, tokenizer, tools=tools), chat=config.data.chat)
     return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from kit.data.rows import IDS
 from kit.errors import RewardError
 from kit.evaluation.heldout import first_failure, question
 from kit.generation.multi_turn import readable, unanswered
@@ -185,8 +184,6 @@ def columns(rollout: Rollout) -> dict[str, list[Any]]:
         ],
         "advantage": advantages.tolist(),
     }
-    if rollout.prompt_ids is not None and any(IDS in row for row in rollout.rows):
-        table[IDS] = rollout.prompt_ids
     if rollout.tool_mask is not None:
         table["tokens"] = [sum(mask) for mask in rollout.tool_mask]
         table["tool_tokens"] = [len(mask) - sum(mask) for mask in rollout.tool_mask]

@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from kit.data.images import IMAGES
-from kit.data.rows import IDS
-from kit.errors import DataError
 from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
@@ -154,41 +151,3 @@ def fields_of(fields: Mapping[str, Any], images: Any, rows: range, samples: int)
     taken = take(rest | counts, rows, samples)
     taken.pop("num_images", None)
     return taken | {name: [value[row] for row in rows] for name, value in lists.items()}
-
-
-# --- rows that carry ids ----------------------------------------------------------------------------------------------
-
-
-def with_given_ids(
-    rows: Rows, prompts: list[Any], rendered: list[list[int]], images: Any, fields: dict[str, Any]
-) -> tuple[list[list[int]], Any, dict[str, Any]]:
-    """What TRL made of prompts, with `prompt_ids` of rows that carry them in its place.
-
-    A row with `prompt_ids` (a list of ints) goes past TRL's rendering: its ids are generated from and scored, also where its
-    text would be tokenised otherwise. Raises `DataError` for what cannot go together with ids.
-    """
-    given = [row.get(IDS) for row in rows]
-    if len(given) != len(prompts) or all(ids is None for ids in given):
-        return rendered, images, fields
-    if any(row.get(IDS) is not None and row.get(IMAGES) for row in rows):
-        raise DataError(
-            f"A row has both '{IDS}' and '{IMAGES}': where an image stands among the ids is not known. Give it messages and "
-            "images, and let the processor make the ids."
-        )
-    if images is not None or any(not isinstance(values, list) for values in fields.values()):
-        raise DataError(
-            f"Rows with '{IDS}' and rows with '{IMAGES}' came into one batch, which TRL scores by the rendered text of "
-            "every prompt. Train on the two kinds in runs of their own."
-        )
-    ids = [list(own) if own is not None else list(made) for own, made in zip(given, rendered, strict=True)]
-    for prompt, row, own in zip(prompts, rows, given, strict=True):
-        if own is not None and prompt != row["prompt"]:
-            raise DataError(
-                f"The environment's reset() adds to the prompt of a row with '{IDS}', and ids cannot be added to. Return "
-                "None from reset() for such rows, or give them a text prompt."
-            )
-    per_token = {
-        name: [kept if own is None else [0] * len(own) for kept, own in zip(values, given, strict=True)]
-        for name, values in fields.items()
-    }
-    return ids, None, per_token

@@ -33,7 +33,6 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from kit.config.sections import SelectionConfig
-from kit.data.rows import IDS
 from kit.errors import ObjectiveError
 from kit.generation.prompts import text_of, without_pictures
 from kit.generation.vllm import making_engine
@@ -59,7 +58,7 @@ from kit.trainer.advantages import (
 from kit.trainer.checkpoint import CheckpointState, Stateful
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.engine import SamplerAlarm, checkpoint_on_failure
-from kit.trainer.generator import Generator, with_given_ids
+from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.old_logps import OldLogps
@@ -473,10 +472,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._state.prompt_ids, self._state.tool_mask = [list(ids) for ids in result[0]], result[2]
         return result
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        rows = self._state.rows if self._state is not None else ()
-        return with_given_ids(rows, prompts, *super()._tokenize_prompts(prompts))
-
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *rest: Any, **keywords: Any
     ) -> tuple[Any, Any]:
@@ -501,7 +496,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             else:
                 rows, seen = without_pictures(inputs), state.prompt_ids
                 if seen is not None and len(seen) == len(rows):
-                    rows = [{**row, IDS: ids} for row, ids in zip(rows, seen, strict=True)]
+                    rows = [{**row, "prompt_ids": ids} for row, ids in zip(rows, seen, strict=True)]
                 texts = [text_of(prompt) for prompt in prompts]
                 rewards = super()._calculate_rewards(rows, texts, completions, completion_ids_list)
         extra = {key: list(value) for key, value in self._pending_extra_logs.items()}

@@ -156,31 +156,6 @@ def test_a_rollout_function_is_noted_and_its_reward_is_not_guessed(
     assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["reward"] is None
 
 
-def test_ids_are_asked_as_they_are_shown_as_text_and_told_to_rewards(
-    model_folder: Path, new_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    rows = [
-        {"prompt_ids": [each for part in (f"{number}", " + 1 =") for each in tokenizer(part)["input_ids"]], "answer": "1",
-         "finish_reason": "of the data"} for number in range(6)
-    ]  # fmt: skip
-    run = new_run(model_folder, rows, data={"system_prompt": "Be brief."})
-    models = ChatModels(run, None)
-    shown = models.pick(1, 5, None)["rows"]
-    assert all(row["prompt"].endswith("+ 1 =") for row in shown)
-    given = follow(models, monkeypatch, "7<|im_end|>", "7")
-    answer, _ = ask(models, heldout=2)
-    assert answer["finish"] == "stop"
-    assert given == [shown[1]["prompt"]]  # no template around the ids
-    assert seen(tmp_path)["prompt_ids"] == [models.rows[1]["prompt_ids"]]
-    assert seen(tmp_path)["finish_reason"] == ["stop"]  # not the data's column
-    ask(models, prompt=shown[1]["prompt"])
-    assert given[1] == given[0]  # typed by hand, it is that problem
-    assert seen(tmp_path)["finish_reason"] == ["length"]
-
-
 def test_text_prompts_tell_their_ids_to_rewards(model_folder: Path, new_run: Any, tmp_path: Path) -> None:
     models = ChatModels(new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]), None)
     ask(models, heldout=1, sampling={"max_tokens": 2})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from kit.config import load_config
 from kit.errors import ConfigError, ModelError
 from kit.runner.prepare import prepare, validate
-from rewards import build_samples
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}\n{% endfor %}"
@@ -42,41 +40,6 @@ def test_a_run_switches_thinking_and_everything_follows(switched: Any, tmp_path:
         assert ["opens <think>" in note for note in notes] == [on]
         tokenizer.save_pretrained(tmp_path / "saved")
         assert "enable_thinking = " + str(on).lower() in (tmp_path / "saved/chat_template.jinja").read_text()
-
-
-def test_a_row_switches_thinking_for_itself(switched: Any, tmp_path: Path, attempt: Any) -> None:
-    rows = [{"prompt": f"{n} + 1", "answer": str(n + 1), "chat_template_kwargs": {"enable_thinking": n % 2 == 0}}
-            for n in range(8)]  # fmt: skip
-    rows.append({"prompt": "9 + 1", "answer": "10", "chat_template_kwargs": None})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "seen.py").write_text(
-        "import json\n"
-        "def seen(prompts, prompt_ids, thinking_opened=(), **_):\n"
-        f"    with open({str(tmp_path / 'seen.jsonl')!r}, 'a') as file:\n"
-        "        for one in zip(prompts, prompt_ids, thinking_opened):\n"
-        "            file.write(json.dumps(one) + '\\n')\n"
-        "    return [float(index) for index, _ in enumerate(prompts)]\n"
-    )
-    switched["data"] = {"source": str(tmp_path / "rows.jsonl"), "heldout": 0}
-    switched["reward"] = {"functions": [{"path": f"{tmp_path}/seen.py:seen"}]}
-    done = attempt()
-    assert done.code == 0, done.message
-    tokenizer = prepare(load_config(switched), fresh=False).files.tokenizer
-    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
-    trained = [one for one in seen if len(one[1]) > 1]  # not the trial before training, whose ids are made up
-    assert {opened for _, _, opened in trained} == {True, False}
-    for prompt, ids, opened in trained:
-        number = int(prompt[0]["content"].split()[0])
-        assert tokenizer.decode(ids).endswith("<think>") == opened == (number % 2 == 0 and number < 8)
-
-
-def test_rewards_are_told_by_row(switched: Any) -> None:
-    import rewards
-
-    samples = build_samples(["q"] * 2, ["7 is it</think>7"] * 2, thinking_opened=[True, False], answer=["7", "7"])
-    preset = rewards.load("gsm8k-reasoning")
-    preset.thinking_opened = True
-    assert [sample.whole.startswith("<think>") for sample in preset._told(samples)] == [True, False]
 
 
 def test_what_would_change_nothing_is_refused(switched: Any, tmp_path: Path) -> None:
