@@ -56,9 +56,9 @@ class ModelConfig(Section):
     """Adapters; null trains every weight."""
     adapter: str | None = None
     """Folder or hub id of a LoRA adapter for `name`, of supervised fine-tuning for example, that training starts from."""
-    adapter_mode: Literal["continue", "merge", "fresh-on-top"] = "continue"
+    adapter_mode: Literal["continue", "merge"] = "continue"
     """What becomes of `adapter`. `continue`: it is trained on, with its own rank, alpha and targets. `merge`: it is added to
-    the weights first. `fresh-on-top`: it stays frozen, and a new adapter is trained beside it."""
+    the weights first, and a new adapter (or every weight) is trained."""
     reference: Literal["auto", "base", "none"] = "auto"
     """Reference policy for KL terms. `base`: the policy before training, `adapter` included (with LoRA: the same model,
     without what is trained, no copy of the weights). `auto`: base if a term needs it. `none`: never; such a term is then

@@ -20,7 +20,7 @@ from kit.errors import KitError, ModelError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.export.request import ROUGHNESS
 from kit.models.failures import first_line, raise_fatal
-from kit.models.start import Start, find_start, put_on, stack, with_merged
+from kit.models.start import Start, find_start, put_on, with_merged
 
 if TYPE_CHECKING:
     import torch
@@ -147,11 +147,6 @@ def keep_weights(source: Source, place: Path) -> None:
                 raise RunError(f"{source.weights} was removed by the run meanwhile. Try again.") from None
             except OSError:  # another file system, or one without links
                 shutil.copyfile(path, place / path.name)
-    if source.lora and source.below is not None and source.below.mode == "fresh-on-top":
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
-            (place / name).unlink()  # a link: the run's own file stays
-        stack(source.below.folder, source.weights, place)
-        source.below = replace(source.below, mode="continue")
     source.weights = place
     if not source.lora:
         source.config.model.name = str(place)

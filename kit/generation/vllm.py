@@ -87,7 +87,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             told["max_logprobs"] = self.logprobs
         told |= settings.further
         if settings.adapter_alone:
-            rank = adapter_tensors(self.model)[0] + settings.rank_below
+            rank = adapter_tensors(self.model)[0]
             told |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
         _into_the_log(logging.getLogger("vllm"))
         vllm_generation.LLM = lambda **given: self._told(made(**given | told))  # type: ignore[misc]
@@ -265,8 +265,7 @@ def engine_rank(rank: int) -> int:
         return least
     except ValueError:
         raise EngineError(
-            f"An adapter of rank {rank} is more than vLLM takes ({max(get_args(MaxLoRARanks))}). Lower model.lora.rank (with "
-            "adapter_mode: fresh-on-top the rank of model.adapter is added to it), or set "
+            f"An adapter of rank {rank} is more than vLLM takes ({max(get_args(MaxLoRARanks))}). Lower model.lora.rank, or set "
             "generation.vllm.hand_over: merged."
         ) from None
 

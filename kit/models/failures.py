@@ -110,7 +110,6 @@ class EngineSettings:
     eager: bool | None = None
     support_of: int = 0  # top_k of sampling whose supports are kept; 0: none are
     adapter_alone: bool = False  # LoRA is handed over as it is, and not merged into the weights
-    rank_below: int = 0  # of a frozen adapter that joins the trained one after the engine was made
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
     further: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's LLM(...)

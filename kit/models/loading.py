@@ -114,11 +114,6 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
     check_targets(config, shape, source)
     backend = suited(backend, config, model_config)
-    if start is not None and start.mode == "fresh-on-top" and backend.name == UNSLOTH:
-        raise ModelError(
-            "model.adapter_mode: fresh-on-top with Unsloth, whose kernels compute with one adapter and would leave the other "
-            "out. Set model.adapter_mode: merge, or model.backend: transformers."
-        )
     processor = None
     if is_multimodal(model_config):
         processor = load_processor(source, tokenizer, **keywords)

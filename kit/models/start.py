@@ -2,7 +2,6 @@
 
     continue       the adapter is trained on; its rank, alpha and targets take the place of `model.lora`
     merge          it is added to the weights in float32 once, and a new adapter (or every weight) is trained on these
-    fresh-on-top   it stays as it is, frozen, and a new adapter is trained beside it
 
 The reference policy is the policy as it starts. TRL scores it with the adapter named `ref` where there is one, and with
 adapters off elsewhere: so the first adapter stands in the model under that name, too.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from kit.errors import ModelError
 from kit.models.cache import built_once
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 REFERENCE = "ref"
 """The name under which TRL looks for the policy as it was."""
@@ -128,21 +126,11 @@ def begin(model: Any, start: Start | None, *, reference: bool) -> None:
     """
     if start is None or start.mode == "merge":
         return
-    if start.mode == "continue":
-        _fill(model, start, TRAINED)
-    if start.mode == "fresh-on-top" or reference:
+    _fill(model, start, TRAINED)
+    if reference:
         _add(model, start)
     model.save_pretrained = partial(model.save_pretrained, selected_adapters=[TRAINED])
-    if start.mode == "fresh-on-top":
-        model.set_adapter = partial(_activate, model)
     model.set_adapter(TRAINED)
-
-
-def _activate(model: Any, name: str, inference_mode: bool = False) -> None:
-    """`PeftModel.set_adapter` of a policy that is two adapters: the trained one never goes without the one below it."""
-    model.active_adapter = name
-    model.base_model.set_adapter([TRAINED, REFERENCE] if name == TRAINED else name, inference_mode=inference_mode)
-    model.set_requires_grad(REFERENCE, False)
 
 
 def _add(model: Any, start: Start) -> None:
@@ -180,8 +168,6 @@ def put_on(model: Any, adapter: Path, start: Start | None = None) -> Any:
         policy = PeftModel.from_pretrained(model, str(adapter))
         if start is not None and start.mode != "merge":
             _add(policy, start)
-            if start.mode == "fresh-on-top":
-                policy.set_adapter = partial(_activate, policy)
             policy.set_adapter(TRAINED)
         return policy.eval().requires_grad_(False)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
@@ -208,35 +194,6 @@ def as_it_starts(model: Any, config: ModelConfig) -> Any:
     """A loaded base model as training would start from it."""
     start = find_start(config)
     return model if start is None or start.mode == "merge" else put_on(model, start.folder)
-
-
-# --- one adapter, or one model, of two -------------------------------------------------------------------------------
-
-
-def stack(first: Path, second: Path, place: Path) -> None:
-    """Writes the one adapter that adds what two add: A is (r1 + r2, in), B (out, r1 + r2), exact but for float32 sums."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    pairs, ranks, scales = [load_file(one / WEIGHTS) for one in (first, second)], [], []
-    settings = [Start(one, "continue").settings() for one in (first, second)]
-    for each in settings:
-        ranks.append(each["r"])
-        scales.append(each["lora_alpha"] / (math.sqrt(each["r"]) if each.get("use_rslora") else each["r"]))
-    stems = sorted({name.rpartition(".lora_")[0] for pair in pairs for name in pair})
-    together: dict[str, torch.Tensor] = {}
-    for stem in stems:
-        a, b = f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
-        there = next(pair for pair in pairs if a in pair)
-        downs, ups = [], []
-        for pair, rank, scale in zip(pairs, ranks, scales, strict=True):
-            downs.append(pair[a].float() if a in pair else torch.zeros(rank, there[a].shape[1]))
-            ups.append(scale * pair[b].float() if b in pair else torch.zeros(there[b].shape[0], rank))
-        together[a], together[b] = torch.cat(downs), torch.cat(ups, dim=1)
-    whole = {**settings[1], "r": sum(ranks), "lora_alpha": sum(ranks), "use_rslora": False}
-    whole["target_modules"] = sorted({stem.rpartition(".")[2] for stem in stems})
-    save_file(together, place / WEIGHTS, metadata={"format": "pt"})
-    (place / CONFIG).write_text(json.dumps(whole, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def with_merged(files: Any, config: ModelConfig) -> Any:

@@ -17,7 +17,6 @@ from kit.errors import EngineError
 from kit.generation.engine import further_arguments, hands_adapter
 from kit.models.backend import UNSLOTH, choose_backend
 from kit.models.failures import EngineSettings, rng_state, set_rng_state
-from kit.models.start import find_start
 from kit.runs.store import PREFIX, is_whole
 from kit.trainer.mismatch import SAMPLER_DIFFERENCE, advice
 
@@ -36,7 +35,6 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     # distribution than the engine's.
     whole = (generation.replay_support or not generation.truncates) and vllm.regex is None
     adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
-    start = find_start(config.model) if adapter_alone and config.model.adapter_mode == "fresh-on-top" else None
     return EngineSettings(
         seed=config.run.seed,
         timeout=vllm.timeout,
@@ -45,7 +43,6 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         eager=vllm.eager,
         support_of=generation.top_k if generation.replay_support else 0,
         adapter_alone=adapter_alone,
-        rank_below=int(start.settings()["r"]) if start is not None else 0,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         further=further_arguments(vllm),

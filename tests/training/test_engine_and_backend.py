@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, Literal
-from unittest.mock import Mock
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -235,44 +234,6 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
         assert told["model"] == "m"
 
 
-@pytest.mark.parametrize(
-    ("mode", "below", "told"), [("continue", 24, 8), ("fresh-on-top", 24, 32), ("fresh-on-top", 510, None)]
-)
-def test_the_engine_has_room_for_an_adapter_that_joins_the_trained_one_later(
-    mode: str,
-    below: int,
-    told: int | None,
-    new_model: Callable[[], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from peft import LoraConfig, get_peft_model
-    from trl.generation import vllm_generation
-
-    from kit.generation.vllm import WatchedGeneration
-
-    ranks = ModuleType("vllm.config.lora")
-    ranks.MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]  # type: ignore[attr-defined]
-    for name in ("vllm", "vllm.config"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "vllm.config.lora", ranks)
-    made = Mock()
-    monkeypatch.setattr(vllm_generation, "LLM", made, raising=False)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": below}))
-    (tmp_path / "adapter_model.safetensors").touch()
-    words = ["generation.engine=vllm", "generation.vllm.hand_over=adapter", "model.lora.rank=8"]
-    config = load_config("quickstart", [*words, f"model.adapter={tmp_path}", f"model.adapter_mode={mode}"])
-    one: Any = WatchedGeneration.__new__(WatchedGeneration)
-    one.settings = engine_settings(config, SimpleNamespace(use_vllm=True, bf16=False, fp16=False), print)
-    one.model = get_peft_model(new_model(), LoraConfig(r=8, target_modules=["q_proj"]))
-    one.accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"))
-    if told is None:
-        with pytest.raises(EngineError, match=r"rank 518 .*512.*fresh-on-top"), one._making():
-            pass
-        return
-    with one._making():
-        vllm_generation.LLM(model="m")
-    assert made.call_args.kwargs["max_lora_rank"] == told
 
 
 # --- going on without -------------------------------------------------------------------------------------------------
