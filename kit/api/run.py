@@ -18,8 +18,6 @@ from kit.runs.store import ALIVE, RunDir, RunStore
 from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
-    from array import array
-
     from kit.report.charts import Figure
 
 POLL_SECONDS = 0.2
@@ -63,10 +61,6 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping a logged step, oldest first."""
         return self._dir.metrics()
-
-    def columns(self) -> dict[str, array[float]]:
-        """Numbers by key, one a logged step, NaN where a step has none: `metrics` for charts, and fast for long runs."""
-        return self._dir.columns()
 
     def events(self) -> list[dict[str, Any]]:
         """Phases, checkpoints and alerts, oldest first."""

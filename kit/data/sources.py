@@ -101,20 +101,19 @@ def read_json(path: Path, file: str | None) -> Source:
 
 
 def read_csv(path: Path, file: str | None) -> Source:
-    """With a header line, UTF-8; separated by commas, or by semicolons or tabs where the header has no comma. Values are text,
-    formulas too; an empty one is None. Row 1 follows the header."""
+    """With a header line, UTF-8; separated by commas, or by semicolons or tabs where the header has no comma. Values are text;
+    an empty one is None. Row 1 follows the header."""
     text = _read_text(path)
     separator = _separator(text.partition("\n")[0])
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     records: list[Record | Fault] = []
     header: list[str] = []
-    formulas, begun = 0, 1
+    begun = 1
     try:
         header = next(rows, [])
         begun = rows.line_num + 1
         for number, row in enumerate((row for row in rows if row), start=1):
             if len(row) == len(header):
-                formulas += sum(value.startswith("=") for value in row)
                 records.append(
                     Record(number, {name: text or None for name, text in zip(header, row, strict=True)}, file)
                 )
@@ -129,10 +128,7 @@ def read_csv(path: Path, file: str | None) -> Source:
         ) from None
     if len(set(header)) < len(header):
         raise DataError(f"{path} has two columns of one name: {', '.join(header)}.")
-    notes = [f"{formulas} cells of {path.name} begin with '=': they are taken as text, nothing is computed."] * (
-        formulas > 0
-    )
-    return Source(records, header, len(records), notes=notes)
+    return Source(records, header, len(records))
 
 
 def _separator(header: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import gc
 import json
 import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -165,33 +164,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return parse_lines(lines[:-1], path)
-
-
-def parse_lines(lines: Sequence[bytes], path: Path, first: int = 1) -> list[dict[str, Any]]:
-    """JSON objects of lines of `path` from line number `first` on. Raises `RunError` for the first that is none."""
     records = []
-    with _collector_paused():  # which would look through all of them again and again, and find nothing to collect
-        for number, line in enumerate(lines, start=first):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise RunError(f"{path}, line {number}: not a JSON object. The file is damaged; remove the line.")
-            records.append(record)
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise RunError(f"{path}, line {number}: not a JSON object. The file is damaged; remove the line.")
+        records.append(record)
     return records
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:

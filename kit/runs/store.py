@@ -41,7 +41,7 @@ from kit.runs.lock import exclusive
 from kit.runs.process import identity, runs
 
 if TYPE_CHECKING:
-    from array import array
+    pass
 
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 LONGEST_NOTES = 20_000
@@ -246,15 +246,6 @@ class RunDir:
     def metrics(self) -> list[dict[str, Any]]:
         """All whole lines so far, oldest first."""
         return read_lines(self.metrics_file)
-
-    def columns(self) -> dict[str, array[float]]:
-        """The numbers of all whole lines by key, NaN where a line has none: for charts of long runs.
-
-        Raises `RunError` when the file cannot be read, or a line before the last is broken.
-        """
-        from kit.runs.metrics import MetricsCache
-
-        return MetricsCache(self.metrics_file).load()
 
     def last_metrics(self) -> Iterator[dict[str, Any]]:
         """The last whole lines (some dozens, by size), the latest first; at one cost however long the file is."""

@@ -21,7 +21,6 @@ from typing import Any
 
 from kit.errors import RunError
 from kit.runs.lock import GpuLock, gpus
-from kit.runs.metrics import MetricsCache
 from kit.runs.process import identity
 from kit.runs.store import ALIVE, RunDir
 from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, environment
@@ -157,11 +156,9 @@ class Heartbeat:
         self._thread.join()
 
     def _beat(self) -> None:
-        cache = MetricsCache(self.run.metrics_file)
         while not self._done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(RunError):
-                if self.run.change_status(self._alive, durable=False):
-                    cache.keep_up()
+                self.run.change_status(self._alive, durable=False)
 
     def _alive(self, record: dict[str, Any]) -> dict[str, Any] | None:
         if record.get("state") not in ALIVE or record.get("pid") != self.pid:

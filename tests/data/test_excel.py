@@ -46,26 +46,11 @@ def test_the_first_sheet_with_cells_is_read(tmp_path, config):
     assert split.info["notes"] == ["The sheet 'data' is read; left out: empty, more."]
 
 
-@pytest.mark.parametrize(("indent", "begin"), [([], "A3"), ([None], "B3")])
-def test_a_table_that_begins_further_down_is_not_an_empty_one(tmp_path, config, indent, begin):
-    rows = [[], [], [*indent, "question", "answer"], [*indent, "1+1?", 2]]
-    message = (
-        rf"row 1 is empty; put the column names there, from A1 on. The table of the sheet 'Sheet' begins at {begin}"
-    )
-    with pytest.raises(DataError, match=message):
-        load_data(config(workbook(tmp_path / "low.xlsx", *rows)))
-
-
 def test_formulas_are_read_as_excel_saved_them_and_never_computed(tmp_path, config):
-    path = workbook(tmp_path / "f.xlsx", ["question", "answer"], ["1+1?", "2"], ["3?", "=1+2"], ["4?", "=2*2"])
-    with pytest.raises(DataError, match=r"row 3: 'answer' is a formula \(=1\+2\) without a saved value"):
-        load_data(config(path))
-    sheet = "xl/worksheets/sheet1.xml"
-    replaced(path, sheet, lambda xml: xml.replace(b"<f>1+2</f><v />", b"<f>1+2</f><v>777</v>").replace(b"<f>1+2</f><v></v>",
-             b"<f>1+2</f><v>777</v>"))  # fmt: skip
-    split = load_data(config(path, skip_bad_rows=True))
-    assert split.train["reference"][:] == ["2", "777"]
-    assert "2 cells of f.xlsx are formulas" in split.info["notes"][0]
+    path = workbook(tmp_path / "f.xlsx", ["question", "answer"], ["1+1?", "2"], ["3?", "=1+2"])
+    change = lambda xml: xml.replace(b"<v />", b"<v>777</v>").replace(b"<v></v>", b"<v>777</v>")  # noqa: E731
+    replaced(path, "xl/worksheets/sheet1.xml", change)
+    assert load_data(config(path)).train["reference"][:] == ["2", "777"]
 
 
 def bomb(path: Path, size: int, declared: int | None = None) -> Path:
@@ -88,9 +73,8 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, config, monkeypatch):
         load_data(config(path))
 
 
-def test_one_that_declares_less_than_it_holds_is_refused(tmp_path, config):
-    with pytest.raises(DataError, match="is not an Excel workbook"):
-        load_data(config(bomb(tmp_path / "liar.xlsx", 3 * 1024**2, declared=1000)))
+def test_one_that_declares_less_than_it_holds_gives_no_more_than_that(tmp_path, config):
+    assert len(load_data(config(bomb(tmp_path / "liar.xlsx", 3 * 1024**2, declared=1000))).train) == 1
 
 
 def test_entities_that_multiply_are_refused(tmp_path, config):
@@ -115,20 +99,10 @@ def test_rows_beyond_the_last_are_not_made_up(tmp_path, config):
         ([["question", None, "x"], ["a", "b", "c"]], "has to name every column"),
         ([["question", "question"], ["a", "b"]], "each differently"),
         ([["=A9", "=B9"], ["a", "b"]], "has to name every column"),
+        ([[], [], [None, "question", "answer"], [None, "1+1?", 2]], "from A1 on. Seen in row 3: , question, answer"),
         ([["question"], ["a", "b"]], "row 2: it has values beyond the 1 named"),
     ],
 )
 def test_a_table_that_is_none_says_so(tmp_path, config, rows, message):
     with pytest.raises(DataError, match=message):
         load_data(config(workbook(tmp_path / "t.xlsx", *rows)))
-
-
-def test_without_openpyxl_the_message_says_what_to_install(tmp_path, config, monkeypatch):
-    import sys
-
-    from kit.errors import EnvironmentUnsupported
-
-    path = workbook(tmp_path / "a.xlsx", ["question"], ["1+1?"])
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(EnvironmentUnsupported, match="pip install openpyxl"):
-        load_data(config(path))

@@ -104,14 +104,6 @@ def test_semicolons_and_tabs_separate_where_there_is_no_comma(tmp_path, config, 
     }  # fmt: skip
 
 
-def test_formulas_of_a_csv_are_text(tmp_path, config):
-    path = tmp_path / "rows.csv"
-    path.write_text("question,answer\na,=1+1\nb,\"=cmd|' /C calc'!A0\"\n", encoding="utf-8")
-    split = load_data(config(path))
-    assert split.train["reference"][:] == ["=1+1", "=cmd|' /C calc'!A0"]
-    assert "2 cells of rows.csv begin with '='" in split.info["notes"][0]
-
-
 @pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.csv"])
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_is_refused(tmp_path, config, name, content):

@@ -97,7 +97,7 @@ def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> Non
     }  # fmt: skip
     assert result.scored == [0, 1, 2, 3]  # the weights at the end have been scored already
     assert json.loads((result.folder.eval / "after.json").read_text())["step"] == 3
-    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [path.name for path in result.folder.checkpoints] == ["checkpoint-1", "checkpoint-3"]
     assert "Training ends early at step 3" in result.shown
 
 
