@@ -234,8 +234,6 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
         assert told["model"] == "m"
 
 
-
-
 # --- going on without -------------------------------------------------------------------------------------------------
 
 
