@@ -1,4 +1,4 @@
-"""`model.backend: unsloth-cpu` by real runs: the same as transformers, step for step; resumed; evaluated. `pytest -m unsloth`"""
+"""`model.backend: unsloth-cpu` by real runs: the same as transformers, step for step, and resumed. `pytest -m unsloth`"""
 
 from __future__ import annotations
 
@@ -55,15 +55,12 @@ def config(tree: Tree, folder: Path) -> str:
     return "run.yaml"
 
 
-def test_the_same_yaml_is_the_same_run_and_goes_on_and_is_evaluated(
-    folder: Path, config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_FAST_DECODING", "0")  # Unsloth has a `generate` of its own, with transformers' draws
     command(folder, "train", config, "-o", "run.id=plain", "-o", "optimisation.steps=4")
     with warm_processes.cold():  # warm ones have imported TRL, and Unsloth has to come before that
         command(folder, "train", config, "-o", "run.id=unsloth", "-o", "model.backend=unsloth-cpu")
         command(folder, "resume", "unsloth", "--force", "-o", "optimisation.steps=4")
-        command(folder, "eval", "unsloth")
 
     ours, theirs = metrics(folder, "unsloth"), metrics(folder, "plain")
     assert len(ours) == len(theirs) == 4
@@ -84,7 +81,6 @@ def test_the_same_yaml_is_the_same_run_and_goes_on_and_is_evaluated(
     assert arguments[0] == arguments[1]
     assert "unsloth:" in (folder / "runs" / "unsloth" / "log.txt").read_text()
     assert not list(folder.glob("unsloth_compiled_cache"))
-    assert (folder / "runs" / "unsloth" / "eval" / "again.json").is_file()
 
 
 PREPARE = """
@@ -97,8 +93,9 @@ for name in preset_names():
     model = "embedded-tools" if asked.generation.tools or asked.generation.environment else "embedded"
     changes = [f"model.name={model}", "model.backend=unsloth-cpu", "model.load_in_4bit=false", "data.chat_template_kwargs={}"]
     changes += ["model.dtype=float32", "optimisation.optimizer=adamw", "generation.max_completion_tokens=64"]
+    changes += ["data.limit=24", "data.heldout=2"]  # some presets' problems take seconds to make
     if not asked.data.source.startswith("reasoning-gym:"):
-        changes += ["data.source=rows.jsonl", "data.subset=null", "data.heldout=2"]
+        changes += ["data.source=rows.jsonl", "data.subset=null", "data.limit=null"]
         changes += ["reward.preset=gsm8k-reasoning", "reward.params={}"]
     prepare(load_config(name, changes))
     assert "trl" not in sys.modules, name
