@@ -405,16 +405,14 @@ def approximates(expected: str, given: str, truncated: bool) -> bool:
     if value is None or not value.is_real:
         return False
     exact = Fraction(str(value))
-    if not truncated and (len(given.replace(".", "").lstrip("-0")) < 3 or _is_rational(exact)):
+    if not truncated and (
+        len(given.replace(".", "").lstrip("-0")) < 3
+        or (abs(exact - exact.limit_denominator(10**6)) <= max(Fraction(1), abs(exact)) / 10**22)
+    ):
         return False
     scaled, written = exact * 10**digits, near * 10**digits
     rounded = abs(scaled - written) <= Fraction(1, 2)
     return rounded or (truncated and digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0)
-
-
-def _is_rational(value: Fraction) -> bool:
-    """Whether 30 digits look like a fraction with a denominator of at most a million."""
-    return abs(value - value.limit_denominator(10**6)) <= max(Fraction(1), abs(value)) / 10**22
 
 
 _LONGER = 1.5

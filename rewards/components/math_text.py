@@ -95,7 +95,10 @@ def same_number(expected: str, given: str) -> bool | None:
         other = _exponent_notation(given)
     if one is None or other is None:
         return None
-    return one == other or (("." in expected or "." in given) and _rounds_to(one, other))
+    return one == other or (
+        ("." in expected or "." in given)
+        and (abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other))))
+    )
 
 
 def _exponent_notation(text: str) -> Fraction | None:
@@ -117,11 +120,6 @@ def decimals(text: str) -> int | None:
     """How many digits stand behind the point of a plain decimal; None for anything else."""
     match = _DECIMAL.fullmatch(text)
     return len(match[1] or "") if match and any(c.isdigit() for c in text) else None
-
-
-def _rounds_to(one: Fraction, other: Fraction) -> bool:
-    """Equal to six places and four digits."""
-    return abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
 
 
 TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|sf|tt)|mbox|hbox|operatorname|rm)\s?\{([^{}]*)\}"

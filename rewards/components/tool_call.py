@@ -73,7 +73,9 @@ class ToolCallAccuracy(_ToolCalls):
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         try:
-            expected = parse_calls(_reference(sample))
+            expected = parse_calls(
+                sample.reference if sample.reference is not None else column(sample, "tool_calls", "calls")
+            )
         except ValueError as failure:
             return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
         found = self.found(sample)
@@ -220,10 +222,6 @@ def _block_calls(block: str) -> list[Call]:
 
 def _within_limit(calls: tuple[Call, ...]) -> Found:
     return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
-
-
-def _reference(sample: Sample) -> Any:
-    return sample.reference if sample.reference is not None else column(sample, "tool_calls", "calls")
 
 
 def _parameters(wanted: dict[str, Any], given: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rewards.components.code.blocks import code_block
-from rewards.components.code.calls import Call, parse_calls
+from rewards.components.code.calls import parse_calls
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
 from rewards.components.code.values import CODE, SOURCE_FILE, decode, encode
 from rewards.errors import PresetError
@@ -258,7 +258,12 @@ class CodeFunction(_CodeComponent):
         before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
         function, calls = _usable(functools.partial(parse_calls, function=named), tests)
         calls = self._drawn(calls, sample, ctx)
-        rows = _usable(lambda calls: [_row(call) for call in calls], calls)
+        rows = _usable(
+            lambda calls: [
+                [encode(call.args), encode(dict(call.kwargs)), call.wrappers[:1] in _OF_ITERABLES] for call in calls
+            ],
+            calls,
+        )
         job = Job(
             program=CODE,
             stdin=json.dumps({"function": function, "calls": rows, "before": before}),
@@ -318,10 +323,6 @@ def _usable(parse: Any, tests: Any) -> Any:
         return parse(tests)
     except Exception as failure:
         raise _BadRow(f"{failure}" if type(failure) is ValueError else failure_reason(failure)) from failure
-
-
-def _row(call: Call) -> list[Any]:
-    return [encode(call.args), encode(dict(call.kwargs)), call.wrappers[:1] in _OF_ITERABLES]
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
