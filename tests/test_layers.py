@@ -49,7 +49,6 @@ REWARDS_LAYERS = [
     "rewards.schedules",
     "rewards.parameters",
     "rewards.extract",
-    "rewards.numeric",
     "rewards.samples",
     "rewards.evaluation",
     "rewards.adaptors",

@@ -435,7 +435,7 @@ def final_text(completion: str) -> str:
 
 def normalised(answer: str) -> str:
     """A number as a fraction in lowest terms; any other text in lower case, white space collapsed, no final stop."""
-    from rewards.numeric import parse_number
+    from rewards.components.math_text import parse_number
 
     number = parse_number(answer)
     return str(number) if number is not None else " ".join(answer.casefold().split()).removesuffix(".").rstrip()

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rewards.components.final_text import check_style, column, final_text, find_answer
+from rewards.components.math_text import is_bare_number, parse_number, parse_reference
 from rewards.components.math_verify import ANSWER_PLACES, answer_at
 from rewards.errors import PresetError
 from rewards.extract import Extracted, boxed_answer, hash_answer, tagged_answer
-from rewards.numeric import is_bare_number, parse_number, parse_reference
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 _SCANNERS: dict[str, Callable[..., Extracted]] = {

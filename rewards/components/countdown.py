@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from rewards.components.math_text import parse_number
 from rewards.components.math_verify import ANSWER_PLACES, answer_at
 from rewards.errors import PresetError
-from rewards.numeric import parse_number
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 MAX_CHARS = 500

